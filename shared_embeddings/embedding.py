@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.caching import CachingModule
 from shared_embeddings.loss import (
@@ -212,7 +213,7 @@ class SharedEmbedding(CachingModule):
         """The scores ``(..., V)`` of all words for hidden states ``(..., S)``.
 
         Raises:
-            ValueError: the last axis of `hidden` is not `score_dim`.
+            UserError: the last axis of `hidden` is not `score_dim`.
         """
         self.check_output()
         self.check_hidden(hidden)
@@ -277,7 +278,7 @@ class SharedEmbedding(CachingModule):
                 more for small vocabularies (`shared_embeddings.loss.tokens_per_block`).
 
         Raises:
-            ValueError: shapes do not match, or the reduction, label smoothing or block size is invalid.
+            UserError: shapes do not match, or the reduction, label smoothing or block size is invalid.
             TypeError: the targets are neither int64 nor int32.
             IndexError: a target is out of range (checked on a CPU).
         """
@@ -349,7 +350,7 @@ class SharedEmbedding(CachingModule):
 
         Raises:
             RuntimeError: this embedding has no bias, see the option `output_bias`.
-            ValueError: the bias has another shape.
+            UserError: the bias has another shape.
         """
         if self.bias is None:
             raise RuntimeError(f"this {self.method} embedding has no bias: build it with output_bias=True")
@@ -362,7 +363,7 @@ class SharedEmbedding(CachingModule):
             self.bias.copy_(bias)
 
     def check_hidden(self, hidden: Tensor) -> None:
-        """Raise ValueError unless the hidden states are ``(..., S)``."""
+        """Raise UserError unless the hidden states are ``(..., S)``."""
         width = hidden.size(-1) if hidden.dim() else 0
         if width != self.score_dim:
             raise ValueError(
@@ -404,10 +405,10 @@ class SharedEmbedding(CachingModule):
         """The options and the state of an embedding of the words `ids` ``(n,)`` only, in ascending order.
 
         Raises:
-            ValueError: words cannot be removed.
+            UserError: words cannot be removed.
         """
         if not self.per_word:
-            raise ValueError(
+            raise UserError(
                 f"words cannot be removed from a {self.method} embedding, which has no rows for words: "
                 "trim the plain model first, then compress it"
             )
@@ -514,7 +515,7 @@ class SharedEmbedding(CachingModule):
         Scores stay the same, too; only `adaptive` redistributes the probability of a band among fewer words.
 
         Raises:
-            ValueError: the ids are not ascending or out of range, or the method cannot remove words.
+            UserError: the ids are not ascending or out of range, or the method cannot remove words.
         """
         ids = ids.to("cpu", torch.long)
         _check_selection(ids, self.num_embeddings)
@@ -574,7 +575,7 @@ def _check_type(name: str, ids: Tensor) -> None:
 
 
 def _check_selection(ids: Tensor, num_embeddings: int) -> None:
-    """Raise ValueError unless the ids ``(n,)`` are ascending and in range."""
+    """Raise UserError unless the ids ``(n,)`` are ascending and in range."""
     if ids.dim() != 1 or len(ids) == 0 or bool((ids.diff() <= 0).any()):
         raise ValueError("the ids of the words to keep must be an ascending list of at least one word")
     if ids[0] < 0 or ids[-1] >= num_embeddings:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.errors import UserError
 
 # A standard deviation below this fraction of the mean is the rounding error of a constant.
 _CONSTANT = 1e-6
@@ -28,10 +29,10 @@ def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.n
     Returns None where it is undefined: fewer than two values, or a constant list.
 
     Raises:
-        ValueError: lists of different lengths.
+        UserError: lists of different lengths.
     """
     if len(first) != len(second):
-        raise ValueError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")
+        raise UserError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")
     ranks = [_average_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
     centered = [rank - rank.mean() if len(rank) else rank for rank in ranks]
     norm = np.sqrt(np.square(centered[0]).sum() * np.square(centered[1]).sum())
@@ -127,16 +128,14 @@ def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[PairCo
         words: at least two; an unknown word is looked up again in lower case.
 
     Raises:
-        ValueError: a word is unknown, or there is only one.
+        UserError: a word is unknown, or there is only one.
     """
     if len(words) < 2:
-        raise ValueError("cosines are those of pairs; give at least two words")
+        raise UserError("cosines are those of pairs; give at least two words")
     places = _places(embedding.words)
     unknown = [word for word in words if _place(word, places) is None]
     if unknown:
-        raise ValueError(
-            f"word {unknown[0]!r} is not in the vocabulary of {embedding.name}; give another one"
-        )
+        raise UserError(f"word {unknown[0]!r} is not in the vocabulary of {embedding.name}; give another one")
     found = []
     for first, second in itertools.combinations(words, 2):
         layers = embedding.layers(torch.tensor([_place(first, places), _place(second, places)]))
@@ -262,14 +261,14 @@ def read_pairs(path: Path) -> WordPairs:
     without numbers. Empty lines and lines that start with ``#`` are skipped.
 
     Raises:
-        ValueError: the file is missing, not UTF-8, has no pairs, or has a malformed line.
+        UserError: the file is missing, not UTF-8, has no pairs, or has a malformed line.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"pairs {path}: is not UTF-8 text (byte {error.start}); convert it") from error
+        raise UserError(f"pairs {path}: is not UTF-8 text (byte {error.start}); convert it") from error
     except OSError as error:
-        raise ValueError(f"pairs {path}: cannot be read ({error.strerror}); check the path") from error
+        raise UserError(f"pairs {path}: cannot be read ({error.strerror}); check the path") from error
     pairs: list[WordPair] = []
     is_first = True
     for number, line in enumerate(text.splitlines(), 1):
@@ -279,12 +278,12 @@ def read_pairs(path: Path) -> WordPairs:
         if pair is not None:
             pairs.append(pair)
         elif not is_first:
-            raise ValueError(
+            raise UserError(
                 f"pairs {path}: line {number} is {line[:60]!r}, expected two words and a score; correct it"
             )
         is_first = False
     if not pairs:
-        raise ValueError(f"pairs {path}: has no lines with two words and a score; use another file")
+        raise UserError(f"pairs {path}: has no lines with two words and a score; use another file")
     return WordPairs(path.stem, pairs)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
 
@@ -48,13 +49,13 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
         limit: read only this many words; all if None.
 
     Raises:
-        ValueError: the file is missing, malformed or truncated, or `limit` is below 1.
+        UserError: the file is missing, malformed or truncated, or `limit` is below 1.
         ImportError: gensim is not installed.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}, but must be at least 1; raise it")
+        raise UserError(f"limit is {limit}, but must be at least 1; raise it")
     if not path.is_file():
-        raise ValueError(f"vectors {path}: no such file; check the path")
+        raise UserError(f"vectors {path}: no such file; check the path")
     kind = _kind_of(path)
     if kind in ("lines", "lines below a header"):
         _check_lines(path, has_header=kind != "lines", limit=limit)
@@ -62,7 +63,7 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
         keyed = _load(path, kind, limit)
     # gensim's binary readers raise many kinds of errors for other files.
     except (*UNREADABLE, MemoryError, NotImplementedError) as error:
-        raise ValueError(
+        raise UserError(
             f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
             "or in another format"
         ) from error
@@ -103,12 +104,12 @@ def write_vectors(path: Path, found: WordVectors) -> None:
     """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
 
     Raises:
-        ValueError: a word contains white space, or is empty.
+        UserError: a word contains white space, or is empty.
         OSError: the file cannot be written.
     """
     broken = next((word for word in found.words if word.split() != [word]), None)
     if broken is not None:
-        raise ValueError(f"word {broken!r} is empty or contains white space, which text cannot store")
+        raise UserError(f"word {broken!r} is empty or contains white space, which text cannot store")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write(f"{len(found.words)} {found.vectors.shape[1]}\n")
         for word, row in zip(found.words, found.vectors.tolist()):
@@ -130,16 +131,16 @@ def _kind_of(path: Path) -> str:
         with require("gensim.utils").open(str(path), "rb") as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     except (OSError, EOFError) as error:
-        raise ValueError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
     if first.startswith(_FASTTEXT_MAGIC):
         return "a fastText model"
     if _is_pickle(first + second):
-        raise ValueError(
+        raise UserError(
             f"vectors {path}: is a pickle of gensim, which could run code; in gensim, write a file with "
             "KeyedVectors.save_word2vec_format and use that"
         )
     if not first.strip():
-        raise ValueError(f"vectors {path}: is empty or starts with an empty line; replace it")
+        raise UserError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):
         return "lines"
     return "lines below a header" if _is_text(second) else "binary vectors"
@@ -160,7 +161,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
-    """Raise ValueError for the first line with a different number of fields.
+    """Raise UserError for the first line with a different number of fields.
 
     gensim would broadcast a single number over all dimensions.
     """
@@ -171,22 +172,22 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
             wanted, expected = dim, min(count, limit or count)
             continue
         if line.startswith(b" "):
-            raise ValueError(f"vectors {path}: line {number} starts with a space, not a word; correct it")
+            raise UserError(f"vectors {path}: line {number} starts with a space, not a word; correct it")
         dim = line.rstrip().count(b" ")
         wanted = wanted or dim
         if dim != wanted or dim == 0:
-            raise ValueError(
+            raise UserError(
                 f"vectors {path}: line {number} has {dim} numbers after its word, expected "
                 f"{wanted or 'some'}; correct or remove it"
             )
     if expected is not None and number - 1 < expected:
-        raise ValueError(
+        raise UserError(
             f"vectors {path}: its header announces {expected} words, but there are {number - 1}; it is "
             "truncated"
         )
     if expected is not None and limit is None and number - 1 > expected:
         # gensim would ignore the rest.
-        raise ValueError(
+        raise UserError(
             f"vectors {path}: its header announces {expected} words, but there are {number - 1}; correct "
             "the header"
         )
@@ -201,16 +202,16 @@ def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
                     return
                 yield line
     except (OSError, EOFError) as error:
-        raise ValueError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
 
 
 def _check_content(path: Path, found: WordVectors) -> None:
-    """Raise ValueError unless there are vectors and all are finite."""
+    """Raise UserError unless there are vectors and all are finite."""
     if found.vectors.ndim != 2 or 0 in found.vectors.shape:
-        raise ValueError(f"vectors {path}: has no words or no dimensions; use another file")
+        raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
     broken = ~np.isfinite(found.vectors).all(axis=1)
     if broken.any():
-        raise ValueError(
+        raise UserError(
             f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
             "infinity; replace the file"
         )

@@ -129,7 +129,7 @@ class StoredModel(Protocol):
         """The files, or the folder, that make up a model named `output` in the same format.
 
         Raises:
-            ValueError: the name does not suit the format.
+            UserError: the name does not suit the format.
         """
 
 
@@ -147,42 +147,42 @@ class TrainedModel(StoredModel, Protocol):
         """Its tables.
 
         Raises:
-            ValueError: a table cannot be replaced.
+            UserError: a table cannot be replaced.
         """
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """The options of a method, completed with those that the model requires for a table.
 
         Raises:
-            ValueError: the model does not support them.
+            UserError: the model does not support them.
         """
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often each word occurs in texts.
 
         Raises:
-            ValueError: they cannot be counted.
+            UserError: they cannot be counted.
         """
 
     def quality(self, validation: Validation) -> Quality:
         """The current quality of the model.
 
         Raises:
-            ValueError: it cannot be measured (raised before any long work).
+            UserError: it cannot be measured (raised before any long work).
         """
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
         """The model's predictions in texts, or without texts in what it generates from a seed.
 
         Raises:
-            ValueError: the model cannot be probed; says why.
+            UserError: the model cannot be probed; says why.
         """
 
     def onnx_body(self) -> OnnxBody:
         """The graph of the whole model; the model cannot be used afterwards.
 
         Raises:
-            ValueError: the host or this model has no such graph; says what to do.
+            UserError: the host or this model has no such graph; says what to do.
             ImportError: a package for it is not installed.
         """
 
@@ -230,7 +230,7 @@ class TrimmableModel(StoredModel, Protocol):
             Notes about other changes.
 
         Raises:
-            ValueError: the model needs a word that is not kept.
+            UserError: the model needs a word that is not kept.
         """
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
@@ -287,21 +287,21 @@ class Adapter(Protocol):
         """Read a model to compress or analyze it.
 
         Raises:
-            ValueError: it is damaged or inconsistent.
+            UserError: it is damaged or inconsistent.
         """
 
     def read_tables(self, path: Path) -> TrainedModel:
         """Read a model to compress it without running it; as `read`, but it may take less memory.
 
         Raises:
-            ValueError: as in `read`.
+            UserError: as in `read`.
         """
 
     def read_trimmable(self, path: Path) -> TrimmableModel:
         """Read a model to trim it.
 
         Raises:
-            ValueError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
+            UserError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
         """
 
 
@@ -309,10 +309,10 @@ def find_host(model: Path) -> tuple[str, Adapter]:
     """The name and the adapter of the host that a model belongs to.
 
     Raises:
-        ValueError: the file does not exist, or no adapter recognizes it.
+        UserError: the file does not exist, or no adapter recognizes it.
     """
     if not model.exists():
-        raise ValueError(f"model {model}: no such file; check the path")
+        raise UserError(f"model {model}: no such file; check the path")
     # In reverse, since importing "hf" imports transformers where it is installed, which takes long.
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name, reverse=True)
     for point in points:
@@ -320,7 +320,7 @@ def find_host(model: Path) -> tuple[str, Adapter]:
         if adapter.sniff(model):
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"
-    raise ValueError(
+    raise UserError(
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"
     )
@@ -370,14 +370,14 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
     """The table ``(V, D)`` of a trained embedding, to which a replacement is fitted.
 
     Raises:
-        ValueError: the output side uses other vectors than the input side.
+        UserError: the output side uses other vectors than the input side.
     """
     with torch.no_grad():
         table = embedding.table().detach().clone()
         if is_scored:
             same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
             if not same or not torch.allclose(embedding.output_table(), table, atol=1e-6):
-                raise ValueError(
+                raise UserError(
                     f"the output side of this {embedding.method} embedding is not its input table, so no "
                     "other method can be fitted to both; compress the uncompressed model instead"
                 )

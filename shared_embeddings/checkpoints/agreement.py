@@ -33,6 +33,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.quality import Quality, QualityReport, Validation, checked, compared
 from shared_embeddings.checkpoints.token_counts import text_lines
+from shared_embeddings.errors import UserError
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
@@ -70,7 +71,7 @@ class Predictions(NamedTuple):
             scores: returns the scores of all words, ``(n, V)``.
 
         Raises:
-            ValueError: scores are NaN.
+            UserError: scores are NaN.
         """
         found = []
         for rows in hidden.split(_ROWS):
@@ -79,7 +80,7 @@ class Predictions(NamedTuple):
             found.append(cls(best.indices, best.values, _in_buckets(every)))
         joined = cls.joined(found)
         if joined.probabilities.isnan().any():
-            raise ValueError("the scores of the model are NaN")
+            raise UserError("the scores of the model are NaN")
         return joined
 
     @classmethod
@@ -167,10 +168,10 @@ class Measured(Protocol):
     """The methods of a host's model that are used here."""
 
     def quality(self, validation: Validation) -> Quality:
-        """The quality of the model; ValueError if it cannot be measured."""
+        """The quality of the model; UserError if it cannot be measured."""
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The predictions of the model; ValueError if it cannot be probed."""
+        """The predictions of the model; UserError if it cannot be probed."""
 
 
 class Comparison:
@@ -184,7 +185,7 @@ class Comparison:
         original: what has been measured of the model with the same data.
 
     Raises:
-        ValueError: the quality cannot be measured.
+        UserError: the quality cannot be measured.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
     Only one text is in memory at a time (Vitter, "Random sampling with a reservoir", 1985, algorithm R).
 
     Raises:
-        ValueError: a text is not UTF-8, or all lines are blank.
+        UserError: a text is not UTF-8, or all lines are blank.
         OSError: a text cannot be read.
     """
     draw = random.Random(seed)
@@ -275,7 +276,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
         elif (chosen := draw.randrange(index + 1)) < number:
             kept[chosen] = line
     if not kept:
-        raise ValueError(f"text {names_of(texts)}: has no words; use another text")
+        raise UserError(f"text {names_of(texts)}: has no words; use another text")
     draw.shuffle(kept)
     return kept
 

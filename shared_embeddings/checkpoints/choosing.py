@@ -28,6 +28,7 @@ from shared_embeddings.checkpoints.compress import (
 from shared_embeddings.checkpoints.fitted_tables import Errors
 from shared_embeddings.checkpoints.report import CompressionReport
 from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.registry import methods
 from shared_embeddings.registry import options as find_spec
@@ -174,7 +175,7 @@ def choose(
         target: the size of the embeddings.
 
     Raises:
-        ValueError: as in `compress`, or no candidate is possible at this size, or all fail.
+        UserError: as in `compress`, or no candidate is possible at this size, or all fail.
         OSError: a file cannot be read or written.
     """
     if output is not None:
@@ -196,7 +197,7 @@ def choose(
         if ranked[0].report is None:
             # One reason for all is about the model.
             is_one = len({trial.reason for trial in ranked}) == 1
-            raise ValueError(f"{'' if is_one else 'no method is possible at this size; '}{ranked[0].reason}")
+            raise UserError(f"{'' if is_one else 'no method is possible at this size; '}{ranked[0].reason}")
         if output is None:
             return Choice(ranked, None)
         trained = find_host(model)[1].read(model)
@@ -210,7 +211,7 @@ def _measured(model: Path, settings: Settings) -> Original:
     """The quality or predictions of a model, which are the same for all candidates.
 
     Raises:
-        ValueError: the quality cannot be measured.
+        UserError: the quality cannot be measured.
     """
     original = Original()
     dataclasses.replace(settings, original=original).comparison(find_host(model)[1].read(model))
@@ -300,10 +301,10 @@ def smallest(model: Path, max_loss: float, settings: Settings = DEFAULTS) -> Tar
         max_loss: the largest loss, from 0 to 1.
 
     Raises:
-        ValueError: as in `compress`, or the loss is larger at all sizes.
+        UserError: as in `compress`, or the loss is larger at all sizes.
     """
     if not 0.0 <= max_loss < 1.0:
-        raise ValueError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
+        raise UserError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
     method, candidate = next(iter(candidates()))
     settings = dataclasses.replace(
         settings, original=_measured(model, settings), force=False, report_file=None
@@ -324,7 +325,7 @@ def smallest(model: Path, max_loss: float, settings: Settings = DEFAULTS) -> Tar
             ratio = _next_ratio(losses, max_loss, low, high)
     if low not in losses:
         why = trial.reason or "allow a larger loss"
-        raise ValueError(f"{method} loses more than {max_loss:.1%} at all sizes that were tried; {why}")
+        raise UserError(f"{method} loses more than {max_loss:.1%} at all sizes that were tried; {why}")
     return Target(ratio=low)
 
 

@@ -9,6 +9,8 @@ import dataclasses
 import math
 from pathlib import Path
 
+from shared_embeddings.errors import UserError
+
 # The subword markers in the texts of translation models.
 SUBWORDS = ("none", "bpe", "sentencepiece")
 
@@ -35,25 +37,25 @@ class Validation:
         """Check that the data is complete and consistent."""
         if (self.source is None) != (self.target is None):
             given, missing = ("source", "target") if self.target is None else ("target", "source")
-            raise ValueError(f"--validation-{given} is given without --validation-{missing}; give both")
+            raise UserError(f"--validation-{given} is given without --validation-{missing}; give both")
         if (self.text is None) == (self.source is None):
-            raise ValueError(
+            raise UserError(
                 "quality is measured on --validation, or on --validation-source and --validation-target; "
                 "give those that fit the model"
             )
         if self.subwords not in SUBWORDS:
-            raise ValueError(f"unknown subwords '{self.subwords}'; choose one of {', '.join(SUBWORDS)}")
+            raise UserError(f"unknown subwords '{self.subwords}'; choose one of {', '.join(SUBWORDS)}")
         if self.source is None and self.subwords != "none":
-            raise ValueError("--validation-subwords affects translations only; omit it")
+            raise UserError("--validation-subwords affects translations only; omit it")
 
     def one_text(self) -> Path:
         """The text for a language model.
 
         Raises:
-            ValueError: two sides were given instead, or the file is missing or empty.
+            UserError: two sides were given instead, or the file is missing or empty.
         """
         if self.text is None:
-            raise ValueError(
+            raise UserError(
                 "--validation-source and --validation-target are for translation models, but this is a "
                 "language model; give --validation"
             )
@@ -64,10 +66,10 @@ class Validation:
         """The source and the target for a translation model.
 
         Raises:
-            ValueError: one text was given instead, or a file is missing or empty.
+            UserError: one text was given instead, or a file is missing or empty.
         """
         if self.source is None or self.target is None:
-            raise ValueError(
+            raise UserError(
                 "--validation is for language models, but this is a translation model; give "
                 "--validation-source and --validation-target"
             )
@@ -107,9 +109,9 @@ class QualityReport:
 
 
 def checked(quality: Quality) -> Quality:
-    """The quality of a model before compression; ValueError if it is not finite."""
+    """The quality of a model before compression; UserError if it is not finite."""
     if not math.isfinite(quality.value):
-        raise ValueError(
+        raise UserError(
             f"the {quality.measure} of the model is {quality.value} before compression: its training "
             "diverged; use another model"
         )
@@ -122,8 +124,8 @@ def compared(before: Quality, after: Quality) -> QualityReport:
 
 
 def _check_file(option: str, path: Path) -> None:
-    """Raise ValueError unless the path is a nonempty file or a folder."""
+    """Raise UserError unless the path is a nonempty file or a folder."""
     if not path.exists():
-        raise ValueError(f"{option} {path}: no such file; check the path")
+        raise UserError(f"{option} {path}: no such file; check the path")
     if path.is_file() and path.stat().st_size == 0:
-        raise ValueError(f"{option} {path}: is empty; use another text")
+        raise UserError(f"{option} {path}: is empty; use another text")

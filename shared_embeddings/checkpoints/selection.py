@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from shared_embeddings.checkpoints.adapter import TrimmableModel, Vocabulary
 from shared_embeddings.checkpoints.token_counts import text_lines
+from shared_embeddings.errors import UserError
 
 # Lines that are tokenized at a time.
 _BLOCK = 1000
@@ -42,22 +43,22 @@ class Texts:
         """The texts for each vocabulary.
 
         Raises:
-            ValueError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
+            UserError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
         """
         if self.both and len(vocabularies) > 1:
-            raise ValueError(
+            raise UserError(
                 f"--text {self.both[0]}: the model has a vocabulary for the source and one for the target; "
                 "give --source-text and --target-text instead"
             )
         if self.held_out and len(vocabularies) > 1:
-            raise ValueError(
+            raise UserError(
                 f"--held-out {self.held_out[0]}: the model has a vocabulary for the source and one for the "
                 "target, so lines of either side cannot be counted together; remove it"
             )
         given = {"source": self.source, "target": self.target}
         for side, paths in given.items():
             if paths and not any(side in vocabulary.sides for vocabulary in vocabularies):
-                raise ValueError(f"--{side}-text {paths[0]}: the model has no {side} side; give it as --text")
+                raise UserError(f"--{side}-text {paths[0]}: the model has no {side} side; give it as --text")
         found = {
             vocabulary.name: [*self.both, *(path for side in vocabulary.sides for path in given[side])]
             for vocabulary in vocabularies
@@ -66,10 +67,10 @@ class Texts:
             name = vocabulary.name
             if not found[name]:
                 option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
-                raise ValueError(f"no text selects the words of the vocabulary '{name}'; give {option}")
+                raise UserError(f"no text selects the words of the vocabulary '{name}'; give {option}")
             for side in vocabulary.sides:
                 if not (self.both or given[side]):
-                    raise ValueError(
+                    raise UserError(
                         f"no text selects the words of the {side}, which shares the vocabulary; give "
                         f"--{side}-text, or --text for both"
                     )
@@ -99,23 +100,23 @@ class Keep:
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.min_count < 1:
-            raise ValueError(f"--min-count is {self.min_count}, but it must be at least 1; raise it")
+            raise UserError(f"--min-count is {self.min_count}, but it must be at least 1; raise it")
         if self.first < 0:
-            raise ValueError(f"--keep-first is {self.first}, but it must be at least 0; raise it")
+            raise UserError(f"--keep-first is {self.first}, but it must be at least 0; raise it")
         if self.top is not None and self.top < 1:
-            raise ValueError(f"--top-k is {self.top}, but it must be at least 1; raise it")
+            raise UserError(f"--top-k is {self.top}, but it must be at least 1; raise it")
         if self.coverage is not None and not 0.0 < self.coverage <= 1.0:
-            raise ValueError(f"--coverage is {self.coverage:.1%}, but it must be above 0% and at most 100%")
+            raise UserError(f"--coverage is {self.coverage:.1%}, but it must be above 0% and at most 100%")
         limits = {"--min-count": self.min_count > 1, "--top-k": self.top, "--coverage": self.coverage}
         given = [name for name, value in limits.items() if value]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} each limit the words; give one of them")
+            raise UserError(f"{' and '.join(given)} each limit the words; give one of them")
 
     def ids(self, vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
         """The ids of each vocabulary that are kept even if no text uses them.
 
         Raises:
-            ValueError: a word is in no vocabulary.
+            UserError: a word is in no vocabulary.
         """
         kept: dict[str, set[int]] = {}
         missing = set(self.words)
@@ -128,7 +129,7 @@ class Keep:
             )
         for word in self.words:
             if word in missing:
-                raise ValueError(
+                raise UserError(
                     f"word to keep {word!r}: is not in the vocabulary; spell it as the vocabulary does, or "
                     "put it into a text"
                 )
@@ -184,7 +185,7 @@ def select(
     """The words of each vocabulary that are kept.
 
     Raises:
-        ValueError: the texts use too few words, or a word to keep does not exist.
+        UserError: the texts use too few words, or a word to keep does not exist.
     """
     asked, found = keep.ids(vocabularies), {}
     for vocabulary in vocabularies:
@@ -195,7 +196,7 @@ def select(
         wanted = frequent | asked[name] | vocabulary.specials
         used = {word for counts in readings for word, count in counts.items() if count >= keep.min_count}
         if (used | asked[name]) <= vocabulary.specials:
-            raise ValueError(
+            raise UserError(
                 f"no word of the vocabulary '{name}' is used {keep.min_count} times; lower --min-count"
             )
         ids = trained.closed(name, wanted | characters)
@@ -225,12 +226,12 @@ def read_words(path: Path) -> list[str]:
     """The words of a file, one on every line.
 
     Raises:
-        ValueError: there is none, or the file is not UTF-8.
+        UserError: there is none, or the file is not UTF-8.
         OSError: it cannot be read.
     """
     words = [line for line in text_lines(path) if line]
     if not words:
-        raise ValueError(f"words to keep {path}: is empty; write one word per line, or remove the option")
+        raise UserError(f"words to keep {path}: is empty; write one word per line, or remove the option")
     return words
 
 
@@ -247,7 +248,7 @@ def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path
     """How often texts use each word, for each way of reading them.
 
     Raises:
-        ValueError: they use only special words.
+        UserError: they use only special words.
     """
     readings: list[Counter[int]] = []
     for path in paths:
@@ -257,7 +258,7 @@ def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path
                     readings.append(Counter())
                 readings[number].update(counts)
     if all(counts.keys() <= vocabulary.specials for counts in readings):
-        raise ValueError(
+        raise UserError(
             f"text {', '.join(map(str, paths))}: has no word of the vocabulary '{vocabulary.name}'; tokenize "
             "it like the model's training data"
         )

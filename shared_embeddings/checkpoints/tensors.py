@@ -170,13 +170,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Check the shapes of an optimizer's loaded state, which torch does not.
 
     Raises:
-        ValueError: a shape does not match its parameter.
+        UserError: a shape does not match its parameter.
     """
     for parameter, own in optimizer.state.items():
         for name in _PER_NUMBER:
             found = own.get(name)
             if isinstance(found, Tensor) and found.shape != parameter.shape:
-                raise ValueError(
+                raise UserError(
                     f"{name} of the optimizer is {tuple(found.shape)}, but the parameter is "
                     f"{tuple(parameter.shape)}"
                 )

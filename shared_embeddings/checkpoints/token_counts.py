@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shared_embeddings.errors import UserError
+
 # Of a count; every number of so many digits fits into 64 bits.
 _MOST_DIGITS = 18
 
@@ -20,7 +22,7 @@ def read_counts(path: Path) -> dict[str, int]:
     """The counts in a file with a word, a tab or a space, and its count on every line.
 
     Raises:
-        ValueError: the file is empty or not UTF-8, or a line is malformed or repeats a word (its number is
+        UserError: the file is empty or not UTF-8, or a line is malformed or repeats a word (its number is
             named).
         OSError: it cannot be read.
     """
@@ -28,18 +30,18 @@ def read_counts(path: Path) -> dict[str, int]:
     for number, line in enumerate(text_lines(path), 1):
         entry = split_count(line)
         if entry is None:
-            raise ValueError(
+            raise UserError(
                 f"token counts {path}: line {number} is {line[:60]!r}, expected a word, a tab and its count; "
                 "fix it, or pass the text itself with --text"
             )
         word, count = entry
         if word in counts:
-            raise ValueError(
+            raise UserError(
                 f"token counts {path}: line {number} repeats the word {word[:60]!r}; merge its counts"
             )
         counts[word] = count
     if not counts:
-        raise ValueError(f"token counts {path}: the file is empty; write a word and its count on every line")
+        raise UserError(f"token counts {path}: the file is empty; write a word and its count on every line")
     return counts
 
 
@@ -47,7 +49,7 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
     """The counts of the words of texts, which are separated by spaces.
 
     Raises:
-        ValueError: a text is not UTF-8, or there are no words.
+        UserError: a text is not UTF-8, or there are no words.
         OSError: a text cannot be read.
     """
     counts: Counter[str] = Counter()
@@ -55,7 +57,7 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
         for line in text_lines(path):
             counts.update(line.split())
     if not counts:
-        raise ValueError(f"text {', '.join(map(str, paths))}: has no words; name tokenized text")
+        raise UserError(f"text {', '.join(map(str, paths))}: has no words; name tokenized text")
     return dict(counts)
 
 
@@ -63,10 +65,10 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
     """The counts ``(V,)`` of words in their order.
 
     Raises:
-        ValueError: none of the words has a count.
+        UserError: none of the words has a count.
     """
     if not any(counts.get(word) for word in words):
-        raise ValueError(
+        raise UserError(
             f"token counts: none of the {len(words)} words of the model is among the {len(counts)} counted; "
             "count text that is tokenized like the model's training data"
         )
@@ -90,7 +92,7 @@ def text_lines(path: Path) -> Iterator[str]:
     """The lines of a text, without line ends; only a line feed ends one.
 
     Raises:
-        ValueError: it is not UTF-8; the line is named.
+        UserError: it is not UTF-8; the line is named.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -99,7 +101,7 @@ def text_lines(path: Path) -> Iterator[str]:
                 # Some editors put a byte order mark at the start of a text.
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise ValueError(f"{path}: line {number} is not UTF-8 text; convert it") from error
+                raise UserError(f"{path}: line {number} is not UTF-8 text; convert it") from error
 
 
 def split_count(line: str) -> tuple[str, int] | None:

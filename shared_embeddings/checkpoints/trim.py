@@ -26,6 +26,7 @@ from shared_embeddings.checkpoints.report import (
     TrimReport,
 )
 from shared_embeddings.checkpoints.selection import Keep, Selection, Texts, blocks, select
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, staged, workplace, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
@@ -47,7 +48,7 @@ def trim(
         force: replace existing files.
 
     Raises:
-        ValueError: no host recognizes the model, or it cannot be trimmed; invalid texts, words to keep or
+        UserError: no host recognizes the model, or it cannot be trimmed; invalid texts, words to keep or
             paths.
         OSError: a file cannot be read or written.
     """
@@ -135,7 +136,7 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
     """How much of a text the trimmed vocabulary covers.
 
     Raises:
-        ValueError: a line whose tokens are all kept would be tokenized differently.
+        UserError: a line whose tokens are all kept would be tokenized differently.
     """
     new_ids = {old: new for new, old in enumerate(kept.ids.tolist())}
     tokens = known = unknown = whole = lines = restored = restored_after = 0
@@ -150,7 +151,7 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
             if None in mapped:
                 continue
             if mapped != new:
-                raise ValueError(
+                raise UserError(
                     f"text {path}: the trimmed vocabulary would tokenize line {number} differently, although "
                     "all of its words are kept; nothing was written: this type of tokenizer cannot be trimmed"
                 )
@@ -196,14 +197,14 @@ def trim_and_compress(
         settings: as in `shared_embeddings.checkpoints.compress.compress`; `texts` are for measuring.
 
     Raises:
-        ValueError: the model cannot be trimmed or compressed, its sides have their own vocabularies, or the
+        UserError: the model cannot be trimmed or compressed, its sides have their own vocabularies, or the
             paths clash.
         OSError: a file cannot be read or written.
     """
     trained = find_host(model)[1].read_trimmable(model)
     vocabularies = trained.vocabularies()
     if len(vocabularies) > 1:
-        raise ValueError(
+        raise UserError(
             f"model {model}: has a vocabulary for each side; run shared-embeddings trim with "
             "--source-text and --target-text, then compress the result without --trim-to"
         )

@@ -15,6 +15,7 @@ import numpy as np
 
 from shared_embeddings.checkpoints.token_counts import split_count
 from shared_embeddings.classes.word_classes import Path, WordClasses, class_of_unseen
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
@@ -40,17 +41,17 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
         seed: for the initial centers.
 
     Raises:
-        ValueError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
+        UserError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
         ImportError: scikit-learn is not installed.
     """
     _check_settings(num_classes, seed)
     if not np.isfinite(vectors).all():
-        raise ValueError("word vectors contain NaN or infinity; train them again")
+        raise UserError("word vectors contain NaN or infinity; train them again")
     seen = vectors.any(axis=1)
     directions = vectors[seen] / np.linalg.norm(vectors[seen], axis=1, keepdims=True)
     different = len(np.unique(directions, axis=0))
     if num_classes > different:
-        raise ValueError(
+        raise UserError(
             f"num_classes is {num_classes}, but only {different} words have distinct vectors; lower it, or "
             "provide more text"
         )
@@ -68,25 +69,25 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     A count is a number after a tab or a space, as ``onmt_build_vocab`` writes it.
 
     Raises:
-        ValueError: the file is missing, empty or not UTF-8, or has a line without a word.
+        UserError: the file is missing, empty or not UTF-8, or has a line without a word.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             lines = file.read().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None
+        raise UserError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None
     except OSError as error:
-        raise ValueError(f"vocabulary {path}: cannot be read ({error.strerror}); check the path") from None
+        raise UserError(f"vocabulary {path}: cannot be read ({error.strerror}); check the path") from None
     if lines == [""]:
-        raise ValueError(f"vocabulary {path}: is empty; wanted one word per line")
+        raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         entry = split_count(line.rstrip("\r"))
         word = line.rstrip("\r") if entry is None else entry[0]
         if not word or word.startswith("\t"):
-            raise ValueError(f"vocabulary {path}: line {number} has no word; remove it")
+            raise UserError(f"vocabulary {path}: line {number} has no word; remove it")
         if word in first_line:
-            raise ValueError(
+            raise UserError(
                 f"vocabulary {path}: line {number} repeats {word!r} of line {first_line[word]}; remove one"
             )
         first_line[word] = number
@@ -121,7 +122,7 @@ def make_classes(
         A summary with a histogram of the class sizes.
 
     Raises:
-        ValueError: as in the functions called.
+        UserError: as in the functions called.
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
@@ -171,11 +172,11 @@ def regroup(
 
 
 def _check_settings(num_classes: int, seed: int) -> None:
-    """Raise ValueError for an invalid number of classes or seed."""
+    """Raise UserError for an invalid number of classes or seed."""
     if num_classes < 1:
-        raise ValueError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+        raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
+        raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
 
 
 def _check_before_work(words: int, num_classes: int, seed: int) -> None:
@@ -183,7 +184,7 @@ def _check_before_work(words: int, num_classes: int, seed: int) -> None:
     require("sklearn.cluster")
     _check_settings(num_classes, seed)
     if num_classes > words:
-        raise ValueError(f"num_classes is {num_classes}, more than the {words} words; lower it")
+        raise UserError(f"num_classes is {num_classes}, more than the {words} words; lower it")
 
 
 def _check_files(
@@ -279,20 +280,18 @@ def train_word_vectors(
         ``(V, dim)`` float32; all zeros for a word that never occurs.
 
     Raises:
-        ValueError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
+        UserError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
         ImportError: gensim is not installed.
     """
     for name, value in (("dim", dim), ("window", window), ("epochs", epochs)):
         if value < 1:
-            raise ValueError(f"{name} is {value}, but it must be at least 1; raise it")
+            raise UserError(f"{name} is {value}, but it must be at least 1; raise it")
     if seed < 0:
-        raise ValueError(f"seed is {seed}, but it must be at least 0; raise it")
+        raise UserError(f"seed is {seed}, but it must be at least 0; raise it")
     sentences = _Sentences(texts, vocabulary)
     counts, number = sentences.count()
     if not counts:
-        raise ValueError(
-            "no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary"
-        )
+        raise UserError("no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary")
     model = require("gensim.models").Word2Vec(
         vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs
     )
@@ -348,6 +347,6 @@ def _lines(text: Path) -> Iterator[str]:
         with open(text, encoding="utf-8-sig") as file:
             yield from file
     except UnicodeDecodeError as error:
-        raise ValueError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None
+        raise UserError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None
     except OSError as error:
-        raise ValueError(f"text {text}: cannot be read ({error.strerror}); check the path") from None
+        raise UserError(f"text {text}: cannot be read ({error.strerror}); check the path") from None

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, replacing
 from shared_embeddings.utils.reading import parse_json
 
@@ -38,7 +39,7 @@ class WordClasses:
         settings: how the classes were made, for reference.
 
     Raises:
-        ValueError: the parts are inconsistent.
+        UserError: the parts are inconsistent.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
@@ -50,24 +51,24 @@ class WordClasses:
     def __post_init__(self) -> None:
         _check_words(self.words)
         if not isinstance(self.settings, Mapping):
-            raise ValueError(f"settings must be a mapping, not {self.settings!r:.40}")
+            raise UserError(f"settings must be a mapping, not {self.settings!r:.40}")
         if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
-            raise ValueError(f"classes must be one whole number for each of the {len(self.words)} words")
+            raise UserError(f"classes must be one whole number for each of the {len(self.words)} words")
         shapes = self.centers.shape, self.vectors.shape
         if len(shapes[0]) != 2 or shapes[1] != (len(self.words), shapes[0][1]) or not shapes[0][0]:
-            raise ValueError(
+            raise UserError(
                 f"centers {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
                 "they must be (K, d) and (V, d)"
             )
         if self.centers.dtype.kind != "f" or self.vectors.dtype.kind != "f":
-            raise ValueError(
+            raise UserError(
                 f"centers ({self.centers.dtype}) and vectors ({self.vectors.dtype}) must be of "
                 "floating-point numbers"
             )
         if not (np.isfinite(self.centers).all() and np.isfinite(self.vectors).all()):
-            raise ValueError("centers or vectors have values that are not finite")
+            raise UserError("centers or vectors have values that are not finite")
         if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
-            raise ValueError(f"classes must be from 0 to {self.num_classes - 1}")
+            raise UserError(f"classes must be from 0 to {self.num_classes - 1}")
 
     @property
     def num_classes(self) -> int:
@@ -84,15 +85,15 @@ class WordClasses:
         return np.bincount(self.classes, minlength=self.num_classes)
 
     def check_vocabulary(self, words: Sequence[str]) -> None:
-        """Raise ValueError with the first difference unless `words` equals these words in this order."""
+        """Raise UserError with the first difference unless `words` equals these words in this order."""
         if len(words) != len(self.words):
-            raise ValueError(
+            raise UserError(
                 f"the class file has {len(self.words)} words, but the vocabulary has {len(words)}; make the "
                 "classes of this vocabulary"
             )
         for position, (own, other) in enumerate(zip(self.words, words)):
             if own != other:
-                raise ValueError(
+                raise UserError(
                     f"the class file has another vocabulary: word {position} is {own!r} there and {other!r} "
                     "here; make the classes of this vocabulary"
                 )
@@ -109,11 +110,11 @@ class WordClasses:
         occurred: its vector is zero, its class the one of `class_of_unseen`.
 
         Raises:
-            ValueError: fewer than half of the words have a class, or a word is repeated.
+            UserError: fewer than half of the words have a class, or a word is repeated.
         """
         missing = len(self.missing(words))
         if 2 * missing > len(words):
-            raise ValueError(
+            raise UserError(
                 f"{missing} of the {len(words)} words of the vocabulary have no class; make the classes of "
                 "this vocabulary"
             )
@@ -143,17 +144,17 @@ class WordClasses:
         """Read a file that `save` wrote, without running code from it.
 
         Raises:
-            ValueError: the file cannot be read; the message has its name and the reason.
+            UserError: the file cannot be read; the message has its name and the reason.
         """
         if not os.path.isfile(path):
-            raise ValueError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
+            raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
         try:
             with open(path, "rb") as file:
                 return cls._read(file)
         except (*UNREADABLE, NotImplementedError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
             lines = str(error).strip("'\" \n").splitlines()
             reason = lines[0] if lines else type(error).__name__
-            raise ValueError(
+            raise UserError(
                 f"classes {path}: cannot be read ({reason[:120]}); truncated, or not a class file: make one "
                 "with 'shared-embeddings classes'"
             ) from None
@@ -162,11 +163,11 @@ class WordClasses:
     def _read(cls, file: IO[bytes]) -> WordClasses:
         """Read the classes from an open file."""
         if not zipfile.is_zipfile(file):
-            raise ValueError("not a .npz file")
+            raise UserError("not a .npz file")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             if int(arrays["format"]) != _FORMAT:
-                raise ValueError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
+                raise UserError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
             found = cls(
                 tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
                 arrays["classes"],
@@ -175,7 +176,7 @@ class WordClasses:
                 parse_json(str(arrays["settings"]), "settings"),
             )
             if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
-                raise ValueError("the words do not match their checksum")
+                raise UserError("the words do not match their checksum")
         return found
 
 
@@ -188,16 +189,16 @@ def class_of_unseen(centers: np.ndarray) -> int:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise ValueError unless there are words, all distinct and on one line each."""
+    """Raise UserError unless there are words, all distinct and on one line each."""
     if not words:
-        raise ValueError("there are no words")
+        raise UserError("there are no words")
     if len(set(words)) < len(words):
         seen: set[str] = set()
         repeated = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise ValueError(f"the word {repeated!r} is repeated; every word needs one id")
+        raise UserError(f"the word {repeated!r} is repeated; every word needs one id")
     broken = next((word for word in words if not word or "\n" in word), None)
     if broken is not None:
-        raise ValueError(f"{broken!r} is not a word: it is empty or spans lines")
+        raise UserError(f"{broken!r} is not a word: it is empty or spans lines")
 
 
 def _encoded(words: Sequence[str]) -> bytes:
@@ -227,24 +228,24 @@ def out_of_vocabulary_row(embedding: ClassEmbedding, word_classes: WordClasses, 
         vector: ``(d,)`` the word's vector, from the same space as the vectors of the classes.
 
     Raises:
-        ValueError: the classes are not the embedding's, or the vector has the wrong width or is zero.
+        UserError: the classes are not the embedding's, or the vector has the wrong width or is zero.
     """
     if embedding.classes.size(1) != 1:
-        raise ValueError("rows of unknown words require an embedding with one level of classes")
+        raise UserError("rows of unknown words require an embedding with one level of classes")
     own = embedding.classes[:, 0].cpu().numpy().astype(np.int64)
     if not np.array_equal(own, word_classes.classes):
-        raise ValueError(
+        raise UserError(
             "these are not the classes of the embedding; pass the classes it was built with, in the order of "
             "its vocabulary (WordClasses.for_vocabulary)"
         )
     direction = np.asarray(vector, dtype=np.float64)
     if direction.shape != word_classes.centers.shape[1:]:
-        raise ValueError(
+        raise UserError(
             f"the word's vector has shape {direction.shape}, but the vectors of the classes have "
             f"{word_classes.centers.shape[1]} dimensions"
         )
     if not np.isfinite(direction).all() or not direction.any():
-        raise ValueError("the word's vector is zero or not finite; pass a vector that has a direction")
+        raise UserError("the word's vector is zero or not finite; pass a vector that has a direction")
     usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
     to_centers = _cosines(word_classes.centers, direction)
     to_centers[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
@@ -31,14 +32,14 @@ def read_options(rest: list[str]) -> dict[str, object]:
     words = iter(rest)
     for word in words:
         if not word.startswith("--"):
-            raise ValueError(f"unexpected argument '{word}'; write --option value")
+            raise UserError(f"unexpected argument '{word}'; write --option value")
         name, separator, text = word[2:].partition("=")
         value = text if separator else next(words, None)
         if value is None:
-            raise ValueError(f"option '--{name}' has no value; write --{name} value")
+            raise UserError(f"option '--{name}' has no value; write --{name} value")
         key = name.replace("-", "_")
         if key in given:
-            raise ValueError(f"option '--{name}' is repeated; remove one")
+            raise UserError(f"option '--{name}' is repeated; remove one")
         given[key] = _read_value(value, f"--{name}")
     return given
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, methods, num_parameters
 from shared_embeddings.registry import options as find_spec
@@ -224,14 +225,14 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
 
     if known.html is not None:
         if known.json:
-            raise ValueError("--json and --html exclude each other; remove one of them")
+            raise UserError("--json and --html exclude each other; remove one of them")
         write_text(known.html, suggestion_page(known.vocab_size, known.dim, known.budget))
         return str(known.html)
     if known.budget is None:
-        raise ValueError("--budget is missing; give a number of parameters such as 2M, or --html FILE")
+        raise UserError("--budget is missing; give a number of parameters such as 2M, or --html FILE")
     for name, values in (("--vocab-size", known.vocab_size), ("--dim", known.dim)):
         if len(values) > 1:
-            raise ValueError(f"{name} has {len(values)} values; give one, or --html FILE for a page of all")
+            raise UserError(f"{name} has {len(values)} values; give one, or --html FILE for a page of all")
     return describe_suggestions(known.vocab_size[0], known.dim[0], known.budget, as_json=known.json)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
+from shared_embeddings.errors import UserError
 from shared_embeddings.options import require_seed
 from shared_embeddings.quant.storage import STORES
 from shared_embeddings.utils.command_line import Parser
@@ -102,14 +103,14 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     from shared_embeddings.checkpoints.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
-        raise ValueError("--token-counts and --text both provide word counts; remove one of them")
+        raise UserError("--token-counts and --text both provide word counts; remove one of them")
     if len(known.output or ()) > 1:
-        raise ValueError("--output is repeated; the option 'output' of a method is --embedding-output")
+        raise UserError("--output is repeated; the option 'output' of a method is --embedding-output")
     if known.compare == bool(known.output):
-        raise ValueError("give either --output or --compare")
+        raise UserError("give either --output or --compare")
     for name in ("force", "report"):
         if known.compare and getattr(known, name):
-            raise ValueError(
+            raise UserError(
                 f"--{name} has no effect with --compare, which writes no files; remove one of them"
             )
     require_seed(known.seed)
@@ -144,9 +145,9 @@ def _compress_with(
 
     for name in ("compare", "max_loss"):
         if getattr(known, name):
-            raise ValueError(f"--{name.replace('_', '-')} compares methods; remove --method")
+            raise UserError(f"--{name.replace('_', '-')} compares methods; remove --method")
     if known.no_check and settings.validation is not None:
-        raise ValueError("--no-check does not run the model; remove the --validation options")
+        raise UserError("--no-check does not run the model; remove the --validation options")
     assert output is not None
     options = read_options(rest)
     if known.embedding_output is not None:
@@ -172,17 +173,17 @@ def _choose(
 
     for name in ("store", "fit_steps", "embedding_output"):
         if getattr(known, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} needs --method")
+            raise UserError(f"--{name.replace('_', '-')} needs --method")
     if known.no_check:
-        raise ValueError("--no-check needs --method: methods are compared by running the model")
+        raise UserError("--no-check needs --method: methods are compared by running the model")
     options = read_options(rest)
     bits = options.pop("bits", None)
     if options:
-        raise ValueError(f"--{next(iter(options))} is an option of a method; also give --method")
+        raise UserError(f"--{next(iter(options))} is an option of a method; also give --method")
     ratio = None if bits is None else _ratio_of(bits)
     sizes = [known.target_ratio, known.target_bytes, ratio, known.max_loss]
     if sum(size is not None for size in sizes) != 1:
-        raise ValueError(
+        raise UserError(
             "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
     target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
@@ -193,7 +194,7 @@ def _choose(
 def _ratio_of(bits: object) -> float:
     """How many times smaller than 32 bits a number of bits is."""
     if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits < 32:
-        raise ValueError(f"--bits is {bits}, but it must be a number above 0 and below 32")
+        raise UserError(f"--bits is {bits}, but it must be a number above 0 and below 32")
     return 32 / bits
 
 

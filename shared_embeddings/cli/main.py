@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from shared_embeddings.cli import catalog, compress, export, trim, words
-from shared_embeddings.utils.command_line import Parser, error_line, explain, run
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import Parser, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; see `shared_embeddings.utils.command_line.run`."""
-    return run("shared-embeddings", _main, arguments, explain=_explain)
+    return run("shared-embeddings", _main, arguments)
 
 
 def _main(arguments: Sequence[str]) -> None:
@@ -20,11 +21,6 @@ def _main(arguments: Sequence[str]) -> None:
     if not known.takes_options:
         _reject(rest)
     print(known.run(known, rest), flush=True)
-
-
-def _explain(error: BaseException) -> str | None:
-    """The one-line message of an error; the library raises ValueError for invalid values."""
-    return error_line(error) if isinstance(error, ValueError) else explain(error)
 
 
 def _parser() -> Parser:
@@ -37,9 +33,9 @@ def _parser() -> Parser:
 
 
 def _reject(rest: list[str]) -> None:
-    """Raise ValueError for arguments that the command does not take."""
+    """Raise UserError for arguments that the command does not take."""
     if rest:
-        raise ValueError(f"'{rest[0]}' is not an argument of this command; remove it")
+        raise UserError(f"'{rest[0]}' is not an argument of this command; remove it")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shared_embeddings.cli.arguments import add, percentage
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
@@ -64,9 +65,9 @@ def _trim(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.checkpoints.trim import trim
 
     if known.dry_run == bool(known.output):
-        raise ValueError("give either --output or --dry-run")
+        raise UserError("give either --output or --dry-run")
     if known.dry_run and known.force:
-        raise ValueError("--force has no effect with --dry-run; remove one of them")
+        raise UserError("--force has no effect with --dry-run; remove one of them")
     words = [word for path in known.keep for word in read_words(path)]
     keep = Keep(
         min_count=known.min_count,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared_embeddings.cli.arguments import add
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
@@ -51,7 +52,7 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.analysis.similarity import read_pairs, word_similarity
 
     if known.limit is not None and known.vectors is None:
-        raise ValueError("--limit has no effect without --vectors; remove it")
+        raise UserError("--limit has no effect without --vectors; remove it")
     tests = [read_pairs(path) for path in known.pairs]
     tables = _tables_of(known.model) if known.vectors is None else _table_in(known.vectors, known.limit)
     found = {
@@ -171,7 +172,7 @@ def _classes(known: argparse.Namespace, _: list[str]) -> str:
     }
     if known.vectors_of is not None:
         if given:
-            raise ValueError(
+            raise UserError(
                 f"--{next(iter(given))} has no effect with --vectors-of, which provides the word vectors; "
                 "remove it"
             )
@@ -179,7 +180,7 @@ def _classes(known: argparse.Namespace, _: list[str]) -> str:
             known.vectors_of, known.num_classes, known.output, known.seed, known.figure, known.force
         )
     if known.vocab is None:
-        raise ValueError("--text needs --vocab")
+        raise UserError("--text needs --vocab")
     vocabulary = given.pop("vocab")
     return make_classes(
         known.text,

@@ -14,6 +14,7 @@ from torch import nn
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import (
     Example,
     OnnxBody,
@@ -63,7 +64,7 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
 
     Raises:
         ModuleNotFoundError: onnx or onnxruntime is not installed.
-        ValueError: ONNX Runtime computes something else than torch.
+        UserError: ONNX Runtime computes something else than torch.
         OSError: the file cannot be written.
     """
     module = embedding.module.eval()
@@ -80,7 +81,7 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
 
     Raises:
         ModuleNotFoundError: onnx or onnxruntime is not installed.
-        ValueError: ONNX Runtime computes something else than torch, or the file would be too large.
+        UserError: ONNX Runtime computes something else than torch, or the file would be too large.
         OSError: the file cannot be written.
     """
     tables = {name: table_graph(module) for name, module in body.tables.items()}
@@ -95,7 +96,7 @@ def _write(content: bytes, output: Path, form: str, examples: Sequence[Example])
     session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
     error = max(_error(session, example) for example in examples)
     if error > _MOST_ERROR:
-        raise ValueError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
+        raise UserError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
     with replacing(output) as temporary:
         temporary.write_bytes(content)
     timed, speed = _speed(session, examples[-1])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.layers.initialization import CODE_SCALE
 
 
@@ -31,7 +32,7 @@ def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tu
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows, the most important first.
 
     Raises:
-        ValueError: the table or the weights are invalid, or the rank is out of range.
+        UserError: the table or the weights are invalid, or the rank is out of range.
     """
     check_table(table)
     check_rank(rank, table.size(1))
@@ -61,9 +62,9 @@ BLOCK = 8192
 
 
 def check_table(table: Tensor) -> None:
-    """Raise ValueError unless `table` is ``(V, D)``, not empty, of finite numbers."""
+    """Raise UserError unless `table` is ``(V, D)``, not empty, of finite numbers."""
     if table.dim() != 2 or table.numel() == 0 or not table.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"the table has shape {tuple(table.shape)} and type {table.dtype}, but it must be (V, D), one "
             "vector of floating-point numbers for each word"
         )
@@ -71,29 +72,29 @@ def check_table(table: Tensor) -> None:
         wrong = ~block.isfinite().all(dim=1)
         if wrong.any():
             word = start + int(wrong.nonzero()[0])
-            raise ValueError(
+            raise UserError(
                 f"the table's row {word} holds NaN or infinity: only finite tables can be factorized"
             )
 
 
 def check_counts(counts: Tensor, words: int) -> None:
-    """Raise ValueError unless `counts` has one finite number for each word, none negative, not all zero."""
+    """Raise UserError unless `counts` has one finite number for each word, none negative, not all zero."""
     if counts.shape != (words,):
-        raise ValueError(
+        raise UserError(
             f"there are counts of shape {tuple(counts.shape)} for {words} words: give one for each word"
         )
     for wrong, what in ((~counts.isfinite(), "not finite"), (counts < 0, "negative")):
         if wrong.any():
             word = int(wrong.nonzero()[0])
-            raise ValueError(f"the count of word {word} is {counts[word].item()}, which is {what}")
+            raise UserError(f"the count of word {word} is {counts[word].item()}, which is {what}")
     if not (counts > 0).any():
-        raise ValueError("all counts are zero: at least one word must have a count above zero")
+        raise UserError("all counts are zero: at least one word must have a count above zero")
 
 
 def check_rank(rank: int, dim: int) -> None:
-    """Raise ValueError unless 1 <= `rank` <= D."""
+    """Raise UserError unless 1 <= `rank` <= D."""
     if not 1 <= rank <= dim:
-        raise ValueError(f"the rank is {rank}, but it must be from 1 to the {dim} dimensions of the table")
+        raise UserError(f"the rank is {rank}, but it must be from 1 to the {dim} dimensions of the table")
 
 
 def blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -117,20 +118,20 @@ def tt_svd(
         K cores ``(r_{k-1}, v_k, d_k, r_k)``.
 
     Raises:
-        ValueError: the table is invalid, or the shapes do not match it.
+        UserError: the table is invalid, or the shapes do not match it.
     """
     check_table(table)
     number = len(vocab_shape)
     inner = [ranks] * (number - 1) if isinstance(ranks, int) else list(ranks)
     words, dim = table.shape
     if number < 2 or len(dim_shape) != number or len(inner) != number - 1 or min(inner) < 1:
-        raise ValueError(
+        raise UserError(
             f"vocab_shape {list(vocab_shape)}, dim_shape {list(dim_shape)} and ranks {inner} do not fit: "
             "K >= 2 factors each and K - 1 ranks of at least 1 are needed"
         )
     padded = math.prod(vocab_shape)
     if padded < words or math.prod(dim_shape) != dim:
-        raise ValueError(
+        raise UserError(
             f"vocab_shape {list(vocab_shape)} and dim_shape {list(dim_shape)} have the products {padded} "
             f"and {math.prod(dim_shape)}, but they must be at least {words} and exactly {dim}, as the table's"
         )

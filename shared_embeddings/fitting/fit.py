@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
 from shared_embeddings.registry import build, options_for_words, spec_of
 from shared_embeddings.spec import EmbeddingOptions
@@ -93,7 +94,7 @@ def fit(
 
     Raises:
         OptionError: as in `build`.
-        ValueError: the teacher is not a finite table, or counts, steps or seed are invalid.
+        UserError: the teacher is not a finite table, or counts, steps or seed are invalid.
     """
     spec, given = spec_of(method, options)
     _check_numbers(steps, seed)
@@ -155,11 +156,11 @@ def report(
 
 
 def _check_numbers(steps: Any, seed: Any) -> None:
-    """Raise ValueError for an invalid number of steps or an invalid seed."""
+    """Raise UserError for an invalid number of steps or an invalid seed."""
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):
-        raise ValueError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
+        raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
-        raise ValueError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
+        raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
 
 
 def _words_of(embedding: SharedEmbedding) -> Tensor:
@@ -174,13 +175,13 @@ def _relative(squares: float, norm: float) -> float:
 
 
 def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
-    """A float32 copy of the teacher with a padding row of zeros; ValueError if it is not a finite table."""
+    """A float32 copy of the teacher with a padding row of zeros; UserError if it is not a finite table."""
     if not isinstance(teacher, Tensor) or teacher.dim() != 2 or 0 in teacher.shape:
         shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
-        raise ValueError(f"the teacher is {shape}, but it must be a table of words by dimensions")
+        raise UserError(f"the teacher is {shape}, but it must be a table of words by dimensions")
     if teacher.layout != torch.strided or teacher.is_meta:
         kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
-        raise ValueError(f"the teacher is {kind}, but it must be a dense table with values")
+        raise UserError(f"the teacher is {kind}, but it must be a dense table with values")
     table = teacher.detach().to(torch.float32, copy=True)
     # `build` rejects an index that is out of range.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
@@ -189,7 +190,7 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     kept = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
     broken = (~kept).nonzero().flatten()
     if len(broken):
-        raise ValueError(
+        raise UserError(
             f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(broken)} rows, the "
             f"first is row {int(broken[0])}; use a table from before the training diverged"
         )
@@ -197,17 +198,17 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
 
 
 def _checked_counts(token_counts: Tensor | None, table: Tensor) -> Tensor | None:
-    """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or ValueError."""
+    """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
     if token_counts is None:
         return None
     counts = torch.as_tensor(token_counts).to(table.device, torch.float64)
     if counts.shape != (len(table),):
-        raise ValueError(
+        raise UserError(
             f"token_counts has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
             "give one count per word"
         )
     if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
-        raise ValueError(
+        raise UserError(
             "token_counts has negative or infinite values, or is zero throughout; give counts of a text"
         )
     return counts

@@ -15,6 +15,7 @@ from shared_embeddings.checkpoints.agreement import Probe
 from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import check_finite
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.hf.agreement import check_causal, perplexity, probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
@@ -66,7 +67,7 @@ class Adapter:
         """Read a model.
 
         Raises:
-            ValueError: it is incomplete, its class is not in transformers, or its weights are not
+            UserError: it is incomplete, its class is not in transformers, or its weights are not
             safetensors. ImportError: transformers is not installed.
         """
         with reading(path):
@@ -88,7 +89,7 @@ class Adapter:
         """Read the configuration and the tokenizer of a model, but no weights.
 
         Raises:
-            ValueError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
+            UserError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
             ImportError: transformers is not installed.
         """
         with reading(path):
@@ -109,7 +110,7 @@ class FolderModel:
         config = read_config(path)
         self.is_compressed = find_entry(config) is not None
         if config.get(KEY) is not None and not self.is_compressed:
-            raise ValueError(f"model {path}: is quantized; compress the original model")
+            raise UserError(f"model {path}: is quantized; compress the original model")
         self.module: Any
         self.module, self._dropped = self._read(config)
         self.vocabulary = Vocabulary(path)
@@ -142,10 +143,10 @@ class FolderModel:
         """Its tables: only one where the input and the output are tied.
 
         Raises:
-            ValueError: it is already compressed, or its output layer cannot be replaced.
+            UserError: it is already compressed, or its output layer cannot be replaced.
         """
         if self.is_compressed:
-            raise ValueError(f"model {self.path}: is already compressed; compress the original model instead")
+            raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         with reading(self.path):
             self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
         check_scoring(self.module)
@@ -171,7 +172,7 @@ class FolderModel:
         """How often each token occurs in texts.
 
         Raises:
-            ValueError: the model has no tokenizer.
+            UserError: the model has no tokenizer.
         """
         return self.vocabulary.count(texts)
 
@@ -179,7 +180,7 @@ class FolderModel:
         """The options of a method.
 
         Raises:
-            ValueError: a model of transformers cannot use its scores.
+            UserError: a model of transformers cannot use its scores.
         """
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
@@ -190,7 +191,7 @@ class FolderModel:
             new = build(method, words=self.vocabulary.words(words), **sizes)
         check_scores(new, width)
         if not new.has_linear_scores:
-            raise ValueError(
+            raise UserError(
                 f"the softmax of this {method} embedding has several steps, but models of transformers have "
                 "one; choose another method"
             )
@@ -200,7 +201,7 @@ class FolderModel:
         """The perplexity of a text.
 
         Raises:
-            ValueError: the model is not causal, or the text cannot be used.
+            UserError: the model is not causal, or the text cannot be used.
         """
         check_causal(self.module)
         return perplexity(self.module, self.vocabulary, validation.one_text())
@@ -209,7 +210,7 @@ class FolderModel:
         """The model's predictions in texts, or in text that it generates.
 
         Raises:
-            ValueError: the model needs more input than tokens.
+            UserError: the model needs more input than tokens.
         """
         return probe(self.module, self.vocabulary, texts, seed)
 
@@ -233,7 +234,7 @@ class FolderModel:
         """The graph of the model, which cannot be used afterwards; plain tables become `standard`.
 
         Raises:
-            ValueError: it cannot be traced.
+            UserError: it cannot be traced.
             ImportError: a package for it is not installed.
         """
         if not self.is_compressed:
@@ -248,7 +249,7 @@ class FolderModel:
         """The one folder of a model named `output`.
 
         Raises:
-            ValueError: it exists and holds other files that would be lost.
+            UserError: it exists and holds other files that would be lost.
         """
         check_output(output, force=True)
         return [output]

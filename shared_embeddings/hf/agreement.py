@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
 from shared_embeddings.checkpoints.quality import Quality
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.words import Vocabulary, first_position
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
@@ -62,7 +63,7 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
         seed: for sampling lines or tokens.
 
     Raises:
-        ValueError: the model needs other inputs than tokens, or the texts have no tokens.
+        UserError: the model needs other inputs than tokens, or the texts have no tokens.
     """
     try:
         if model.get_output_embeddings() is None:
@@ -70,7 +71,7 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
         given = _inputs(model.eval(), vocabulary, texts, seed)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         # Each model class fails in its own way without its other inputs.
-        raise ValueError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
+        raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
     of = f"of {names_of(texts)}" if texts else f"{given.of}; pass a real text with --text"
     if texts and given.of:
         of = f"{given.of} {of}"
@@ -81,7 +82,7 @@ def _probe_of_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path
     """Probe which text is nearest to each text.
 
     Raises:
-        ValueError: there are fewer than two texts.
+        UserError: there are fewer than two texts.
     """
     if texts is None:
         read = list(_random_ids(model, (PREDICTIONS // _RANDOM, _RANDOM), seed))
@@ -90,7 +91,7 @@ def _probe_of_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path
         read = [torch.tensor(ids) for ids in vocabulary.sentences(sampled_lines(texts, seed), _LONGEST)]
         how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
     if len(read) < 2:
-        raise ValueError("one line has no neighbors; pass a longer text")
+        raise UserError("one line has no neighbors; pass a longer text")
     _neighbors(model, read[:2])  # fails here for models that need more than ids
     return Probe(how, lambda: _neighbors(model, read))
 
@@ -225,15 +226,15 @@ def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
         path: a UTF-8 text.
 
     Raises:
-        ValueError: there is no tokenizer, or the text is too short.
+        UserError: there is no tokenizer, or the text is too short.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
+        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
     begin, ids = vocabulary.encode(text)
     if len(begin) + len(ids) < 2:
-        raise ValueError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
+        raise UserError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
     longest = getattr(model.config, "max_position_embeddings", None) or _LONGEST_WINDOW
     window = min(_LONGEST_WINDOW, int(longest) - first_position(model)) - len(begin)
     nats, targets = _nats(model.eval(), begin, ids, window)
@@ -242,11 +243,11 @@ def perplexity(model: Any, vocabulary: Vocabulary, path: Path) -> Quality:
 
 
 def check_causal(model: Any) -> None:
-    """Raise ValueError unless the model predicts each token from those before it."""
+    """Raise UserError unless the model predicts each token from those before it."""
     names = require("transformers").models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     kind = type(model).__name__
     if model.config.is_encoder_decoder or kind not in set(names.values()):
-        raise ValueError(
+        raise UserError(
             f"{kind} does not predict the next word from the previous ones, so it has no perplexity; omit "
             "--validation"
         )

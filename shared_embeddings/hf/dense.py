@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.adapter import FolderModel
 from shared_embeddings.hf.entry import ENTRY, KEY, Placement, from_entry
 from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained
@@ -30,12 +31,12 @@ def write_dense(model: FolderModel, output: Path, force: bool) -> int:
         force: replace an existing folder of a model.
 
     Raises:
-        ValueError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
+        UserError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
         OSError: it cannot be written.
     """
     check_output(output, force)
     if not model.is_compressed:
-        raise ValueError(f"model {model.path}: is not compressed, so its tables are dense already; use it")
+        raise UserError(f"model {model.path}: is not compressed, so its tables are dense already; use it")
     plain = dense_model(model.module)
     with replacing_folder(output) as temporary:
         save_pretrained(plain, temporary)
@@ -48,7 +49,7 @@ def dense_model(model: Any) -> Any:
     """A model of transformers without shared embeddings, which computes the same.
 
     Raises:
-        ValueError: two sides of an embedding have different tables.
+        UserError: two sides of an embedding have different tables.
     """
     config = copy.deepcopy(model.config)
     placements = from_entry(config.to_dict()[KEY])[1]
@@ -70,7 +71,7 @@ def _table(name: str, embedding: SharedEmbedding, placement: Placement) -> Tenso
     """The table ``(V, D)`` of all layers that use an embedding.
 
     Raises:
-        ValueError: they use different ones.
+        UserError: they use different ones.
     """
     if not placement.outputs:
         return embedding.table()
@@ -78,7 +79,7 @@ def _table(name: str, embedding: SharedEmbedding, placement: Placement) -> Tenso
     exact = copy.deepcopy(embedding).float()
     error = (exact.output_table() - exact.table()).norm() if placement.inputs else torch.zeros(())
     if embedding.output_bias() is not None or error > _ROUNDING * exact.table().norm():
-        raise ValueError(
+        raise UserError(
             f"table '{name}': its {embedding.method} embedding scores words with other numbers than it looks "
             "up, so that no single dense table replaces it; use --format onnx"
         )

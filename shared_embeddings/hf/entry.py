@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.quant.storage import HEADER, hold
 from shared_embeddings.registry import build
 
@@ -214,10 +215,10 @@ def from_entry(
     """Build embeddings without their weights, and their placements.
 
     Raises:
-        ValueError: the entry has another version, is incomplete, or its embeddings cannot be built.
+        UserError: the entry has another version, is incomplete, or its embeddings cannot be built.
     """
     if entry.get("version") != VERSION:
-        raise ValueError(
+        raise UserError(
             f"entry '{KEY}' of config.json has version {entry.get('version')!r}, but this program supports "
             f"{VERSION}; use the program that wrote it"
         )
@@ -232,7 +233,7 @@ def from_entry(
             )
             placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"entry '{KEY}' of config.json is incomplete ({error!r}); copy it again") from error
+        raise UserError(f"entry '{KEY}' of config.json is incomplete ({error!r}); copy it again") from error
     return embeddings, placements
 
 
@@ -267,7 +268,7 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
     left out.
 
     Raises:
-        ValueError: the model has other word embeddings, or an output layer that was not compressed.
+        UserError: the model has other word embeddings, or an output layer that was not compressed.
     """
     found = {}
     for name, placement in placements.items():
@@ -282,7 +283,7 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
     modules = {id(model.get_submodule(path)) for path in replaced}
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if layer is not None and id(layer) not in modules:
-            raise ValueError(
+            raise UserError(
                 f"entry '{KEY}' of config.json does not describe the {type(layer).__name__} layer for words "
                 f"of {type(model).__name__}; load the class of model that was compressed"
             )
@@ -312,7 +313,7 @@ def _hold_packed(model: nn.Module, state: dict[str, Any], prefix: str, *others: 
 
 def _resizing_fails(*arguments: object, **named: object) -> NoReturn:
     """Replaces `resize_token_embeddings` of a model with shared embeddings."""
-    raise ValueError(
+    raise UserError(
         "the vocabulary of a model with shared embeddings cannot be resized: resize the plain model, then "
         "compress it"
     )

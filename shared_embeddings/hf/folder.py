@@ -15,6 +15,7 @@ from torch import Tensor
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
 from shared_embeddings.checkpoints.tensors import check_finite
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import KEY, find_entry, from_entry
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
@@ -30,30 +31,29 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn any library error caused by a damaged model into a ValueError that names the model."""
+    """Turn any library error caused by a damaged model into a UserError that names the model."""
     try:
         yield
     except ImportError:
         raise
-    except ValueError as error:
-        if str(folder) in str(error):
+    except Exception as error:  # each model class raises its own errors
+        if isinstance(error, UserError) and str(folder) in str(error):
             raise
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise ValueError(f"model {folder}: {reason}") from error
-    # Each model class raises its own errors.
-    except Exception as error:
-        raise ValueError(f"model {folder}: cannot be read ({first_line(error)})") from error
+        reason = f"cannot be read ({first_line(error)})"
+        if isinstance(error, ValueError):
+            reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        raise UserError(f"model {folder}: {reason}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Raises:
-        ValueError: the file is missing or not a JSON object.
+        UserError: the file is missing or not a JSON object.
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise ValueError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
+        raise UserError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
     return read_json(path)
 
 
@@ -61,12 +61,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """The content of a JSON file.
 
     Raises:
-        ValueError: it is not a JSON object.
+        UserError: it is not a JSON object.
         OSError: it cannot be read.
     """
     content = documents.read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: is not a JSON object; copy it again")
+        raise UserError(f"{path}: is not a JSON object; copy it again")
     return content
 
 
@@ -74,29 +74,29 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with a model's weights.
 
     Raises:
-        ValueError: a file is missing, or the weights are pickled.
+        UserError: a file is missing, or the weights are pickled.
     """
     if (folder / INDEX).is_file():
         try:
             names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
+            raise UserError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
     else:
         _check_not_pickled(folder)
         names = [WEIGHTS]
     for name in names:
         if not (folder / name).is_file():
-            raise ValueError(f"model {folder}: has no {name}; name a complete folder")
+            raise UserError(f"model {folder}: has no {name}; name a complete folder")
     return [folder / name for name in names]
 
 
 def _check_not_pickled(folder: Path) -> None:
-    """Raise ValueError for a folder with pickled weights instead of safetensors."""
+    """Raise UserError for a folder with pickled weights instead of safetensors."""
     if (folder / WEIGHTS).is_file():
         return
     pickled = next((file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))), None)
     if pickled is not None:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: {pickled} is not loaded because unpickling could run code; convert it to "
             "safetensors with save_pretrained"
         )
@@ -106,14 +106,14 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     """The first transformers class that the configuration names.
 
     Raises:
-        ValueError: it names none, or a class that is not in transformers; code in the folder is never run.
+        UserError: it names none, or a class that is not in transformers; code in the folder is never run.
     """
     library = require("transformers")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     found = getattr(library, str(name), None)
     if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
-        raise ValueError(
+        raise UserError(
             f"model {folder}: its class {name} is not in transformers {library.__version__}, and code "
             "in the folder is not run; use a model whose class is in the library"
         )
@@ -133,7 +133,7 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
         another task.
 
     Raises:
-        ValueError: weights cannot be read, are missing or have wrong shapes.
+        UserError: weights cannot be read, are missing or have wrong shapes.
     """
     files = weight_files(folder)
     safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
@@ -162,10 +162,10 @@ def check_weights(files: Iterable[Path]) -> None:
 
 
 def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
-    """Raise ValueError if there are any names: tensors of a `kind` that do not match the configuration."""
+    """Raise UserError if there are any names: tensors of a `kind` that do not match the configuration."""
     first = min(map(str, names), default=None)
     if first is not None:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: its weights do not match its config.json ({kind.replace('_', ' ')}: {first}); "
             "copy it again"
         )
@@ -181,7 +181,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """The names of all tensors of a model, with their files.
 
     Raises:
-        ValueError: a file is missing or damaged.
+        UserError: a file is missing or damaged.
     """
     files = weight_files(folder)
     with reading(folder):
@@ -239,14 +239,14 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
         A model in evaluation mode, in the dtype of its weights unless `settings` have another.
 
     Raises:
-        ValueError: the folder is incomplete or contains a plain model.
+        UserError: the folder is incomplete or contains a plain model.
         ImportError: transformers is not installed.
     """
     path = Path(folder)
     config = read_config(path)
     entry = find_entry(config)
     if entry is None:
-        raise ValueError(
+        raise UserError(
             f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
             "load it with from_pretrained of transformers"
         )

@@ -19,6 +19,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import (
     ENTRY,
     InputSide,
@@ -62,12 +63,12 @@ class EmbeddingsQuantizer(HfQuantizer):
         """The map, with the device of its first part for the embeddings if it was made for the original.
 
         Raises:
-            ValueError: it puts the embeddings on the disk.
+            UserError: it puts the embeddings on the disk.
         """
         if not isinstance(device_map, dict) or "" in device_map:
             return device_map
         if device_map.get(ENTRY) == "disk":
-            raise ValueError(f"device_map: '{ENTRY}' cannot be on 'disk'; name a device for it")
+            raise UserError(f"device_map: '{ENTRY}' cannot be on 'disk'; name a device for it")
         return {**device_map, ENTRY: device_map.get(ENTRY, next(iter(device_map.values())))}
 
     def is_serializable(self) -> bool:
@@ -85,7 +86,7 @@ class EmbeddingsQuantizer(HfQuantizer):
         """Put the embeddings into a model on the meta device, which may be of another task.
 
         Raises:
-            ValueError: the entry is invalid, or the model is not of the kind that was compressed.
+            UserError: the entry is invalid, or the model is not of the kind that was compressed.
             UserError: a file does not match its checksum.
         """
         files = [Path(file) for file in checkpoint_files or ()]

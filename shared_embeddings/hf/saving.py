@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import find_entry
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
@@ -64,7 +65,7 @@ def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> 
         force: replace an existing folder of a model.
 
     Raises:
-        ValueError: the folder exists and cannot be replaced.
+        UserError: the folder exists and cannot be replaced.
         OSError: it cannot be written.
     """
     path = Path(folder)
@@ -127,17 +128,17 @@ def _auto_classes(model_type: str) -> dict[str, str]:
 
 
 def check_output(folder: Path, force: bool) -> None:
-    """Raise ValueError if a folder exists without `force`, or contains anything other than a model."""
+    """Raise UserError if a folder exists without `force`, or contains anything other than a model."""
     if not folder.exists() and not folder.is_symlink():
         return
     if not force:
-        raise ValueError(f"output {folder}: already exists; add --force, or name another folder")
+        raise UserError(f"output {folder}: already exists; add --force, or name another folder")
     if not folder.is_dir() or not (folder / "config.json").is_file() and any(folder.iterdir()):
-        raise ValueError(f"output {folder}: exists but is not a model, so it is not replaced; name another")
+        raise UserError(f"output {folder}: exists but is not a model, so it is not replaced; name another")
     for entry in sorted(folder.iterdir()):
         is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry in folders_of(folder)
         if not is_own:
-            raise ValueError(
+            raise UserError(
                 f"output {folder}: contains {entry.name}, which is not part of a model and would be lost; "
                 "name another folder"
             )

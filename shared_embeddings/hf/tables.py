@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import Placement
 
 # The number of words with which layers are tested.
@@ -43,7 +44,7 @@ def find_tables(model: Any) -> list[WordTable]:
     """The tables of a model: one if input and output are tied or nothing scores words, else one for each.
 
     Raises:
-        ValueError: the model uses a table in an unsupported way.
+        UserError: the model uses a table in an unsupported way.
     """
     kind = type(model).__name__
     named = _layers(model)
@@ -51,7 +52,7 @@ def find_tables(model: Any) -> list[WordTable]:
     for name, layer in named:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
-            raise ValueError(
+            raise UserError(
                 f"{kind}: its {name} layer is a {type(layer).__name__}, which cannot be replaced; use a "
                 "model with nn.Embedding and nn.Linear"
             )
@@ -69,14 +70,14 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
     """The input and output layers of a model, by name; encoders and classifiers have no output for words.
 
     Raises:
-        ValueError: it is quantized, or takes more than text.
+        UserError: it is quantized, or takes more than text.
     """
     kind, config = type(model).__name__, model.config
     if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(f"{kind}: its weights are quantized; compress the original model")
+        raise UserError(f"{kind}: its weights are quantized; compress the original model")
     other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if other:
-        raise ValueError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
+        raise UserError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
     try:
         layers = [("input", model.get_input_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
@@ -84,7 +85,7 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
         if (output := model.get_output_embeddings()) is not None:
             layers.append(("output", output))
     except (NotImplementedError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{kind}: does not define where its word embeddings are; it is not supported"
         ) from error
     return layers
@@ -92,7 +93,7 @@ def _layers(model: Any) -> list[tuple[str, Any]]:
 
 @torch.no_grad()
 def check_scoring(model: Any) -> bool:
-    """Raise ValueError if the model computes its scores without calling its output layer.
+    """Raise UserError if the model computes its scores without calling its output layer.
 
     MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
 
@@ -118,7 +119,7 @@ def check_scoring(model: Any) -> bool:
     finally:
         hook.remove()
     if not calls or scores.shape[-1] != len(output.weight):
-        raise ValueError(
+        raise UserError(
             f"{kind}: computes its scores without calling its output layer ({type(output).__name__} "
             f"{tuple(output.weight.shape)}), so that it cannot be replaced; it is not supported"
         )
@@ -129,7 +130,7 @@ def _uses(model: Any, weight: nn.Parameter) -> Placement:
     """Every module that has a parameter, by every path.
 
     Raises:
-        ValueError: one of them is neither an embedding nor a linear layer.
+        UserError: one of them is neither an embedding nor a linear layer.
     """
     inputs: dict[str, float] = {}
     outputs = []
@@ -141,7 +142,7 @@ def _uses(model: Any, weight: nn.Parameter) -> Placement:
         elif type(module) is nn.Linear:
             outputs.append(path)
         else:
-            raise ValueError(
+            raise UserError(
                 f"{type(model).__name__}: {path} is a {type(module).__name__} with the word table, which "
                 "cannot be replaced"
             )
@@ -161,22 +162,22 @@ def _with_few_values(model: Any, layer: nn.Embedding) -> nn.Embedding:
 
 @torch.no_grad()
 def _scale(path: str, layer: nn.Embedding) -> float:
-    """The factor by which an input layer multiplies rows; ValueError if it does anything else."""
+    """The factor by which an input layer multiplies rows; UserError if it does anything else."""
     given = getattr(layer, "embed_scale", 1.0)
     # Rounded like in the layer: to the dtype of the table if the factor is a tensor.
     scale = float(given.to(layer.weight.dtype)) if isinstance(given, Tensor) else float(given)
     ids = torch.arange(min(_TESTED_WORDS, layer.num_embeddings))
     if layer.max_norm is not None or not torch.allclose(layer(ids), layer.weight[ids] * scale, rtol=1e-2):
-        raise ValueError(
+        raise UserError(
             f"{path}: this {type(layer).__name__} does more than look up rows, so that it cannot be replaced"
         )
     return scale
 
 
 def _check_matrix(kind: str, table: WordTable) -> None:
-    """Raise ValueError unless the table is a floating-point matrix."""
+    """Raise UserError unless the table is a floating-point matrix."""
     if table.weight.dim() != 2 or not table.weight.is_floating_point():
-        raise ValueError(
+        raise UserError(
             f"{kind}: its table is {tuple(table.weight.shape)} of {table.weight.dtype}, not a "
             "floating-point matrix"
         )

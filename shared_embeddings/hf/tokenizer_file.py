@@ -19,6 +19,8 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from shared_embeddings.errors import UserError
+
 _BYTES = 256
 # In place of a space, as in SentencePiece.
 SPACE = "▁"
@@ -38,7 +40,7 @@ class TokenizerFile:
         marks: what pieces start or end with to mark their place in a word.
 
     Raises:
-        ValueError: an unknown kind of tokenizer.
+        UserError: an unknown kind of tokenizer.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -46,7 +48,7 @@ class TokenizerFile:
         self.model: Mapping[str, Any] = content["model"]
         self.kind = self.model.get("type") or _guessed_kind(self.model)
         if self.kind not in KINDS:
-            raise ValueError(
+            raise UserError(
                 f"a tokenizer of kind {self.kind} cannot be trimmed; supported are {', '.join(KINDS)}"
             )
         self.ids: dict[str, int] = self._model_ids() | {

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.hf.entry import ENTRY, InputSide, OutputSide
 from shared_embeddings.utils.extras import require
@@ -37,7 +38,7 @@ def traced(model: Any, checkpoint_bytes: int) -> OnnxBody:
 
     Raises:
         ModuleNotFoundError: onnxscript or the exporter of transformers is not installed.
-        ValueError: the model cannot be traced.
+        UserError: the model cannot be traced.
     """
     require("onnxscript")
     exporters = require("transformers.exporters.exporter_onnx")
@@ -53,7 +54,7 @@ def traced(model: Any, checkpoint_bytes: int) -> OnnxBody:
         with quiet():
             found = exporters.OnnxExporter().export(model, sample, config=settings)
     except Exception as error:  # each operator fails in its own way
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__}: cannot be traced ({first_line(error)}); use --format onnx-embeddings"
         ) from error
     program = require("onnx_ir").to_proto(found.program)
@@ -98,12 +99,12 @@ def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
     """The keys and values ``(1, heads, 1, D)`` of each layer for one token.
 
     Raises:
-        ValueError: the model has another memory of earlier tokens.
+        UserError: the model has another memory of earlier tokens.
     """
     cache = model(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
     layers = getattr(cache, "layers", [None])
     if any(getattr(layer, "keys", None) is None for layer in layers):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__}: ONNX has keys and values of earlier tokens only, but this model has "
             "another state; use --format onnx-embeddings"
         )

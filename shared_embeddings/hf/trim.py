@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import Vocabulary
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import KEY, find_entry
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
 from shared_embeddings.hf.saving import (
@@ -45,7 +46,7 @@ class TrimmableFolder:
         path: the folder.
 
     Raises:
-        ValueError: a part is missing, needs custom code, or is of a kind that cannot be trimmed.
+        UserError: a part is missing, needs custom code, or is of a kind that cannot be trimmed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +58,7 @@ class TrimmableFolder:
         )
         text = self.config.get_text_config()
         if text is not self.config and TEXT not in self.settings:
-            raise ValueError(
+            raise UserError(
                 f"model {path}: is made of several models ({self.settings['model_type']}), each with its "
                 "own settings; it cannot be trimmed"
             )
@@ -134,12 +135,12 @@ class TrimmableFolder:
         """Leave out all tokens but those ``(n,)``, and rows that have no token.
 
         Raises:
-            ValueError: the tokenizer, or an embedding, cannot do without the others.
+            UserError: the tokenizer, or an embedding, cannot do without the others.
         """
         self.kept = kept[NAME]
         first = self.first_position
         if self.kept[:first].tolist() != list(range(first)):
-            raise ValueError(
+            raise UserError(
                 f"model {self.path}: counts positions from the id of padding, {first - 1}, and has rows "
                 "without a token before it; it cannot be trimmed"
             )
@@ -150,7 +151,7 @@ class TrimmableFolder:
         for new, old in enumerate(self.kept.tolist()):
             token = self.file.tokens[old]
             if (found := self.trimmed.token_to_id(token)) != new:
-                raise ValueError(
+                raise UserError(
                     f"token {token!r}: the trimmed tokenizer has it as {found}, not as {new}; this kind "
                     "of tokenizer cannot be trimmed"
                 )
@@ -190,7 +191,7 @@ class TrimmableFolder:
         """The folder of a model that is called `output`.
 
         Raises:
-            ValueError: it exists and holds other files that would be lost.
+            UserError: it exists and holds other files that would be lost.
         """
         check_output(output, force=True)
         return [output]
@@ -273,13 +274,13 @@ def _settings_files(folder: Path) -> list[str]:
 
 
 def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that needs custom code, or has two vocabularies."""
+    """Raise UserError for a model that needs custom code, or has two vocabularies."""
     if "auto_map" in settings and find_entry(settings) is None:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
         )
     if settings.get("share_encoder_decoder_embeddings") is False:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: has a vocabulary for each side, but one tokenizer; only models whose sides "
             "share their embeddings can be trimmed"
         )
@@ -289,7 +290,7 @@ def _load_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of a folder as the library tokenizers has it, without truncation and padding.
 
     Raises:
-        ValueError: it cannot be loaded, or is a slow one.
+        UserError: it cannot be loaded, or is a slow one.
     """
     try:
         loaded = require("transformers").AutoTokenizer.from_pretrained(
@@ -298,11 +299,11 @@ def _load_tokenizer(folder: Path) -> Any:
     except Exception as error:  # the library tokenizers raises plain ones
         missing = "" if (folder / TOKENIZER).is_file() else f"there is no {TOKENIZER}; "
         reason = f"{missing}{first_line(error)}"
-        raise ValueError(
+        raise UserError(
             f"model {folder}: its tokenizer cannot be loaded ({reason}); copy it again"
         ) from error
     if not loaded.is_fast:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: {type(loaded).__name__} is a slow tokenizer, whose rules are code; only fast "
             "tokenizers can be trimmed"
         )
@@ -313,11 +314,11 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless the tokenizer matches its file and the model has a row for every token."""
+    """Raise UserError unless the tokenizer matches its file and the model has a row for every token."""
     check_tokens(file.ids, rows)
     if tokenizer.get_vocab(with_added_tokens=True) != file.ids:
         odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]
-        raise ValueError(
+        raise UserError(
             f"token {odd[0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers loads; "
             "write both again with save_pretrained"
         )

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import save_safetensors
+from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import ENTRY, entry_of, find_entry, from_entry
 from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
@@ -36,7 +37,7 @@ def word_axes(model: Any) -> dict[str, int | None]:
         model: a transformers model, possibly `without_weights`.
 
     Raises:
-        ValueError: a tensor has two word axes, or the model has a second vocabulary.
+        UserError: a tensor has two word axes, or the model has a second vocabulary.
     """
     kind, config = type(model), model.config
     text = config.get_text_config()
@@ -45,7 +46,7 @@ def word_axes(model: Any) -> dict[str, int | None]:
     for name, size in text.to_dict().items():
         is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
         if is_other and _shapes(without_weights(kind, _wider(config, [name]))) != before:
-            raise ValueError(
+            raise UserError(
                 f"{kind.__name__}: has a second vocabulary ({name}: {size}), which is not trimmed with the "
                 "first; this model cannot be trimmed"
             )
@@ -54,7 +55,7 @@ def word_axes(model: Any) -> dict[str, int | None]:
     for name, shape in before.items():
         longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
         if len(longer) > 1:
-            raise ValueError(f"tensor {name} has two word axes; this model cannot be trimmed")
+            raise UserError(f"tensor {name} has two word axes; this model cannot be trimmed")
         axes[name] = longer[0] if longer else None
     return axes
 
@@ -93,7 +94,7 @@ class Weights:
         tables: the embeddings of a compressed model.
 
     Raises:
-        ValueError: a file is missing or damaged, or a tensor may have an unknown word axis.
+        UserError: a file is missing or damaged, or a tensor may have an unknown word axis.
     """
 
     def __init__(
@@ -153,17 +154,17 @@ def _axis_of(name: str, shape: list[int], axes: Mapping[str, int | None], rows: 
     """The word axis of a tensor in a file, whose name may have another prefix than in the model.
 
     Raises:
-        ValueError: the tensor is not in the model but has V rows, or has another number of rows.
+        UserError: the tensor is not in the model but has V rows, or has another number of rows.
     """
     alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
     own = name if name in axes else next(alike, None)
     if own is None and rows in shape:
-        raise ValueError(
+        raise UserError(
             f"tensor {name} {tuple(shape)} may have a row for every word, but is not in the model"
         )
     axis = None if own is None else axes[own]
     if axis is not None and shape[axis] != rows:
-        raise ValueError(
+        raise UserError(
             f"tensor {name} {tuple(shape)} does not have one row for each of the {rows} words; this model "
             "cannot be trimmed"
         )
@@ -174,7 +175,7 @@ def _header(file: Path) -> dict[str, Any]:
     """The header of a safetensors file: tensor name -> shape and offsets.
 
     Raises:
-        ValueError: the file is truncated or damaged.
+        UserError: the file is truncated or damaged.
     """
     try:
         with file.open("rb") as opened:
@@ -183,9 +184,9 @@ def _header(file: Path) -> dict[str, Any]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"weights {file}: cannot be read; the file is damaged, copy it again") from error
+        raise UserError(f"weights {file}: cannot be read; the file is damaged, copy it again") from error
     if 8 + size + end != file.stat().st_size:
-        raise ValueError(f"weights {file}: the file is truncated, copy it again")
+        raise UserError(f"weights {file}: the file is truncated, copy it again")
     return entries
 
 
@@ -203,7 +204,7 @@ class CompressedTables:
         rows: V.
 
     Raises:
-        ValueError: the embeddings do not match the configuration.
+        UserError: the embeddings do not match the configuration.
     """
 
     def __init__(self, files: Sequence[Path], settings: Mapping[str, Any], rows: int) -> None:
@@ -217,7 +218,7 @@ class CompressedTables:
         self._types = {name: tensor.dtype for name, tensor in state.items()}
         for table, embedding in self._embeddings.items():
             if embedding.num_embeddings != rows:
-                raise ValueError(
+                raise UserError(
                     f"table '{table}' has {embedding.num_embeddings} words, but the vocabulary has {rows}; "
                     "this model cannot be trimmed"
                 )
@@ -226,7 +227,7 @@ class CompressedTables:
             try:
                 embedding.load_state_dict(found)
             except RuntimeError as error:
-                raise ValueError(
+                raise UserError(
                     f"table '{table}' does not match config.json; copy the folder again"
                 ) from error
 
@@ -234,7 +235,7 @@ class CompressedTables:
         """Drop all words except `kept` ``(n,)``.
 
         Raises:
-            ValueError: the method of an embedding cannot drop words.
+            UserError: the method of an embedding cannot drop words.
         """
         if self.entry is None:
             return

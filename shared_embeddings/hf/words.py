@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 
 _LINES = 1000
@@ -36,7 +37,7 @@ class Vocabulary:
         return [known.get(index, f"<unused {index}>") for index in range(length)]
 
     def check(self, rows: int) -> None:
-        """Raise ValueError unless the tokenizer, if any, fits tables with `rows` rows."""
+        """Raise UserError unless the tokenizer, if any, fits tables with `rows` rows."""
         if self._tokenizer is not None:
             check_tokens(self._tokenizer.get_vocab(), rows)
 
@@ -50,7 +51,7 @@ class Vocabulary:
         """The ids of the tokenizer's beginning mark, if any, and of a text.
 
         Raises:
-            ValueError: there is no tokenizer.
+            UserError: there is no tokenizer.
         """
         tokenizer = self._required_tokenizer()
         first = tokenizer("")["input_ids"][:1]
@@ -61,16 +62,16 @@ class Vocabulary:
         """The ids of lines with sentence marks, truncated to `longest` tokens.
 
         Raises:
-            ValueError: there is no tokenizer.
+            UserError: there is no tokenizer.
         """
         tokenizer = self._required_tokenizer()
         found: list[list[int]] = tokenizer(list(lines), truncation=True, max_length=longest)["input_ids"]
         return found
 
     def _required_tokenizer(self) -> Any:
-        """The tokenizer; ValueError if there is none."""
+        """The tokenizer; UserError if there is none."""
         if self._tokenizer is None:
-            raise ValueError(f"model {self.folder}: has no tokenizer to tokenize texts with; add it there")
+            raise UserError(f"model {self.folder}: has no tokenizer to tokenize texts with; add it there")
         return self._tokenizer
 
     def mask(self) -> int | None:
@@ -81,11 +82,11 @@ class Vocabulary:
         """The token counts of texts.
 
         Raises:
-            ValueError: there is no tokenizer, a text is not UTF-8, or all lines are blank.
+            UserError: there is no tokenizer, a text is not UTF-8, or all lines are blank.
             OSError: a text cannot be read.
         """
         if self._tokenizer is None:
-            raise ValueError(
+            raise UserError(
                 f"model {self.folder}: has no tokenizer to count words with; give --token-counts, with ids "
                 "instead of words"
             )
@@ -94,14 +95,14 @@ class Vocabulary:
             try:
                 read = path.read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
-                raise ValueError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
+                raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
             lines = [line for line in read if line.strip()]
             for start in range(0, len(lines), _LINES):
                 found = self._tokenizer(lines[start : start + _LINES], add_special_tokens=False)
                 for ids in found["input_ids"]:
                     counts.update(ids)
         if not counts:
-            raise ValueError(f"text {', '.join(map(str, texts))}: has no words; use another text")
+            raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
         return {self._tokenizer.convert_ids_to_tokens(index): count for index, count in counts.items()}
 
 
@@ -113,23 +114,23 @@ def check_tokens(ids: Mapping[str, int], rows: int) -> None:
         rows: of the model's largest table.
 
     Raises:
-        ValueError: an id has no row, or most rows have no token.
+        UserError: an id has no row, or most rows have no token.
     """
     last = max(ids, key=ids.__getitem__)
     if ids[last] >= rows:
-        raise ValueError(
+        raise UserError(
             f"token {last!r} has the id {ids[last]}, but the model has {rows} rows: the tokenizer belongs to "
             "another model; give the model its own"
         )
     if len(ids) < rows * _LEAST_TOKENS:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {len(ids)} tokens for the {rows} rows of the model, so it is missing or "
             "belongs to another model; give the model its own"
         )
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder, or None; ValueError if it cannot be read."""
+    """The tokenizer in a folder, or None; UserError if it cannot be read."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return None
     try:
@@ -138,7 +139,7 @@ def _read_tokenizer(folder: Path) -> Any:
         )
     # The errors depend on the libraries that the tokenizer requires.
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"model {folder}: its tokenizer cannot be read ({type(error).__name__}: {error}); copy it again, "
             "or remove it from the folder"
         ) from error
@@ -186,12 +187,12 @@ def check_ids(where: str, settings: Mapping[str, Any]) -> None:
     """Check that settings that list token ids have the structure that transformers expects.
 
     Raises:
-        ValueError: one does not; the message starts with `where` and names it.
+        UserError: one does not; the message starts with `where` and names it.
     """
     for name, value in settings.items():
         expected = None if value is None else _violated_type(name, value)
         if expected is not None:
-            raise ValueError(f"{where}: {name} is {value!r}, expected {expected}; correct it")
+            raise UserError(f"{where}: {name} is {value!r}, expected {expected}; correct it")
         if isinstance(value, dict):
             check_ids(where, value)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
@@ -281,7 +282,7 @@ class AdaptiveSoftmax:
 
         Raises:
             IndexError: a target is out of range.
-            ValueError: as in `linear_cross_entropy`.
+            UserError: as in `linear_cross_entropy`.
         """
         kept = targets != ignore_index
         bands = bands_of(targets, self.cutoffs)
@@ -683,7 +684,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         members = [ids[inside] for inside in self._positions(ids)]
         for band, words in enumerate(members):
             if len(words) == 0:
-                raise ValueError(
+                raise UserError(
                     f"no word of band {band} of this adaptive embedding (words from {starts[band]:,}) is "
                     "kept, but every band needs one; also keep a word of it"
                 )

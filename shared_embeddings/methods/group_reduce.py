@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.errors import UserError
 from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import (
     best_basis,
@@ -170,13 +171,13 @@ def group_reduce(
         refinements: the maximum number of rounds in which words change groups.
 
     Raises:
-        ValueError: the table, the counts or the sizes are invalid.
+        UserError: the table, the counts or the sizes are invalid.
     """
     check_table(table)
     words, dim = table.shape
     check_counts(token_counts, words)
     if not 1 <= num_groups <= words:
-        raise ValueError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
+        raise UserError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
     _check_ranks(min_rank, max_rank, num_parameters, dim)
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
@@ -208,13 +209,13 @@ def group_reduce(
 
 
 def _check_ranks(min_rank: int | None, max_rank: int | None, num_parameters: int | None, dim: int) -> None:
-    """Raise ValueError unless the options determine ranks from 1 to D."""
+    """Raise UserError unless the options determine ranks from 1 to D."""
     if (min_rank is None) == (num_parameters is None):
-        raise ValueError("the ranks follow from min_rank or num_parameters; give exactly one of them")
+        raise UserError("the ranks follow from min_rank or num_parameters; give exactly one of them")
     if min_rank is not None:
         check_rank(min_rank, dim)
     if max_rank is not None and not (min_rank or 1) <= max_rank <= dim:
-        raise ValueError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
+        raise UserError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
 
 
 def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:
@@ -633,7 +634,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         if kept is None or version is None or kept[0] is not groups or kept[1] != version:
             sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
             if sizes != list(self.layout.sizes):
-                raise ValueError(
+                raise UserError(
                     f"the assignment 'groups' has groups of {sizes} words, but the codes have groups of "
                     f"{list(self.layout.sizes)}: load the assignment that was saved with these codes"
                 )

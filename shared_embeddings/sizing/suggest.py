@@ -11,6 +11,7 @@ from importlib import resources
 import torch
 from tqdm import tqdm
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.quant.storage import STORES
 from shared_embeddings.registry import build, methods, num_parameters
 from shared_embeddings.registry import options as find_spec
@@ -46,14 +47,14 @@ def read_budget(text: str) -> int:
     """A budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters.
 
     Raises:
-        ValueError: the text is not such a number, or it is less than one parameter.
+        UserError: the text is not such a number, or it is less than one parameter.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kKmM]?)\s*", text)
     if match is None:
-        raise ValueError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
+        raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
     budget = float(match[1]) * _MULTIPLIERS[match[2].lower()]
     if not 1 <= budget < 1e15:
-        raise ValueError(f"budget '{text}' must be at least one parameter and less than 1e15; change it")
+        raise UserError(f"budget '{text}' must be at least one parameter and less than 1e15; change it")
     return int(budget)
 
 
@@ -72,7 +73,7 @@ def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, a
     """The suggestions, each as a line to paste into a configuration, or as a JSON object.
 
     Raises:
-        ValueError: the budget is not a number.
+        UserError: the budget is not a number.
         OptionError: V or D is impossible.
     """
     limit = read_budget(budget)
@@ -195,7 +196,7 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
 
     Raises:
         OptionError: V or D is impossible.
-        ValueError: the budget is not a number.
+        UserError: the budget is not a number.
     """
     shapes = [(size, dim) for size in vocab_sizes for dim in dims]
     for size, dim in shapes:

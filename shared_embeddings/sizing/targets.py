@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from shared_embeddings.checkpoints.adapter import EmbeddingTable
+from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as find_spec
@@ -29,13 +30,13 @@ class Target:
     total_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid targets."""
+        """Raise UserError for invalid targets."""
         if (self.ratio is None) == (self.total_bytes is None):
-            raise ValueError("the target is a ratio or a number of bytes; give exactly one of them")
+            raise UserError("the target is a ratio or a number of bytes; give exactly one of them")
         if self.ratio is not None and not 1.0 < self.ratio < float("inf"):
-            raise ValueError(f"target ratio is {self.ratio:g}, but it must be above 1, such as 8")
+            raise UserError(f"target ratio is {self.ratio:g}, but it must be above 1, such as 8")
         if self.total_bytes is not None and self.total_bytes < 1:
-            raise ValueError(f"target bytes is {self.total_bytes}, but it must be at least 1")
+            raise UserError(f"target bytes is {self.total_bytes}, but it must be at least 1")
 
     def limit(self, table: EmbeddingTable, tables: Sequence[EmbeddingTable]) -> int:
         """The bytes of one table; a total is divided in proportion to the plain tables."""

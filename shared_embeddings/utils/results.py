@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import refuse_link, write_text
 
@@ -43,12 +44,12 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     """Write a record atomically as JSON, with paths relative to the repository.
 
     Raises:
-        ValueError: a value is not valid JSON (a tensor, a NaN).
+        UserError: a value is not valid JSON (a tensor, a NaN).
     """
     try:
         text = json.dumps(portable(record), indent=2, ensure_ascii=False, allow_nan=False)
     except TypeError as error:
-        raise ValueError(f"{path}: results cannot be written: {error}") from error
+        raise UserError(f"{path}: results cannot be written: {error}") from error
     write_text(Path(path), text + "\n")
 
 

@@ -181,7 +181,7 @@ class VectorsModel(WordTokens):
         """Remove all words except those ``(n,)``.
 
         Raises:
-            ValueError: the embedding cannot drop words.
+            UserError: the embedding cannot drop words.
         """
         self.module = self.module.select_rows(kept[NAME])
         self.words = [self.original[word] for word in kept[NAME].tolist()]
@@ -229,7 +229,7 @@ def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]
         packing = packing_of(tensors)
         state = hold(tensors)
         if len(words) != count or state.keys() != embedding.state_dict().keys():
-            raise ValueError("its words and tensors do not match")
+            raise UserError("its words and tensors do not match")
         embedding.load_state_dict(install(embedding, state), strict=False)
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
