@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -15,16 +16,29 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+import shared_embeddings as se
 from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.hf.entry import InputSide, find_entry
-from tests.shared_embeddings.hf.models import DIM, IDS, KINDS, WORDS, compress, generated_ids, scores, write
+from tests.helpers import arguments, example
+from tests.shared_embeddings.hf.models import (
+    DIM,
+    FAMILIES,
+    IDS,
+    KINDS,
+    WORDS,
+    compress,
+    generated_ids,
+    scores,
+    write,
+)
 from tests.shared_embeddings.hf.test_hf_from_pretrained import hidden
 from tests.shared_embeddings.hf.trimming import save, sentences, trim
 
 # Every architecture once, with a table or at full rank by turns.
 FULL_SIZE = {
-    kind: ["standard"] if place % 2 else ["projective", "--rank", DIM] for place, kind in enumerate(KINDS)
+    kind: ["standard"] if place % 2 else ["projective", "--rank", DIM]
+    for place, kind in enumerate((*KINDS, *FAMILIES))
 }
 # Models whose `generate`, or scores, are checked in a new process.
 SPEAKING = ["gemma", "llama", "qwen2", "t5", "marian", "bert"]
@@ -38,7 +52,8 @@ def test_full_size_keeps_the_scores(tmp_path: Path, kind: str) -> None:
     assert compress(tmp_path / "model", method, tmp_path / "same", *options) == 0
     same = hf.load(tmp_path / "same")
     assert type(same) is type(model)
-    assert set(same.shared_embeddings) == set(KINDS[kind][2])
+    if kind in KINDS:
+        assert set(same.shared_embeddings) == set(KINDS[kind][2])
     torch.testing.assert_close(scores(same), scores(model), atol=1e-4, rtol=0)
 
 
@@ -300,21 +315,69 @@ def test_the_best_candidate_is_a_folder_that_loads(
     assert main([*arguments, "--force"]) == 0
 
 
-@pytest.mark.slow_except("bfloat16-16")
-@pytest.mark.parametrize("ratio", [4, 8, 16, 32])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_weights_of_every_dtype(
-    dtype: str, ratio: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {**KINDS["gemma"][1], "hidden_size": 64}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+RATIOS = (4, 8, 16, 32)
+CODECS = get_args(get_type_hints(se.options("quantized"))["codec"])
+WIDTH = 48
+
+
+def check_compression(
+    dtype: str, arguments: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> bool:
+    """A tiny model is compressed to one of its dtype, and its predictions are compared.
+
+    Returns:
+        False if the smallest embedding with these arguments is too large for the target.
+    """
+    settings = {**KINDS["gemma"][1], "hidden_size": WIDTH}
     torch.manual_seed(0)
     model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**settings))
-    model.to(getattr(torch, dtype)).save_pretrained(tmp_path / "model")
-    for method in ([], ["--method", "quantized"]):
-        arguments = ["--model", str(tmp_path / "model"), *method, "--target-ratio", str(ratio)]
-        assert main(["compress", *arguments, "--output", str(tmp_path / "small"), "--force"]) == 0
-        printed = capsys.readouterr().out
-        assert "Error" not in printed
-        assert "kept" in printed and "could not verify" not in printed
-        small = hf.load(str(tmp_path / "small"))
-        assert scores(small).dtype == small.dtype == getattr(torch, dtype)
+    model.to(getattr(torch, dtype)).save_pretrained(folder / "model")
+    asked = ["compress", "--model", folder / "model", "--output", folder / "small", "--force", *arguments]
+    status, printed = main([str(argument) for argument in asked]), capsys.readouterr()
+    if status == 2 and "needs at least" in printed.err:
+        return False
+    assert status == 0, printed.err
+    assert "Error" not in printed.out
+    assert "kept" in printed.out and "could not verify" not in printed.out
+    small = hf.load(str(folder / "small"))
+    found = scores(small)
+    assert found.dtype == small.dtype == getattr(torch, dtype) and found.isfinite().all()
+    return True
+
+
+@pytest.mark.slow_except("bfloat16---bits=2")
+@pytest.mark.parametrize(
+    "size", [*(f"--target-ratio={ratio}" for ratio in RATIOS), *(f"--bits={32 // ratio}" for ratio in RATIOS)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_methods_are_chosen_in_every_dtype(
+    dtype: str, size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_compression(dtype, [size], tmp_path, capsys)
+
+
+def runs() -> Iterator[Any]:
+    """Every method and codec, in every dtype and at every ratio; one of each is quick."""
+    # These have sizes of their own, or are never as small.
+    fixed = ("alone", "define", "standard")
+    methods = {name: ["--method", name, "--fit-steps", 5] for name in se.methods() if name != "adaptive"}
+    codecs = {codec: ["--method", "quantized", "--codec", codec] for codec in CODECS}
+    for place, (name, how) in enumerate({**methods, **codecs}.items()):
+        for dtype in DTYPES:
+            sizes = {str(ratio): ["--target-ratio", ratio] for ratio in RATIOS}
+            if name in fixed:
+                sizes = {"example": arguments(example(name, WORDS, WIDTH))}
+            for size, options in sizes.items():
+                quick_size = "16" if name == "quantized" else "4"  # 16: words without codes
+                is_quick = dtype == DTYPES[place % len(DTYPES)] and size in (quick_size, "example")
+                marks = [] if is_quick else [pytest.mark.slow]
+                yield pytest.param(dtype, [*how, *options], id=f"{name}-{dtype}-{size}", marks=marks)
+
+
+@pytest.mark.parametrize(("dtype", "arguments"), runs())
+def test_every_method_and_codec_in_every_dtype(
+    dtype: str, arguments: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_small_enough = check_compression(dtype, arguments, tmp_path, capsys)
+    assert is_small_enough or arguments[-1] != RATIOS[0]
