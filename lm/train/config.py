@@ -107,10 +107,9 @@ class TrainingOptions:
         """Check ranges and combinations."""
         for name in ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("valid_batch_size", "evaluate_every", "save_every", "log_every"):
+        for name in ("valid_batch_size", "evaluate_every", "save_every", "log_every", "patience"):
             require_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "patience"):
-            require_at_least(name, getattr(self, name), 0)
+        require_at_least("warmup_steps", self.warmup_steps, 0)
         require(
             (self.epochs is None) != (self.steps is None),
             f"'epochs' is {self.epochs} and 'steps' is {self.steps}; give exactly one of them",

@@ -20,7 +20,7 @@ import configargparse
 from nmt.checkpoint.files import safetensors_of
 from nmt.model.plan import parse_text
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import check_repeats, whole_number
+from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
 from shared_embeddings.utils.files import check_input, followed, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml
@@ -124,7 +124,7 @@ def _boolean(text: str) -> bool:
 
 
 # Stricter types of OpenNMT-py's options.
-STRICTER = {bool: _boolean, int: whole_number}
+STRICTER = {bool: _boolean, int: whole_number, float: finite_number}
 
 
 def _is_number(text: str) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.adapter import WordEmbedding
 from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import decimal_number
 
 # A standard deviation below this fraction of the mean is the rounding error of a constant.
 _CONSTANT = 1e-6
@@ -257,8 +258,8 @@ class WordPairs(NamedTuple):
 def read_pairs(path: Path) -> WordPairs:
     """Read a set of pairs: two words, then columns of which the first number is the score.
 
-    Columns are separated by tabs, or else by semicolons, commas or spaces. The first line may be a header
-    without numbers. Empty lines and lines that start with ``#`` are skipped.
+    Columns are separated by tabs, or else by semicolons, commas or spaces. The first line may be a header,
+    which has no numbers after the second column. Empty lines and lines that start with ``#`` are skipped.
 
     Raises:
         UserError: the file is missing, not UTF-8, has no pairs, or has a malformed line.
@@ -270,42 +271,38 @@ def read_pairs(path: Path) -> WordPairs:
     except OSError as error:
         raise UserError(f"pairs {path}: cannot be read ({error.strerror}); check the path") from error
     pairs: list[WordPair] = []
-    is_first = True
+    may_be_header = True
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        pair = _pair(line)
-        if pair is not None:
-            pairs.append(pair)
-        elif not is_first:
+        fields = _fields(line)
+        score = next((found for found in map(decimal_number, fields[2:]) if found is not None), None)
+        if score is not None and fields[0] and fields[1]:
+            pairs.append(WordPair(fields[0], fields[1], score))
+        elif not may_be_header or any(map(_is_float, fields[2:])):
             raise UserError(
                 f"pairs {path}: line {number} is {line[:60]!r}, expected two words and a score; correct it"
             )
-        is_first = False
+        may_be_header = False
     if not pairs:
         raise UserError(f"pairs {path}: has no lines with two words and a score; use another file")
     return WordPairs(path.stem, pairs)
 
 
-def _pair(line: str) -> WordPair | None:
-    """The pair of a line; None unless it has two words followed by a number."""
+def _fields(line: str) -> list[str]:
+    """The columns of a line; none if one is longer than the limit of csv."""
     separator = next((mark for mark in "\t;," if mark in line), None)
     try:
         fields = line.split() if separator is None else next(csv.reader([line], delimiter=separator))
     except csv.Error:
-        # A field longer than the csv limit.
-        return None
-    fields = [field.strip() for field in fields]
-    score = next((number for number in map(_number, fields[2:]) if number is not None), None)
-    if score is None or not fields[0] or not fields[1]:
-        return None
-    return WordPair(fields[0], fields[1], score)
+        return []
+    return [field.strip() for field in fields]
 
 
-def _number(text: str) -> float | None:
-    """The finite number in a text, or None."""
+def _is_float(text: str) -> bool:
+    """Whether Python reads a text as a number, possibly NaN or infinity."""
     try:
-        number = float(text)
+        float(text)
     except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
+        return False
+    return True

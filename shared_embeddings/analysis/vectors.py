@@ -19,6 +19,9 @@ from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
 
 # The first bytes of a fastText model with subwords.
 _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
+# What numbers are written with, including NaN and infinity; not the underscores and the digits of other
+# scripts that Python accepts.
+_NUMBERS = b"0123456789+-.eE naifityNAIFITY"
 # Longer than any line of a text file; binary files may have no line end.
 _LONGEST_LINE = 1 << 20
 # Where the pickles of gensim name it.
@@ -42,14 +45,14 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
 
     Formats: lines of a word and its numbers, separated by spaces (GloVe); the same after a header line V D
     (word2vec, fastText ``.vec``); word2vec's binary format; fastText's ``.bin``. All but the last may be
-    gzipped if their name ends in ``.gz``. The first vector of a repeated word counts.
+    gzipped if their name ends in ``.gz``.
 
     Args:
         path: the file.
         limit: read only this many words; all if None.
 
     Raises:
-        UserError: the file is missing, malformed or truncated, or `limit` is below 1.
+        UserError: the file is missing, malformed or truncated, or repeats a word, or `limit` is below 1.
         ImportError: gensim is not installed.
     """
     if limit is not None and limit < 1:
@@ -67,8 +70,12 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
             f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
             "or in another format"
         ) from error
-    # Repeated words leave unused rows at the end.
-    number = len(keyed.key_to_index) if limit is None else min(limit, len(keyed.key_to_index))
+    number = len(keyed.key_to_index)
+    if kind == "binary vectors":
+        announced = int(next(_lines(path, None, has_header=True)).split()[0])
+        if number < min(announced, limit or announced):
+            raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
+    number = min(number, limit or number)
     found = WordVectors(keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number])
     _check_content(path, found)
     return found
@@ -149,7 +156,7 @@ def _kind_of(path: Path) -> str:
 def _is_header(line: bytes) -> bool:
     """Whether a line consists of V and D."""
     fields = line.split()
-    return len(fields) == 2 and all(field.isdigit() for field in fields)
+    return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
 
 
 def _is_text(line: bytes) -> bool:
@@ -161,11 +168,12 @@ def _is_text(line: bytes) -> bool:
 
 
 def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
-    """Raise UserError for the first line with a different number of fields.
+    """Raise UserError for the first line that is not a new word with as many numbers.
 
-    gensim would broadcast a single number over all dimensions.
+    gensim would broadcast a single number over all dimensions, and skip repeated words.
     """
     wanted, expected = None, None
+    first: dict[bytes, int] = {}
     for number, line in enumerate(_lines(path, limit, has_header), 1):
         if number == 1 and has_header:
             count, dim = (int(field) for field in line.split())
@@ -179,6 +187,18 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
             raise UserError(
                 f"vectors {path}: line {number} has {dim} numbers after its word, expected "
                 f"{wanted or 'some'}; correct or remove it"
+            )
+        word, _, numbers = line.rstrip().partition(b" ")
+        if numbers.translate(None, _NUMBERS):
+            odd = next(field for field in numbers.split(b" ") if field.translate(None, _NUMBERS))
+            raise UserError(
+                f"vectors {path}: line {number} has {odd.decode(errors='replace')[:40]!r}, expected a "
+                "number; correct it"
+            )
+        if first.setdefault(word, number) != number:
+            raise UserError(
+                f"vectors {path}: line {number} repeats {word.decode(errors='replace')[:60]!r} of line "
+                f"{first[word]}; remove one of them"
             )
     if expected is not None and number - 1 < expected:
         raise UserError(

@@ -5,6 +5,7 @@ Axis: ``V`` vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from shared_embeddings.errors import UserError
 
-# Of a count; every number of so many digits fits into 64 bits.
-_MOST_DIGITS = 18
+# Every number of so many digits fits into 64 bits.
+_COUNT = "[0-9]{1,18}"
 
 
 def read_counts(path: Path) -> dict[str, int]:
-    """The counts in a file with a word, a tab or a space, and its count on every line.
+    """The counts in a file with a word, a tab and its count on every line.
 
     Raises:
         UserError: the file is empty or not UTF-8, or a line is malformed or repeats a word (its number is
@@ -28,7 +29,7 @@ def read_counts(path: Path) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for number, line in enumerate(text_lines(path), 1):
-        entry = split_count(line)
+        entry = split_count(line) if "\t" in line else None
         if entry is None:
             raise UserError(
                 f"token counts {path}: line {number} is {line[:60]!r}, expected a word, a tab and its count; "
@@ -108,6 +109,6 @@ def split_count(line: str) -> tuple[str, int] | None:
     """A word and its count, separated by a tab or a space; None for any other line."""
     for separator in ("\t", " "):
         word, found, count = line.rpartition(separator)
-        if found and word and "\t" not in word and count.isdecimal() and len(count) <= _MOST_DIGITS:
+        if found and word and "\t" not in word and re.fullmatch(_COUNT, count):
             return word, int(count)
     return None

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, decimal_number
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
 OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."
@@ -47,11 +47,8 @@ def read_options(rest: list[str]) -> dict[str, object]:
 def percentage(text: str) -> float:
     """A fraction from a text such as 1% or 0.01."""
     number, sign, rest = text.partition("%")
-    try:
-        value = float(number) / (100 if sign else 1)
-    except ValueError:
-        value = -1.0
-    if rest or not 0.0 <= value <= 1.0:
+    value = decimal_number(number)
+    if rest or value is None or not 0.0 <= (value := value / (100 if sign else 1)) <= 1.0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a percentage; write 1% or 0.01")
     return value
 

@@ -59,6 +59,11 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
         name: [word_similarity(table.words, table.vectors, test) for test in tests]
         for name, table in tables.items()
     }
+    if not any(result.known for results in found.values() for result in results):
+        raise UserError(
+            f"pairs {', '.join(map(str, known.pairs))}: no pair has vectors for both words in "
+            f"{known.vectors or known.model}; use pairs of the same language, or other vectors"
+        )
     return _as_json(found, tables) if known.json else _as_text(found, tables)
 
 

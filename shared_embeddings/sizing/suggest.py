@@ -49,7 +49,7 @@ def read_budget(text: str) -> int:
     Raises:
         UserError: the text is not such a number, or it is less than one parameter.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kKmM]?)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kKmM]?)\s*", text)
     if match is None:
         raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
     budget = float(match[1]) * _MULTIPLIERS[match[2].lower()]

@@ -23,7 +23,8 @@ from shared_embeddings.utils.path_options import check_path_options
 USER_ERROR = 2
 TRACEBACK_VARIABLE = "SHARED_EMBEDDINGS_TRACEBACK"
 # A number without a decimal point, which PyYAML parses as text.
-EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_DECIMAL = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status in shells when the reader has closed the pipe
 NO_PARTIAL_FILES = "no partial files were left"  # printed by interrupted commands that cannot resume
 # torch's messages for failed allocations.
@@ -214,13 +215,16 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def decimal_number(text: str) -> float | None:
+    """The finite number in a text; None for others, such as ``1_0``, which Python's `float` takes for 10."""
+    number = float(text) if _DECIMAL.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else None
+
+
 def finite_number(text: str) -> float:
     """Parse a finite number, for argparse."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    number = decimal_number(text)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is not a finite number")
     return number
 

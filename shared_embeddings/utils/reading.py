@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from shared_embeddings.utils.files import check_input, first_line
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000  # of a YAML document with its aliases expanded
 _PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
+_FRACTION = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -47,7 +50,7 @@ def read_yaml_as_text(path: Path, option: str = "file") -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse a YAML text. Unlike in plain PyYAML, 1e-3 is a number.
+    """Parse a YAML text. Unlike in plain PyYAML, 1e-3 is a number, and 1_0, 010, 1:30 and .inf are texts.
 
     Args:
         text: at most `MAX_DEPTH` levels deep, with at most `MAX_VALUES` values after expanding aliases.
@@ -213,12 +216,15 @@ class _Loader(yaml.SafeLoader):
         return key
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
-# Dates stay text, since no setting is a date.
+# Dates stay text, since no setting is one, and so do other numbers of YAML 1.1: 1_0, 010 (8), 1:30 (90).
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":int", ":float"))
+    ]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+for _kind, _number in [("int", _WHOLE), ("float", _FRACTION), ("float", EXPONENT)]:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _number, list("-+.0123456789"))
 
 
 class _TextLoader(_Loader):

@@ -216,7 +216,7 @@ def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]
     """The words, the embedding and its packing in a file that `VectorsModel.write` wrote."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            settings = file.metadata()
+            settings = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, safetensors.SafetensorError) as error:
         raise _unreadable(path, error) from error

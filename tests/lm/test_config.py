@@ -78,6 +78,7 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
         ({"batch_size": True}, ["batch_size", "whole number"]),
         ({"batch_size": 0}, ["batch_size", "at least 1"]),
         ({"sequence_length": 0}, ["sequence_length", "at least 1"]),
+        ({"patience": 0}, ["patience", "at least 1"]),
         ({"max_grad_norm": 0}, ["max_grad_norm", "null"]),
         ({"batch_size": 10, "grad_accum_steps": 4}, ["grad_accum_steps", "divide"]),
         ({"epochs": 2}, ["epochs", "steps", "exactly one"]),
@@ -142,10 +143,28 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1e-3", 0.001), ("1E5", 1e5), ("-2e1", -20.0), ("1.2e-6", 1.2e-6), ("30", 30), ("0.5", 0.5)],
+    [
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        ("-2e1", -20.0),
+        ("1.2e-6", 1.2e-6),
+        ("30", 30),
+        ("0.5", 0.5),
+        ("+.5", 0.5),
+        ("-0", 0),
+        ("1.", 1.0),
+    ],
 )
 def test_numbers_are_parsed(text: str, number: float) -> None:
     assert from_arguments(["-x", text]) == {"x": number}
+
+
+@pytest.mark.parametrize(
+    "text", ["1_0", "010", "0x10", "1:30", "1_0.5", ".inf", ".nan", "\u0661", "1e\u0663"]
+)
+def test_other_notations_of_numbers_are_texts(text: str) -> None:
+    """YAML 1.1 takes 010 for 8 and 1:30 for 90."""
+    assert from_arguments(["-x", text]) == {"x": text}
 
 
 @pytest.mark.parametrize(

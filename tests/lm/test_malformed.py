@@ -265,7 +265,6 @@ def test_a_file_is_hashed_once(
 # The smallest valid number of a key of lm_train, if it is not 0 for a fraction and 1 for a count.
 LEAST = {
     "warmup_steps": 0,
-    "patience": 0,
     "seed": 0,
     "nonmono": 0,
     "memory_length": 0,

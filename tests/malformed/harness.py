@@ -19,8 +19,8 @@ SECONDS = 20
 MOST_LINES = 3
 ABSENT = "/nowhere/file"
 # Not 64-bit integers; not finite numbers.
-NO_COUNTS = ("x", "", "1.5", "nan", "9" * 400)
-NO_NUMBERS = ("x", "", "nan", "inf", "-inf", "1e999")
+NO_COUNTS = ("x", "", "1.5", "nan", "9" * 400, "1_0")
+NO_NUMBERS = ("x", "", "nan", "inf", "-inf", "1e999", "1_0")
 DEEP = "[" * 3000
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 12)
@@ -153,7 +153,7 @@ def _wrong_values(command: Command, action: argparse.Action, name: str) -> Itera
         yield from NO_COUNTS
         if name not in command.free:
             yield str(int(command.least.get(name, 1)) - 1)
-    elif kind == "float":
+    elif kind in ("float", "finite_number"):
         yield from NO_NUMBERS
         if name not in command.free:
             yield str(command.least.get(name, 0) - 0.5)

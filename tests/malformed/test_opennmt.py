@@ -14,6 +14,7 @@ import pytest
 
 from nmt import cli
 from nmt.options.ranges import RANGES, names
+from shared_embeddings.utils.command_line import finite_number
 from tests.malformed.harness import (
     Case,
     Command,
@@ -131,7 +132,7 @@ def server(host: Host) -> Command:
         least={"--port": 0},
         inputs=("--model_config",),
         documents=("--model_config",),
-        before=(lambda: mock.patch("nmt.translate.server.create_server"),),
+        before=(lambda: mock.patch("nmt.translate.server.Server.serve"),),
     )
 
 
@@ -200,7 +201,7 @@ def number_cases(command: Command, actions: list[Any]) -> Iterator[Case]:
         allowed = RANGES[action.dest]
         wrong = [allowed.least if allowed.above else allowed.least - 3, allowed.most + 1]
         for number in wrong:
-            text = str(float(number) if action.type is float else int(number))
+            text = str(float(number) if action.type in (float, finite_number) else int(number))
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
         usual = MODEL.get(action.dest, action.default) if command.name == "onmt_train" else action.default
         if usual is not None:

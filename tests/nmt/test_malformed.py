@@ -319,8 +319,8 @@ class Words:
     [
         ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
         ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
-        ({"label_smoothing": ".nan"}, "label_smoothing: nan is not a finite number"),
-        ({"dropout": [float("inf")]}, "dropout: inf is not a finite number"),
+        ({"label_smoothing": ".nan"}, "'.nan' is not a finite number"),
+        ({"dropout": [float("inf")]}, "'.inf' is not a finite number"),
         ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),
         ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; use brnn or"),
         ({"transforms": 5}, "invalid choice: '5'"),

@@ -263,9 +263,20 @@ def test_fasttext_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.vectors[found.words.index("moon")], model.wv["moon"], rtol=1e-5)
 
 
-def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
-    found = read_vectors(write(tmp_path / "v", "a 1 2\nb 3 4\na 5 6\n"))
-    assert found.words == ["a", "b"] and found.vectors.tolist() == [[1, 2], [3, 4]]
+def test_repeated_words_of_binary_files(tmp_path: Path) -> None:
+    path = write_binary(tmp_path / "vectors")
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode() + b" ", b"the "))
+    with pytest.raises(ValueError, match="repeats words"):
+        read_vectors(path)
+    with pytest.raises(ValueError, match="repeats words"):
+        read_vectors(path, limit=2)
+    assert read_vectors(path, limit=1).words == ["the"]
+
+
+def test_all_notations_of_numbers(tmp_path: Path) -> None:
+    found = read_vectors(write(tmp_path / "v", "1_0 +1 -.5 2.\n\u0663 1e-3 4E+2 7e1\n"))
+    assert found.words == ["1_0", "\u0663"]
+    np.testing.assert_allclose(found.vectors, [[1, -0.5, 2], [0.001, 400, 70]])
 
 
 @pytest.mark.parametrize(
@@ -276,9 +287,15 @@ def test_first_vector_of_a_repeated_word_counts(tmp_path: Path) -> None:
         ("3 2\na 1 2\nb 3 4\n", "announces 3 words, but there are 2; it is truncated"),
         ("2 2\na 1 2\nb 3 4\nc 5 6\n", "announces 2 words, but there are 3; correct the header"),
         ("a 1 2\n 3 4\n", "line 2 starts with a space"),
-        ("a 1 2\nb 3 x\n", "could not convert"),
+        ("a 1 2\nb 3 x\n", "line 2 has 'x', expected a number"),
+        ("a 1 2\nb 3 1_0\n", "line 2 has '1_0', expected a number"),
+        ("2 2\na 1 2\nb 3 \u0663\n", "line 3 has '\u0663', expected a number"),
+        ("a 1 2\nb 3 1e\n", "could not convert"),
+        ("a 1 2\nb 3 4\na 5 6\n", "line 3 repeats 'a' of line 1"),
+        ("3 2\na 1 2\nb 3 4\na 5 6\n", "line 4 repeats 'a' of line 2"),
         ("a 1 2\nb nan 3\n", "'b' contains NaN or infinity"),
         ("word\n", "line 1 has 0 numbers"),
+        ("9" * 5000 + " 2\na 1 2\n", "line 2 has 2 numbers after its word, expected 1"),
         ("", "is empty"),
     ],
 )
@@ -329,6 +346,10 @@ def test_pairs_between_spaces(tmp_path: Path) -> None:
     [
         ("a\tb\t1\na\tb\n", "line 2"),
         ("one\ttwo\tscore\na\tb\tmany\n", "line 2"),
+        ("a\tb\tnan\na\tb\t1\n", "line 1"),
+        ("a\tb\t1e999\na\tb\t1\n", "line 1"),
+        ("a\tb\t1_0\na\tb\t1\n", "line 1"),
+        ("a\tb\t\u0663\na\tb\t1\n", "line 1"),
         ("a\tb\t1\na\tb\tinf\n", "line 2"),
         ("a\tb\t1\n\tb\t2\n", "line 2"),
         ("one\ttwo\tscore\n", "no lines with two words and a score"),
@@ -357,6 +378,10 @@ def test_similarity_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["sets"][0]["rho"] == pytest.approx(1.0) and found["sets"][1]["rho"] is None
     assert main([*asked, "--limit", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"]["v.txt"]["words"] == 2
+    assert main([*asked[:-2], str(second)]) == 2
+    error = capsys.readouterr().err
+    assert f"pairs {second}: no pair has vectors for both words in {vectors}" in error
+    assert error.count("\n") == 1
 
 
 NAMES, DIM = 200, 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -15,9 +16,10 @@ import torch
 
 import shared_embeddings as se
 from shared_embeddings.classes import WordClasses
+from shared_embeddings.cli.arguments import percentage
 from shared_embeddings.cli.main import main
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
+from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, finite_number, run
 from shared_embeddings.utils.interrupts import (
     SIGNALS,
     Interrupted,
@@ -115,6 +117,14 @@ def test_sizes_that_exceed_memory(
     monkeypatch.setattr("numpy.random.default_rng", full)
     asked = ["--unique-dim", "3", "--num-classes", "3", "--random-classes", "true"]
     assert "15.0 GiB" in error_line(capsys, "params", "--method", "uncle", *SIZES, *asked)
+
+
+def test_numbers_are_written_in_decimal_digits() -> None:
+    for text in ("1_0", "\u0663", "nan", "1e999"):
+        for kind, name in ((finite_number, "number"), (percentage, "percentage")):
+            with pytest.raises(argparse.ArgumentTypeError, match=name):
+                kind(text)
+    assert finite_number("-1e3") == -1000.0 and (percentage("1.5%"), percentage(".5")) == (0.015, 0.5)
 
 
 def test_invalid_paths_are_named_with_a_remedy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
