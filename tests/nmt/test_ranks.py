@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from nmt import cli
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
-from nmt.train import ranks
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group
-from shared_embeddings.utils.interrupts import Interrupted
 from tests.drills.runner import Running, error_lines, run
 from tests.nmt.conftest import FUNNEL, SECONDS, WORDS, Host, command, free_port
 from tests.nmt.conftest import run as run_here
@@ -94,78 +91,27 @@ def test_orphaned_ranks_save_before_they_exit_and_release_the_lock(host: Host) -
     assert len(list(host.folder.glob("model_step_*.pt"))) == 1
 
 
-# How the parent reports the exit of its ranks.
+@pytest.mark.slow
+def test_the_mistake_of_a_rank_is_reported_in_one_line(host: Host) -> None:
+    """The first rank cannot save; the other one loses it."""
+    config = endless(host, save_checkpoint_steps=4)
+    with Running(train(config), host.folder / "log", largest_file=9000) as running:
+        assert running.end() == 2
+        assert running.wait_for_empty_group(), running.members()
+    (line,) = error_lines(running.output(), "onmt_train")
+    assert "save_model" in line and "cannot be written" in line
+    assert "Traceback" not in running.output()
 
 
-class Ended:
-    """A rank that has exited."""
-
-    pid = 77
-
-    def __init__(self, exitcode: int) -> None:
-        self.exitcode = exitcode
-
-    def start(self) -> None:
-        pass
-
-    kill = join = start
-
-
-def outcome(codes: list[int], message: list[ranks.Failure], received: list[int]) -> BaseException | None:
-    """What `run_ranks` raises when its ranks exit like this, in this order."""
-    processes = [Ended(code) for code in codes]
-
-    class Context:
-        @staticmethod
-        def SimpleQueue() -> Any:
-            waiting = list(message)
-            return Namespace(empty=lambda: not waiting, get=lambda: waiting.pop(0))
-
-        @staticmethod
-        def Process(target: Any, args: Any) -> Any:
-            return processes[args[1]]
-
-    def wait(alive: list[Any], noted: list[int]) -> Any:
-        noted += received
-        return [rank for rank in alive if ranks._has_failed(rank, noted)][:1], alive
-
-    opt = Namespace(gpu_ranks=list(range(4, 4 + len(codes))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.multiprocessing, "get_context", lambda kind: Context)
-        patch.setattr(ranks, "_wait", wait)
-        try:
-            ranks.run_ranks(opt, {}, None, cli._explain)
-        except BaseException as error:
-            return error
-    return None
-
-
-MISTAKE = ranks.Failure(5, "seed: too large", "Traceback", is_lost=False)
-LOST = ranks.Failure(4, "another process of this training exited", "Traceback", is_lost=True)
-BUG = ranks.Failure(4, None, "Traceback: KeyError", is_lost=False)
-
-
-@pytest.mark.parametrize(
-    ("codes", "message", "received", "kind", "words"),
-    [
-        ([0, 0], [], [], type(None), ""),
-        ([0, 0], [], [15], type(None), ""),
-        ([143, 143], [], [15], Interrupted, "SIGTERM"),
-        ([130, 130], [], [], Interrupted, "SIGINT"),
-        ([-15, 143], [], [15], Interrupted, "SIGTERM"),
-        ([1, -9], [LOST], [], UserError, "rank 5 (process 77) was killed by SIGKILL"),
-        ([-11, 1], [LOST], [], UserError, "rank 4 (process 77) was killed by SIGSEGV"),
-        ([1, 1], [LOST, MISTAKE], [], UserError, "seed: too large"),
-        ([1, -15], [MISTAKE], [], UserError, "seed: too large"),
-        ([1, 1], [LOST], [], UserError, "another process of this training exited"),
-        ([1, 1], [BUG, LOST], [], RuntimeError, "Traceback: KeyError"),
-    ],
-)
-def test_the_first_cause_is_reported(
-    codes: list[int], message: list[ranks.Failure], received: list[int], kind: type, words: str
-) -> None:
-    found = outcome(codes, message, received)
-    assert type(found) is kind and words in str(found)
+@pytest.mark.slow
+def test_ranks_that_are_interrupted_while_they_start_print_one_line(host: Host) -> None:
+    with Running(train(endless(host)), host.folder / "log") as running:
+        assert running.wait_until(lambda: len(running.children()) == 2)
+        running.send_to_all(signal.SIGINT)
+        assert running.end() == 130
+        assert running.wait_for_empty_group(), running.members()
+    assert len(error_lines(running.output(), "onmt_train")) == 1
+    assert "Traceback" not in running.output()
 
 
 @pytest.mark.parametrize(
