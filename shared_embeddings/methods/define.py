@@ -3,40 +3,281 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.layers.define_unit import (
-    Expansion,
-    GroupLinear,
-    UnitOptions,
-    gain_for_rms,
-    rms_of_activations,
-)
 from shared_embeddings.layers.initialization import entry_std
-from shared_embeddings.options import OptionError, option, require
+from shared_embeddings.options import OptionError, option, require, require_at_least
 from shared_embeddings.registry import build, methods, num_parameters, options, register
-from shared_embeddings.spec import Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 
+Transform = Literal["hgt", "glt", "linear"]
+Connection = Literal["mixer", "skip", "residual", "none"]
+
+_DEFAULT_GROUPS = 4
+# Widths between the layers of unit "delight" are multiples of at least this.
+_SMALLEST_MULTIPLE = 8
 # Options of a map that follow from the unit.
 _OF_THE_UNIT = ("output", "output_bias")
 # Arguments of `build` besides the options of the map.
 _NOT_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 
 
+class LayerPlan(NamedTuple):
+    """The groups, inputs and outputs of one group transform."""
+
+    groups: int
+    inputs: int
+    outputs: int
+
+
+def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer: halved from layer to layer (Eq. 1), constant, or one."""
+    if transform == "hgt":
+        return [max(max_groups // 2**layer, 1) for layer in range(depth)]
+    return [max_groups if transform == "glt" else 1] * depth
+
+
+def plan_layers(
+    input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
+) -> list[LayerPlan]:
+    """The sizes of the N = `depth` layers that expand n = `input_dim` to k = `expand_dim` (section 3.2).
+
+    The space between n and k is sampled linearly, so that the outputs of layer l are n + (k - n) l / N,
+    rounded down to a multiple of all groups; with residual connections k / 2 (section 4.4). A direct link to
+    the input widens the inputs of all layers but the first by n.
+    """
+    groups = plan_groups(transform, max_groups, depth)
+    step = math.lcm(*groups)
+    linked = input_dim if connection in ("mixer", "skip") else 0
+    plans: list[LayerPlan] = []
+    for layer, count in enumerate(groups):
+        width = (input_dim * depth + (expand_dim - input_dim) * (layer + 1)) // depth
+        if connection == "residual":
+            width = max(expand_dim // 2, step)
+        inputs = plans[-1].outputs + linked if plans else input_dim
+        plans.append(LayerPlan(count, inputs, width // step * step))
+    return plans
+
+
+def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
+    """The number of groups of each layer in the authors' later code.
+
+    From the last layer back they are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again.
+    """
+    cycle = [2**power for power in range(max_groups.bit_length())]
+    return [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
+
+
+def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
+    """The sizes of all layers after the first in the authors' later code, for inputs of D / 2.
+
+    Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
+    dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
+    transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
+    """
+    groups = plan_delight_groups(max_groups, depth)
+    inputs = embedding_dim // 2
+    widths = [inputs + layer * (expand_dim - inputs) // (depth - 1) for layer in range(1, depth)]
+    outputs = [_round_up(width, max(groups[layer : layer + 2])) for layer, width in enumerate(widths)]
+    outputs.append(embedding_dim)
+    plans = [
+        LayerPlan(count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer])
+        for layer, count in enumerate(groups)
+    ]
+    return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
+
+
+def _round_up(width: int, groups: int) -> int:
+    """The smallest multiple of `groups`, in steps of at least 8, that is at least `width`."""
+    step = groups * math.ceil(_SMALLEST_MULTIPLE / groups)
+    return step * math.ceil(width / step)
+
+
+class GroupTransform(nn.Module):
+    """The group transform of unit "paper" (Eq. 1, appendix A.1), then layer normalization and GELU.
+
+    The input is cut into g chunks, and ``W (inputs / g, outputs / g)`` multiplies each of them. The
+    normalization of all outputs has no parameters.
+    """
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__()
+        self.groups = plan.groups
+        self.weight = nn.Parameter(torch.empty(plan.inputs // plan.groups, plan.outputs // plan.groups))
+
+    @staticmethod
+    def num_parameters(plan: LayerPlan) -> int:
+        """in out / g**2."""
+        return plan.inputs * plan.outputs // plan.groups**2
+
+    def reset_parameters(self) -> None:
+        """Draw weights that keep the variance."""
+        nn.init.normal_(self.weight, std=self.weight.size(0) ** -0.5)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, inputs)`` -> ``(n, outputs)``."""
+        transformed = (vectors.unflatten(1, (self.groups, -1)) @ self.weight).flatten(1)
+        return F.gelu(F.layer_norm(transformed, transformed.shape[1:]))
+
+
+class GroupLinear(nn.Module):
+    """A layer of unit "delight": a matrix and a bias for each group, layer normalization, and GELU.
+
+    Every group is normalized separately, with one gain and shift of its width for all.
+    """
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__()
+        groups, width = plan.groups, plan.outputs // plan.groups
+        self.weight = nn.Parameter(torch.empty(groups, plan.inputs // groups, width))
+        self.bias = nn.Parameter(torch.empty(groups, 1, width))
+        self.norm = nn.LayerNorm(width)
+
+    @staticmethod
+    def num_parameters(plan: LayerPlan) -> int:
+        """in out / g weights, a bias for each output, gain and shift."""
+        return plan.inputs * plan.outputs // plan.groups + plan.outputs + 2 * (plan.outputs // plan.groups)
+
+    def reset_parameters(self) -> None:
+        """Draw weights that keep the variance; no biases and shifts, gains of one."""
+        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
+        nn.init.zeros_(self.bias)
+        self.norm.reset_parameters()
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``(n, inputs)`` -> ``(n, outputs)``."""
+        chunks = vectors.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
+        transformed = torch.baddbmm(self.bias, chunks, self.weight).transpose(0, 1)
+        return F.gelu(self.norm(transformed)).flatten(1)
+
+
+class Expansion(nn.Module):
+    """The stack of group transforms that widens n to k (Figures 2, 3 and 5).
+
+    From the second layer on, a layer sees the previous output and, by `connection`:
+    "mixer": chunk i of the stack's input in front of chunk i of the previous output (Figure 5c);
+    "skip": the whole input in front of the whole previous output, without splitting and mixing (Figure 5d);
+    "none": nothing else (Figure 5a). "residual" adds the previous output to a layer's own (Figure 5b).
+    """
+
+    def __init__(
+        self,
+        layer: type[GroupTransform] | type[GroupLinear],
+        plans: list[LayerPlan],
+        connection: Connection,
+        shuffle: bool,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(plan) for plan in plans)
+        self.groups = [plan.groups for plan in plans]
+        self.width = plans[-1].outputs
+        self.connection = connection
+        self.shuffle = shuffle
+        has_first_link = plans[0].inputs == plans[0].outputs
+        # The number of activations that are summed in the output.
+        self.summands = len(plans) + has_first_link if connection == "residual" else 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
+        # Keeps only the latest output in memory.
+        return deque(self.outputs(inputs), maxlen=1).pop()
+
+    def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
+        """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, in order."""
+        output = inputs
+        for position, layer in enumerate(self.layers):
+            previous = output
+            if position > 0 and self.shuffle:
+                previous = _shuffled(previous, self.groups[position - 1])
+            linked = self._linked(inputs, previous, self.groups[position]) if position > 0 else previous
+            output = layer(linked)
+            if self.connection == "residual" and output.shape == previous.shape:
+                output = output + previous
+            yield output
+
+    def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
+        """The input of a layer with `groups` groups: the previous output, and the stack's input if linked."""
+        if self.connection == "mixer":
+            chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
+            return torch.cat(chunks, dim=2).flatten(1)
+        if self.connection == "skip":
+            return torch.cat((inputs, previous), dim=1)
+        return previous
+
+
+def _shuffled(vectors: Tensor, groups: int) -> Tensor:
+    """``(n, width)`` interleaved: the first element of every group, then the second of every group, ..."""
+    return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
+
+
+@unset_fake_temporarily()
+def rms_of_activations(gain: float, summands: int = 1) -> float:
+    """Root mean square of the sum of `summands` independent values gelu(gain * x), x standard normal."""
+    points = torch.linspace(-8.0, 8.0, 2001, dtype=torch.float64, device="cpu")
+    weights = torch.softmax(-points.square() / 2, dim=0)
+    values = F.gelu(gain * points)
+    mean, square = float((weights * values).sum()), float((weights * values.square()).sum())
+    return math.sqrt(summands * square + summands * (summands - 1) * mean**2)
+
+
+def gain_for_rms(rms: float) -> float:
+    """The gain for which `rms_of_activations` is `rms`, by bisection."""
+    low, high = 0.0, 4.0 * rms + 4.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rms_of_activations(middle) < rms else (low, middle)
+    return high
+
+
 @dataclasses.dataclass(frozen=True)
-class DefineOptions(UnitOptions):
-    """Options of `define`; those of the map are given alongside (``map="projective", rank=32``)."""
+class DefineOptions(EmbeddingOptions):
+    """Options of `define`; those of the map are given alongside (``map="projective", rank=32``).
+
+    The unit of the authors' later code ("delight") has its own groups, connections and reduction, so that
+    `transform`, `shuffle`, `connection` and `reduce` have no effect.
+    """
 
     paper = "DeFINE, section 3"
     summary = "V x n, deepened by group transforms"
     grid_choice = "the largest n in steps of 4, k = 4 n, N = 3 and 4 groups"
     fit_bound = 0.3
 
+    map_dim: int = option(
+        'n, the width of the mapped vectors; for unit "paper" divisible by the groups of every layer.'
+    )
+    expand_dim: int = option(
+        "k, the width after the last layer that widens, at least n; rounded to a multiple of the groups."
+    )
+    depth: int = option("N, the number of group transforms.")
+    unit: Literal["paper", "delight"] = option(
+        'The unit of section 3 ("paper") or of the authors\' later code ("delight").', "paper"
+    )
+    max_groups: int | None = option(
+        'g_max, the groups of the first layer, 4 by default; for unit "delight" the most of any layer, '
+        'a power of 2. Not for transform "linear".',
+        None,
+    )
+    transform: Transform = option(
+        "Groups are halved from layer to layer (hgt), constant (glt), or one (linear).", "hgt"
+    )
+    shuffle: bool = option(
+        'Interleaves the outputs of the groups between layers; not for transform "linear".', False
+    )
+    connection: Connection = option(
+        "The input of a layer besides the previous output, see `Expansion`; residual connections make all "
+        "layers k / 2 wide (section 4.4).",
+        "mixer",
+    )
+    reduce: bool = option("Projects the expanded vector to D; otherwise its width must be D.", True)
     map: str = option("The method of the map (V x n).", "standard")
     output: Literal["map", "table", "none"] = option(
         "What the output layer is tied to: the map (hidden states of n dimensions), the table, or nothing "
@@ -49,7 +290,21 @@ class DefineOptions(UnitOptions):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name in ("map_dim", "expand_dim", "depth", "max_groups"):
+            require_at_least(name, getattr(self, name), 1)
+        require(
+            self.expand_dim >= self.map_dim,
+            f"option 'expand_dim' is {self.expand_dim}, less than 'map_dim' {self.map_dim}; raise it",
+        )
+        for name in ("max_groups", "shuffle"):
+            require(
+                self.transform != "linear" or not getattr(self, name),
+                f"option '{name}' has no effect with transform 'linear', which has one group; remove it",
+            )
+        if self.unit == "paper":
+            self._check_groups()
+        else:
+            self._check_delight()
         require(
             self.output == "map" or not self.output_projection,
             f"option 'output_projection' has no effect with output '{self.output}'; remove it",
@@ -80,6 +335,77 @@ class DefineOptions(UnitOptions):
             return map_options[name]
         raise AttributeError(f"'define' has no option '{name}'")
 
+    def delight_entry(self, embedding_dim: int) -> LayerPlan:
+        """The first layer of unit "delight", from n to D / 2."""
+        half = embedding_dim // 2
+        return LayerPlan(1, self.map_dim, half)
+
+    def layers(self, embedding_dim: int) -> list[LayerPlan]:
+        """The sizes of the group transforms; in unit "delight" also of the linear layer that follows them."""
+        if self.unit == "delight":
+            return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups())
+        return plan_layers(
+            self.map_dim, self.expand_dim, self.depth, self._groups(), self.transform, self.connection
+        )
+
+    def check_dim(self, embedding_dim: int) -> None:
+        """Raise `OptionError` unless the unit can output vectors of D dimensions."""
+        if self.unit == "delight":
+            self._check_halves(embedding_dim // 2)
+            return
+        width = self.layers(embedding_dim)[-1].outputs
+        require(
+            self.reduce or width == embedding_dim,
+            f"option 'reduce' is off, but the expanded vectors are {width} wide and the dimension is "
+            f"{embedding_dim}; change 'expand_dim' or leave 'reduce' on",
+        )
+
+    def _groups(self) -> int:
+        """g_max."""
+        return self.max_groups or _DEFAULT_GROUPS
+
+    def _check_groups(self) -> None:
+        """Raise `OptionError` unless the mapped vector splits into the groups of each layer."""
+        for layer, count in enumerate(plan_groups(self.transform, self._groups(), self.depth), start=1):
+            require(
+                self.map_dim % count == 0,
+                f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer {layer}; "
+                f"change it or 'max_groups' ({self._groups()})",
+            )
+
+    def _check_delight(self) -> None:
+        """Raise `OptionError` for options that the unit of the authors' later code does not have."""
+        defaults = {field.name: field.default for field in dataclasses.fields(DefineOptions)}
+        for name in ("transform", "shuffle", "connection", "reduce"):
+            value = getattr(self, name)
+            require(
+                value == defaults[name],
+                f"option '{name}' has no effect with unit 'delight', but it is {value!r}; remove it",
+            )
+        require(
+            self.depth >= 2,
+            f"option 'depth' is {self.depth}, but unit 'delight' widens in one layer and reduces in another; "
+            "choose at least 2",
+        )
+        require(
+            self._groups().bit_count() == 1,
+            f"option 'max_groups' is {self._groups()}, but with unit 'delight' it must be a power of 2",
+        )
+
+    def _check_halves(self, entry_width: int) -> None:
+        """Raise `OptionError` unless D / 2 is divisible by the number of groups and at most k."""
+        most = max(plan_delight_groups(self._groups(), self.depth))
+        require(
+            entry_width >= most and entry_width % most == 0,
+            f"option 'max_groups' leads to {most} groups, but with unit 'delight' half of the dimension, "
+            f"{entry_width}, must be a multiple of them; lower it",
+        )
+        require(
+            self.expand_dim >= entry_width,
+            f"option 'expand_dim' is {self.expand_dim}, less than half of the dimension, {entry_width}, "
+            "which unit 'delight' expands; raise it",
+        )
+
     @classmethod
     def normalize(cls, given: dict[str, object]) -> dict[str, object]:
         """Move the options of the map's method, given next to the unit's own, into `map_options`."""
@@ -98,7 +424,7 @@ class DefineOptions(UnitOptions):
         return {**bias, **given, "map_options": map_options}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """Check the map, and D; see `UnitOptions.check_dim`."""
+        """Check the map, and D; see `check_dim`."""
         maps = [name for name in methods() if name != self.method]
         if self.map not in maps:
             raise OptionError(f"option 'map' is '{self.map}', but it must be one of {', '.join(maps)}")
@@ -107,18 +433,24 @@ class DefineOptions(UnitOptions):
         self.check_dim(embedding_dim)
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """The map, the first layer, the group transforms (`LayerPlan.num_parameters`), reduction, projection.
+        """The map, the first layer, the group transforms, reduction and projection.
 
-        The first layer has n (n + 1), in unit "delight" (n + 1) D / 2 and D of normalization. The reduction
-        has (k + 1) D; that of "delight", (3 / 2 D + 1) D + 2 D, is planned with the group transforms.
+        The first layer has n**2, the group transforms in out / g**2 each, the reduction (k + n) D, or k D if
+        it does not read the map. All layers of unit "delight" are `GroupLinear`.
         """
-        n, layers = self.map_dim, self.layers(embedding_dim)
-        is_paper = self.unit == "paper"
-        entry = n * (n + 1) if is_paper else self.delight_entry(embedding_dim).num_parameters()
-        reduction = (layers[-1].outputs + 1) * embedding_dim if is_paper and self.reduce else 0
-        projection = n * embedding_dim if self.output_projection else 0
-        transforms = sum(layer.num_parameters() for layer in layers)
-        return self._count_map(num_embeddings) + entry + transforms + reduction + projection
+        layers = self.layers(embedding_dim)
+        if self.unit == "delight":
+            unit = sum(map(GroupLinear.num_parameters, [self.delight_entry(embedding_dim), *layers]))
+        else:
+            unit = self.map_dim**2 + sum(map(GroupTransform.num_parameters, layers))
+            unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
+        projection = self.map_dim * embedding_dim if self.output_projection else 0
+        return self._count_map(num_embeddings) + unit + projection
+
+    def reduction_inputs(self, layers: list[LayerPlan]) -> int:
+        """The inputs of the reduction, which also has the connection of the last layer to the map."""
+        linked = self.map_dim if self.connection in ("mixer", "skip") else 0
+        return layers[-1].outputs + linked
 
     def count_bias(self, num_embeddings: int) -> int:
         """V with the option `output_bias`, unless it is counted with the map."""
@@ -165,20 +497,33 @@ class DefineOptions(UnitOptions):
 
 @register("define", DefineOptions)
 class DefineEmbedding(SharedEmbedding):
-    """The DeFINE unit (section 3.3): ``e_o = W e_N + b`` over an expansion of ``e_i``, the map's vector.
+    """The DeFINE unit (section 3.3): the map's vector ``e_i`` is expanded, and ``e_o = W [e_i; e_N]``.
 
-    Unit "paper", the default, follows the paper in the map, the group transforms with their groups and
-    connections, and the linear reduction. The paper does not specify the rest. Our choices are a linear layer
-    n -> n with a bias before the group transforms, whose output is their input for connections; one matrix
-    per group (see `GroupLinear`); a bias, one layer normalization of all outputs, and GELU after each group
-    transform; the rounding of widths (see `plan_layers`); and no dropout.
+    Unit "paper", the default, has the map, a linear layer n -> n, whose output the connections read as
+    ``e_i``, the group transforms of Eq. 1 with one matrix for all groups (appendix A.1), and a linear
+    reduction. The paper does not say how layers are normalized and activated; we use layer normalization and
+    GELU, without dropout. It prints sizes, but neither g_max nor their parts. We compared readings of
+    sections 3.2, 3.3 and A.1 with all printed sizes, for the g_max that comes nearest:
+
+    - Widths. n + (k - n) l / N for l = 1 ... N, a layer n -> n and no biases have the 42.86M parameters of
+      Table 6a's "Linear", which no g_max affects; with N widths from n to k it has 0.38M less.
+    - Matrices. With A.1's W for all groups, 1.92M in Table 2a and 0.41M in Table 1a are as printed. With a
+      matrix for each group, as in the transform of Mehta et al. (2018) that Eq. 1 cites, 1.92M would be 2.38M
+      with the most groups that halve and divide n = 384.
+    - The connection of the reduction. DeFINE has 0.16M more than HGT in Table 6b, about n m, so that the
+      reduction reads ``e_i``, too, as the output layer of the authors' later code does. 1.92M and 0.41M
+      include these n m.
+    - The map. In Table 2a, the unit is as large for n = 64 as for n = 384: the map widens n to 384
+      (appendix A.3, "projective"), and the unit is 384 wide.
+
+    No reading fits Tables 7 (k > 1,024) and 8, which also print several sizes for the same model.
 
     Unit "delight" is DeFINE in the code of the authors' next paper, DeLighT (Mehta et al., 2021). Every layer
     ends in layer normalization and GELU: a linear layer n -> D / 2; N group transforms with mixers, of which
-    the last one reduces to D; and a linear layer to D, which reads the D / 2 values again. The group
-    transforms normalize every group separately, with one gain and shift of its width for all; their groups
-    cycle through the powers of 2 up to g_max and end in 1. We omit two parts of that code, the dropout after
-    each layer and the factor sqrt(n) on the map; weights are initialized as in "paper".
+    the last one reduces to D; and a linear layer to D, which reads the D / 2 values again. Every group has
+    its own matrix; groups cycle through the powers of 2 up to g_max and end in 1. We omit two parts of that
+    code, the dropout after each layer and the factor sqrt(n) on the map; weights are initialized as in
+    "paper".
     """
 
     options: DefineOptions
@@ -202,12 +547,18 @@ class DefineEmbedding(SharedEmbedding):
         )
         self.entry: nn.Linear | GroupLinear
         self.reduction: nn.Linear | None = None
+        # Without a reduction, the std of the activations of unit "paper" becomes that of a table.
+        self.scale = 1.0
         if options.unit == "delight":
             self.entry = GroupLinear(options.delight_entry(embedding_dim))
+            self.expansion = Expansion(GroupLinear, layers, options.connection, options.shuffle)
         else:
-            self.entry = nn.Linear(width, width)
-            self.reduction = nn.Linear(layers[-1].outputs, embedding_dim) if options.reduce else None
-        self.expansion = Expansion(layers, options.connection, options.shuffle)
+            self.entry = nn.Linear(width, width, bias=False)
+            self.expansion = Expansion(GroupTransform, layers, options.connection, options.shuffle)
+            if options.reduce:
+                self.reduction = nn.Linear(options.reduction_inputs(layers), embedding_dim, bias=False)
+            else:
+                self.scale = entry_std(embedding_dim) / rms_of_activations(1.0, self.expansion.summands)
         self.output_projection = (
             nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
         )
@@ -219,21 +570,20 @@ class DefineEmbedding(SharedEmbedding):
     def init_weights(self) -> None:
         """The map as its method does; the rest such that the unit's outputs have std D**-0.5."""
         self.map.reset_parameters()
+        std = entry_std(self.embedding_dim)
+        layers: list[Any] = list(self.expansion.layers)
+        for layer in layers:
+            layer.reset_parameters()
         if isinstance(self.entry, GroupLinear):
-            self.entry.reset_parameters(gain=1.0)
+            self.entry.reset_parameters()
+            nn.init.constant_(layers[-1].norm.weight, gain_for_rms(std))
         else:
             # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)
-            nn.init.zeros_(self.entry.bias)
-        std = entry_std(self.embedding_dim)
-        summands = self.expansion.summands
-        if self.reduction is None:
-            self.expansion.reset_parameters(gain_for_rms(std, summands))
-        else:
-            self.expansion.reset_parameters(gain=1.0)
-            width_rms = self.reduction.in_features**0.5 * rms_of_activations(1.0, summands)
-            nn.init.normal_(self.reduction.weight, std=std / width_rms)
-            nn.init.zeros_(self.reduction.bias)
+        if self.reduction is not None:
+            expanded = self.expansion.width * rms_of_activations(1.0, self.expansion.summands) ** 2
+            linked = self.reduction.in_features - self.expansion.width
+            nn.init.normal_(self.reduction.weight, std=std / math.sqrt(expanded + linked))
         if self.output_projection is not None:
             nn.init.normal_(self.output_projection.weight, std=std)
 
@@ -260,8 +610,12 @@ class DefineEmbedding(SharedEmbedding):
 
     def _deepened(self, mapped: Tensor) -> Tensor:
         """Rows ``(n, D)`` from vectors of the map ``(n, width)``: expand, reduce."""
-        expanded = self.expansion(self.entry(mapped))
-        return expanded if self.reduction is None else self.reduction(expanded)
+        entry = self.entry(mapped)
+        expanded = self.expansion(entry)
+        if self.reduction is None:
+            return self.scale * expanded
+        is_linked = self.reduction.in_features > self.expansion.width
+        return self.reduction(torch.cat((entry, expanded), dim=1) if is_linked else expanded)
 
     def inner_embedding(self) -> SharedEmbedding:
         """As in the base class: that of the map if the output is tied to it."""

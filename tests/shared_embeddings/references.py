@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import floor
 
 import torch
 from torch import Tensor
@@ -69,8 +69,9 @@ def define_layers(
 ) -> list[GroupLayer]:
     """The expansion layers: groups halve from layer to layer, widths grow linearly (3.2, 4.4, table 8a).
 
-    Widths are rounded up to a multiple of 8 and of the groups on both sides; with residual connections all
-    are ``expand_dim / 2``; the mixer and the skip connection read the input again from the second layer on.
+    Layer l of N has ``n + (k - n) l / N`` outputs, rounded down to a multiple of the most groups, which are
+    powers of two here; with residual connections all have ``expand_dim / 2``; the mixer and the skip
+    connection read the input again from the second layer on.
     """
     groups = [
         {"hgt": max(max_groups // 2**layer, 1), "glt": max_groups, "linear": 1}[transform]
@@ -79,10 +80,9 @@ def define_layers(
     layers = []
     previous = map_dim
     for layer in range(depth):
-        share = layer / (depth - 1) if depth > 1 else 1
-        width = expand_dim / 2 if connection == "residual" else map_dim + share * (expand_dim - map_dim)
-        multiple = max(8, *groups[layer : layer + 2])
-        outputs = ceil(round(width, 6) / multiple) * multiple
+        width = map_dim + (expand_dim - map_dim) * (layer + 1) / depth
+        width = expand_dim / 2 if connection == "residual" else width
+        outputs = floor(round(width, 6) / groups[0]) * groups[0]
         again = map_dim if layer and connection in ("mixer", "skip") else 0
         layers.append(GroupLayer(groups[layer], previous + again, outputs))
         previous = outputs
@@ -100,7 +100,9 @@ def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     return dense
 
 
-def normalized(vector: Tensor, gain: Tensor, shift: Tensor, epsilon: float = 1e-5) -> Tensor:
+def normalized(
+    vector: Tensor, gain: Tensor | float = 1.0, shift: Tensor | float = 0.0, epsilon: float = 1e-5
+) -> Tensor:
     """Layer normalization of one vector."""
     centered = vector - vector.mean()
     return centered / (centered.square().mean() + epsilon).sqrt() * gain + shift
@@ -121,27 +123,20 @@ def shuffled(vector: Tensor, groups: int) -> Tensor:
     return torch.stack([vector[group * size + place] for place in range(size) for group in range(groups)])
 
 
-@dataclass(frozen=True)
-class GroupWeights:
-    """Values of one group transformation: a block ``(outputs / g, inputs / g)`` per group, and the rest."""
-
-    blocks: Sequence[Tensor]
-    bias: Tensor
-    gain: Tensor
-    shift: Tensor
-
-
 def define_unit(
     entry: Tensor,
     layers: Sequence[GroupLayer],
-    weights: Sequence[GroupWeights],
+    matrices: Sequence[Tensor],
     connection: str,
     activation: Callable[[Tensor], Tensor],
     shuffle: bool = False,
 ) -> Tensor:
-    """The expanded vector of one word, from its vector ``entry`` (Eq. 1, figure 3, figure 5)."""
+    """The expanded vector of one word, from its vector ``entry`` (Eq. 1, figure 3, figure 5).
+
+    All groups of a layer share a matrix ``(outputs / g, inputs / g)`` (appendix A.1).
+    """
     previous = entry
-    for position, (layer, weight) in enumerate(zip(layers, weights)):
+    for position, (layer, matrix) in enumerate(zip(layers, matrices)):
         if position and shuffle:
             previous = shuffled(previous, layers[position - 1].groups)
         inputs = previous
@@ -149,8 +144,8 @@ def define_unit(
             inputs = mixed(entry, previous, layer.groups)
         elif position and connection == "skip":
             inputs = torch.cat([entry, previous])
-        outputs = block_diagonal(weight.blocks) @ inputs + weight.bias
-        outputs = activation(normalized(outputs, weight.gain, weight.shift))
+        outputs = block_diagonal([matrix] * layer.groups) @ inputs
+        outputs = activation(normalized(outputs))
         if connection == "residual" and len(outputs) == len(previous):
             outputs = outputs + previous
         previous = outputs

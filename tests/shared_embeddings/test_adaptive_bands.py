@@ -145,7 +145,7 @@ def test_scores_have_a_projection_for_each_band(options: dict[str, Any]) -> None
 
 
 def test_define_scores_hidden_states_with_the_bands_of_its_map() -> None:
-    """As in DeFINE's Table 2: the unit leads from n to D, a projection for each band from S back to n."""
+    """The unit leads from n to D, a projection for each band from S back to n."""
     torch.manual_seed(0)
     unit: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "output": "map"}
     bands = {"map": "adaptive", "factor": 1, "score_dim": DIM, "tie": "tables", "output_bias": True}
@@ -157,7 +157,8 @@ def test_define_scores_hidden_states_with_the_bands_of_its_map() -> None:
     clusters = emb.map.clusters, emb.map.cluster_bias
     expected = softmax_of_bands(hidden, table, emb.map.bias, matrices, *clusters)
     torch.testing.assert_close(emb.log_prob(hidden), expected)
-    torch.testing.assert_close(emb.table(), emb.reduction(emb.expansion(emb.entry(table))))
+    entry = emb.entry(table)
+    torch.testing.assert_close(emb.table(), emb.reduction(torch.cat([entry, emb.expansion(entry)], dim=1)))
     with pytest.raises(se.OptionError, match="'output_projection'.*'score_dim'"):
         se.build("define", **SIZES, **unit, **bands, output_projection=True)
 

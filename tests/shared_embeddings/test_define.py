@@ -16,7 +16,6 @@ import shared_embeddings as se
 from tests.shared_embeddings.cases import CASES, Case
 from tests.shared_embeddings.references import (
     GroupLayer,
-    GroupWeights,
     define_layers,
     define_unit,
     mixed,
@@ -216,33 +215,57 @@ def test_a_new_unit_has_the_std_of_a_table() -> None:
 
 
 def test_groups_and_widths_worked_by_hand() -> None:
-    """n = 16, k = 60, N = 3, g_max = 4: widths 16, 38, 60 become 16, 40, 64; groups are 4, 2, 1."""
+    """n = 16, k = 60, N = 3, g_max = 4: 30 2/3, 45 1/3 and 60 become 28, 44 and 60; groups are 4, 2, 1."""
     assert define_layers(16, 60, 3, 4, "hgt", "mixer") == [
-        GroupLayer(4, 16, 16),
-        GroupLayer(2, 16 + 16, 40),
-        GroupLayer(1, 16 + 40, 64),
+        GroupLayer(4, 16, 28),
+        GroupLayer(2, 28 + 16, 44),
+        GroupLayer(1, 44 + 16, 60),
     ]
     assert define_layers(16, 60, 3, 4, "glt", "none") == [
-        GroupLayer(4, 16, 16),
-        GroupLayer(4, 16, 40),
-        GroupLayer(4, 40, 64),
+        GroupLayer(4, 16, 28),
+        GroupLayer(4, 28, 44),
+        GroupLayer(4, 44, 60),
     ]
-    assert define_layers(16, 60, 2, 16, "hgt", "residual") == [GroupLayer(16, 16, 32), GroupLayer(8, 32, 32)]
+    assert define_layers(16, 70, 2, 16, "hgt", "residual") == [GroupLayer(16, 16, 32), GroupLayer(8, 32, 32)]
 
 
 UNIT = {"map_dim": 16, "expand_dim": 60, "depth": 3, "max_groups": 4, "output": "table"}
 
 
 def test_parameters_of_a_unit_counted_by_hand() -> None:
-    """Map 37 x 16; entry 16 x 16; groups of 4, 2, 1 with bias, gain and shift; reduction to 24."""
-    table = 37 * 16
-    entry = 16 * 16 + 16
-    first = 4 * (4 * 4) + 3 * 16
-    second = 2 * (16 * 20) + 3 * 40
-    third = 56 * 64 + 3 * 64
-    reduction = 64 * 24 + 24
-    expected = table + entry + first + second + third + reduction
+    """Map 37 x 16; entry 16 x 16; a matrix for the groups of 4, 2, 1; reduction of 60 and 16 to 24."""
+    transforms = (16 // 4) * (28 // 4) + (44 // 2) * (44 // 2) + 60 * 60
+    expected = 37 * 16 + 16 * 16 + transforms + (60 + 16) * 24
     assert se.num_parameters("define", num_embeddings=37, embedding_dim=24, **UNIT) == expected
+
+
+@pytest.mark.parametrize(
+    ("printed", "n", "options"),
+    [
+        # Table 6a: 42.86M with the other 38.63M of the model, whatever g_max.
+        (42.86 - 38.63, 384, {"expand_dim": 1024, "depth": 7, "transform": "linear", "connection": "none"}),
+        # Table 1a, R3.
+        (0.41, 256, {"expand_dim": 1024, "depth": 3, "max_groups": 32}),
+        # Table 2a, for every n, which the map widens to 384.
+        (1.92, 384, {"expand_dim": 4096, "depth": 3, "max_groups": 64}),
+    ],
+)
+def test_units_have_the_printed_sizes(printed: float, n: int, options: dict[str, Any]) -> None:
+    unit = millions("define", 1000, n, map_dim=n, output="table", **options) - 1000 * n / 1e6
+    assert round(unit, 2) == pytest.approx(printed)
+
+
+def test_the_reduction_is_connected_to_the_map() -> None:
+    """Table 6b: DeFINE has about n m more parameters than HGT, whose reduction reads k values alone."""
+    sizes: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
+    without = {**UNIT, "connection": "none"}
+    transforms = (16 // 4) * (28 // 4) + (28 // 2) * (44 // 2) + 44 * 60
+    assert se.num_parameters("define", **sizes, **without) == 37 * 16 + 16 * 16 + transforms + 60 * 24
+    emb: Any = se.build("define", **sizes, **UNIT)
+    with torch.no_grad():
+        emb.reduction.weight[:, 16:] = 0.0
+    entries = emb.entry(emb.map.table())
+    torch.testing.assert_close(emb.table(), entries @ emb.reduction.weight[:, :16].T)
 
 
 def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
@@ -255,7 +278,7 @@ def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
 
 
 def test_hierarchical_groups_are_smaller_than_full_layers_and_larger_than_fixed_groups() -> None:
-    """Table 6a: 42.86M linear, 40.73M HGT, 39.69M GLT; table 8b: no reduction costs more."""
+    """Table 6a: 42.86M linear, 40.73M HGT, 39.69M GLT."""
     unit = {"map_dim": 384, "expand_dim": 1024, "depth": 7, "connection": "none", "output": "table"}
     linear = millions("define", 1000, 384, transform="linear", **unit)
     hgt = millions("define", 1000, 384, transform="hgt", max_groups=8, **unit)
@@ -272,10 +295,11 @@ def test_translation_model_of_the_define_paper() -> None:
 
 @pytest.mark.parametrize(("n", "total"), [(64, 55.67), (128, 72.90), (256, 107.37)])
 def test_transformer_xl_of_the_define_paper(n: int, total: float) -> None:
-    """Table 2a: 36.25M context model, map tied with the softmax, D = 384 projected to n, N = 3, k = 4096."""
-    unit = {"map_dim": n, "expand_dim": 4096, "depth": 3, "max_groups": 16}
-    size = millions("define", 267735, 384, output="map", output_projection=True, **unit)
-    assert 36.25 + size == pytest.approx(total, rel=0.05)
+    """Table 2a: 36.25M context model, a map of width n, projected to D = 384 and tied, N = 3, k = 4096."""
+    bands = {"map": "adaptive", "cutoffs": [20000, 40000, 200000], "factor": 1, "width": n}
+    unit = {"map_dim": 384, "expand_dim": 4096, "depth": 3, "max_groups": 64, "output_bias": True, **bands}
+    size = millions("define", 267735, 384, output="map", **unit)
+    assert 36.25 + size == pytest.approx(total, abs=0.01)
 
 
 def test_penn_treebank_is_four_million_smaller() -> None:
@@ -302,16 +326,6 @@ DEFINE_CASES = [case for case in CASES if case.method == "define" and case.optio
 each_define = each_of(DEFINE_CASES)
 
 
-def group_weights(layer: torch.nn.Module) -> GroupWeights:
-    """The tensors of one group transformation, its blocks as ``(outputs / g, inputs / g)``."""
-    return GroupWeights(
-        blocks=[block.T for block in layer.weight],
-        bias=layer.bias.flatten(),
-        gain=layer.norm.weight,
-        shift=layer.norm.bias,
-    )
-
-
 def naive_define(emb: se.SharedEmbedding) -> Tensor:
     """The table, one word at a time, with dense block-diagonal matrices."""
     options = emb.options
@@ -325,11 +339,13 @@ def naive_define(emb: se.SharedEmbedding) -> Tensor:
     )
     rows = []
     for vector in emb.map.table():
-        entry = emb.entry.weight @ vector + emb.entry.bias
-        weights = [group_weights(layer) for layer in emb.expansion.layers]
-        assert len(weights) == len(layers)
-        row = define_unit(entry, layers, weights, options.connection, F.gelu, options.shuffle)
-        rows.append(emb.reduction.weight @ row + emb.reduction.bias if options.reduce else row)
+        entry = emb.entry.weight @ vector
+        matrices = [layer.weight.T for layer in emb.expansion.layers]
+        assert len(matrices) == len(layers)
+        row = define_unit(entry, layers, matrices, options.connection, F.gelu, options.shuffle)
+        if options.reduce and options.connection in ("mixer", "skip"):
+            row = torch.cat([entry, row])
+        rows.append(emb.reduction.weight @ row if options.reduce else emb.scale * row)
     return zero_row(torch.stack(rows), emb.padding_idx)
 
 
@@ -351,7 +367,7 @@ def test_define_equals_the_naive_unit_in_value_and_gradient(case: Case) -> None:
 
 @each_define
 def test_define_counts_its_layers(case: Case) -> None:
-    """Every block, with bias, gain and shift for each output; map, entry and reduction beside them."""
+    """A matrix of each layer for all its groups; map, entry and reduction beside them."""
     options = case.options
     n, d = options["map_dim"], case.embedding_dim
     layers = define_layers(
@@ -362,8 +378,9 @@ def test_define_counts_its_layers(case: Case) -> None:
         options["transform"] if "transform" in options else "hgt",
         options.get("connection", "mixer"),
     )
-    expansion = sum(layer.inputs * layer.outputs // layer.groups + 3 * layer.outputs for layer in layers)
-    reduction = (layers[-1].outputs + 1) * d if options.get("reduce", True) else 0
+    expansion = sum((layer.inputs // layer.groups) * (layer.outputs // layer.groups) for layer in layers)
+    linked = n if options.get("connection", "mixer") in ("mixer", "skip") else 0
+    reduction = (layers[-1].outputs + linked) * d if options.get("reduce", True) else 0
     projection = n * d if options.get("output_projection") else 0
     names = ("rank", "cutoffs", "factor", "tie", "score_dim")
     map_options = {name: options[name] for name in names if name in options} | options.get("map_options", {})
@@ -375,7 +392,7 @@ def test_define_counts_its_layers(case: Case) -> None:
     bias = case.num_embeddings if options.get("output_bias") else 0
     if bias and options.get("map") == "adaptive":
         bias += len(options["cutoffs"])
-    unit = n * (n + 1) + expansion + reduction + projection
+    unit = n * n + expansion + reduction + projection
     assert case.build().counts()["total"] == mapping + unit + bias
 
 
@@ -406,5 +423,5 @@ def test_widths_grow_and_groups_halve() -> None:
     layers = define_layers(128, 1024, 7, 16, "hgt", "mixer")
     assert [layer.groups for layer in layers] == [16, 8, 4, 2, 1, 1, 1]
     assert all(first.outputs < second.outputs for first, second in pairwise(layers))
-    assert layers[0].outputs == 128 and layers[-1].outputs == 1024
+    assert layers[0].outputs == 256 and layers[-1].outputs == 1024
     assert all(layer.inputs % layer.groups == 0 == layer.outputs % layer.groups for layer in layers)
