@@ -13,20 +13,13 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.checkpoints.adapter import find_host
-from shared_embeddings.checkpoints.agreement import agreement, distance
-from shared_embeddings.checkpoints.choosing import Trial, candidates, tried
-from shared_embeddings.checkpoints.compress import Settings
-from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
-from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.quant.packed_tensor import unfreeze
+from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
+from shared_embeddings.compress.session import Session, Settings, Trial, candidates
 from shared_embeddings.sizing.targets import Target
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
@@ -55,28 +48,14 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
     return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
 
 
-def compared_predictions(model: Path, compressed: Path, texts: Sequence[Path]) -> dict[str, float]:
-    """What a model keeps of its predictions with the embedding of a compressed model, and their distance."""
-    trained = find_host(model)[1].read(model)
-    probe = trained.probe(texts, seed=0)  # translations of the model, also for the other
-    before = probe.predict()
-    ((table,), (new,)) = trained.tables(), find_host(compressed)[1].read(compressed).embeddings()
-    assert isinstance(new.module, SharedEmbedding)
-    embedding = new.module.inner_embedding()
-    unfreeze(embedding)  # for the output bias
-    trained.place({table.name: embedding})
-    after = probe.predict()
-    return {"predictions": agreement(before, after), "distance": distance(before, after)}
-
-
-def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]:
-    """The numbers of a trial of a model."""
+def measured(trial: Trial, before: Predictions, after: Predictions) -> dict[str, Any]:
+    """The numbers of a trial, and what it keeps of the predictions of the original."""
     if trial.report is None:
         return {"impossible": trial.reason}
     quality, tables = trial.report.quality, trial.report.tables
     assert quality is not None
     return {
-        "bytes": trial.embedding_bytes,
+        "bytes": trial.sizes().after,
         "smaller": trial.smaller,
         "bits": 32 / trial.smaller,
         "error": tables[0].relative_error,
@@ -86,7 +65,8 @@ def measured(trial: Trial, model: Path, texts: Sequence[Path]) -> dict[str, Any]
         "before": quality.before,
         "after": quality.after,
         "kept": trial.share,
-        **compared_predictions(model, Path(trial.report.output), texts),
+        "predictions": agreement(before, after),
+        "distance": distance(before, after),
     }
 
 
@@ -176,16 +156,16 @@ def main(arguments: Sequence[str]) -> None:
     texts = [path.name for path in options.text]
     new: Record = {"title": options.title or options.model.name, "texts": texts, "trials": []}
     record = earlier_record(options.output, options.marker) or new
+    session = Session(options.model, settings)
+    probe = session.trained.probe(options.text, seed=0)  # translations of the model, also for the others
+    original = probe.predict()
     for method, candidate, ratio in trials(options.ratios):
         key = key_of(method, candidate, ratio)
         if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
             continue
         print(*key.values(), file=sys.stderr, flush=True)
-        target = None if ratio is None else Target(ratio)
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder, "trial", options.model.name)
-            found = tried(options.model, place, method, candidate, target, settings)
-            record["trials"].append({**key, **measured(found, options.model, options.text)})
+        found = session.attempt(method, candidate, None if ratio is None else Target(ratio))
+        record["trials"].append({**key, **measured(found, original, probe.predict())})
         if options.output is not None:
             save_record(options.output, options.marker, record)
     publish(record, as_table(record), options.marker, options)

@@ -1,4 +1,4 @@
-"""How `shared-embeddings` opens checkpoints of ``lm_train``: see `shared_embeddings.checkpoints.adapter`."""
+"""How `shared-embeddings` opens checkpoints of ``lm_train``: see `shared_embeddings.compress.host`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
 from lm.evaluate.quality import perplexity, probe
 from lm.models import LanguageModel
-from shared_embeddings.checkpoints.adapter import (
+from shared_embeddings.checkpoints.tensors import contains_strings
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
@@ -28,10 +30,7 @@ from shared_embeddings.checkpoints.adapter import (
     teacher_table,
     with_untrained_part,
 )
-from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.tensors import contains_strings
-from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.quant.storage import packed_as
@@ -69,6 +68,8 @@ class CheckpointModel(WordTokens):
         self.path = path
         self.module: LanguageModel
         self.module, self.words, self.config, _, self.packing = load_model(path)
+        # Any number of embeddings may be placed instead of it, one after another.
+        self.trained = self.module.embedding
         self.original = _vocabulary(self.words)
         self.trimmed = self.original
 
@@ -83,7 +84,7 @@ class CheckpointModel(WordTokens):
         Raises:
             UserError: the output table is not the input table.
         """
-        embedding = self.module.embedding.inner_embedding()
+        embedding = self.trained.inner_embedding()
         try:
             table = teacher_table(embedding, is_scored=True)
         except ValueError as error:
@@ -101,7 +102,7 @@ class CheckpointModel(WordTokens):
                 sentence_marks=(EOS,),
                 parameters=counts["total"],
                 stored_bits=counts["stored_bits"],
-                part=name_of_part(self.module.embedding),
+                part=name_of_part(self.trained),
             )
         ]
 
@@ -112,7 +113,7 @@ class CheckpointModel(WordTokens):
             UserError, shared_embeddings.OptionError: the model does not support them.
         """
         del table  # there is only one
-        old = self.module.embedding
+        old = self.trained
         chosen: dict[str, Any] = dict(options)
         if old.inner_embedding().output_bias() is not None and chosen.get("output") != "none":
             chosen.setdefault("output_bias", True)
@@ -147,7 +148,7 @@ class CheckpointModel(WordTokens):
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embedding into the model; returns notes about other changes."""
-        old = self.module.embedding
+        old = self.trained
         bias = old.inner_embedding().output_bias()
         notes = [TRAINING_STATE_NOTE]
         if bias is not None:

@@ -1,4 +1,4 @@
-"""The adapter of `shared-embeddings` for OpenNMT-py, see `shared_embeddings.checkpoints.adapter`."""
+"""The adapter of `shared-embeddings` for OpenNMT-py, see `shared_embeddings.compress.host`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ from nmt.model.plan import (
     words_of,
 )
 from nmt.train.distillation import OPTION, REQUESTED
-from shared_embeddings.checkpoints.adapter import (
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.host import (
     TRAINING_STATE_NOTE,
     EmbeddingTable,
     WordEmbedding,
@@ -37,9 +38,7 @@ from shared_embeddings.checkpoints.adapter import (
     teacher_table,
     with_untrained_part,
 )
-from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.errors import UserError
 
 # Options that name initial tables; they have no effect on a trained model.
@@ -68,6 +67,9 @@ class CheckpointModel:
         # The side whose table scores the words.
         self.scored = "target" if self.share_output else "output"
         self.sides = self.lookups if self.share_output else [*self.lookups, "output"]
+        # Any number of embeddings may be placed instead of these, one after another.
+        self.trained = {side: words_module(self.module, side) for side in self.sides}
+        self.trained_bias = output_bias(self.module)
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the input embedding of each side; one for both sides where they share it."""
@@ -90,7 +92,7 @@ class CheckpointModel:
 
     def _table(self, side: str) -> EmbeddingTable:
         """Return the table of one side."""
-        module = words_module(self.module, side)
+        module = self.trained[side]
         is_scored = side == self.scored
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
         if isinstance(module, se.SharedEmbedding):
@@ -111,7 +113,7 @@ class CheckpointModel:
             table=table,
             padding_idx=padding_of(self.vocabs, side),
             is_scored=is_scored,
-            has_output_bias=is_scored and output_bias(self.module) is not None,
+            has_output_bias=is_scored and self.trained_bias is not None,
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
@@ -128,7 +130,7 @@ class CheckpointModel:
         settings: dict[str, Any] = {"method": method, **options}
         if not is_scored:
             settings = for_input(settings)
-        if is_scored and output_bias(self.module) is not None and settings.get("output") != "none":
+        if is_scored and self.trained_bias is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         plan = self._plan({table: self._settings_of_all(table, settings)})
         stored = self._stored_options(plan)
@@ -138,7 +140,7 @@ class CheckpointModel:
 
     def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of the whole embedding of one side, given those of its new part."""
-        old = words_module(self.module, side)
+        old = self.trained[side]
         if not isinstance(old, se.SharedEmbedding) or old.inner_embedding() is old:
             return settings
         options = {name: value for name, value in settings.items() if name != "method"}
@@ -189,15 +191,14 @@ class CheckpointModel:
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return notes about other changes."""
         notes = [TRAINING_STATE_NOTE]
-        bias = output_bias(self.module)
-        if bias is not None:
-            notes += copy_output_bias(fitted[self.scored], bias)
+        if self.trained_bias is not None:
+            notes += copy_output_bias(fitted[self.scored], self.trained_bias)
         self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
         return notes
 
     def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
         """Return the embedding of one side with a new part; a plain table is replaced as a whole."""
-        old = words_module(self.module, side)
+        old = self.trained[side]
         return old.with_inner_embedding(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:

@@ -13,7 +13,7 @@ from nmt.compression import CheckpointModel
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.model.plan import PADDING, words_of
-from shared_embeddings.checkpoints.adapter import (
+from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     Vocabulary,

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from shared_embeddings.checkpoints import adapter
+from shared_embeddings.compress import host as host_module
 from tests.helpers import SEED
 
 # A shell ignores interrupts in background jobs, and processes that the tests interrupt would inherit it.
@@ -44,8 +44,8 @@ def _fresh_torch() -> None:
 def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `compress` and `trim` find the host under test in this source tree."""
     host = request.path.parent.name
-    point = EntryPoint(host, f"{host}.adapter:Adapter", adapter.GROUP)
-    monkeypatch.setattr(adapter, "entry_points", lambda group: [point])
+    point = EntryPoint(host, f"{host}.adapter:Adapter", host_module.GROUP)
+    monkeypatch.setattr(host_module, "entry_points", lambda group: [point])
 
 
 @pytest.fixture(autouse=True)

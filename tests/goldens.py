@@ -29,8 +29,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints import adapter
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.files import UNREADABLE
 from tests.files.commands import hosts_of_this_tree
 from tests.helpers import arguments, example
@@ -234,7 +234,7 @@ GROUPS: dict[str, Callable[[Records, Path], None]] = {
 def record(groups: list[str]) -> Records:
     """All records, each group from the same random state."""
     records: Records = {}
-    adapter.entry_points = hosts_of_this_tree  # type: ignore[attr-defined]
+    host_module.entry_points = hosts_of_this_tree  # type: ignore[attr-defined]
     for name in groups:
         torch.manual_seed(1)
         np.random.seed(1)

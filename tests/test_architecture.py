@@ -29,6 +29,7 @@ LAYERS = [
     ["cli", "hf", "word_vectors"],
     [
         "checkpoints",
+        "compress",
         "export",
         "sizing.targets",
         "analysis",

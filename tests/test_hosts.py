@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from shared_embeddings.checkpoints import adapter as adapters
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress import host as adapters
 from shared_embeddings.utils.results import WandbWriter
 from tests.files.commands import HOSTS, hosts_of_this_tree
 from tests.helpers import flip, offsets

@@ -15,8 +15,14 @@ from torch import Tensor
 from lm.data.vocabulary import Vocabulary
 from lm.evaluate.evaluation import Reading, evaluate, evaluating, read_data
 from lm.models import LanguageModel
-from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
-from shared_embeddings.checkpoints.quality import Quality
+from shared_embeddings.compress.measure import (
+    PREDICTIONS,
+    Predictions,
+    Probe,
+    Quality,
+    names_of,
+    sampled_lines,
+)
 from shared_embeddings.errors import UserError
 
 

@@ -18,7 +18,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models.interface import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
-from shared_embeddings.checkpoints.adapter import copy_output_bias
+from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import (
     OPTION,

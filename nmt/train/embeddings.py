@@ -31,8 +31,8 @@ from nmt.model.plan import (
     words_of,
 )
 from nmt.train.distillation import REQUESTED, check_words, parse_distillation
-from shared_embeddings.checkpoints.adapter import copy_output_bias
 from shared_embeddings.checkpoints.token_counts import completed
+from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting import straight_through

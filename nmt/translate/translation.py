@@ -33,8 +33,14 @@ from nmt.hooks import apply_patches
 from nmt.model.embeddings import scoring_layer
 from nmt.model.plan import padding_of
 from nmt.summarization.length_control import read_desired_lengths
-from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
-from shared_embeddings.checkpoints.quality import Quality
+from shared_embeddings.compress.measure import (
+    PREDICTIONS,
+    Predictions,
+    Probe,
+    Quality,
+    names_of,
+    sampled_lines,
+)
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import naming, write_text
 
@@ -329,7 +335,7 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
         model: the model to use instead of the one in the checkpoint.
         source: tokenized text, one sentence per line.
         target: reference translations.
-        subwords: see `shared_embeddings.checkpoints.quality.Validation`; with "none" sacreBLEU does not
+        subwords: see `shared_embeddings.compress.measure.Validation`; with "none" sacreBLEU does not
             tokenize, otherwise it tokenizes the joined text.
 
     Raises:

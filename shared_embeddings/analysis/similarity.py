@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.compress.host import WordEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import decimal_number
 

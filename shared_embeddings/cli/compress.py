@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.checkpoints.quality import SUBWORDS, Validation
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
+from shared_embeddings.compress.measure import SUBWORDS, Validation
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import require_seed
 from shared_embeddings.quant.storage import STORES
@@ -15,9 +15,8 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:
-    from shared_embeddings.checkpoints.choosing import Choice
-    from shared_embeddings.checkpoints.compress import Settings
-    from shared_embeddings.checkpoints.report import CompressionReport
+    from shared_embeddings.compress.report import CompressionReport
+    from shared_embeddings.compress.session import Choice, Settings
     from shared_embeddings.sizing.targets import Target
 
 
@@ -99,8 +98,8 @@ def _add_validation(command: argparse.ArgumentParser) -> None:
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
-    from shared_embeddings.checkpoints.compress import Settings
     from shared_embeddings.checkpoints.token_counts import read_counts
+    from shared_embeddings.compress.session import Settings
 
     if known.token_counts is not None and known.text is not None:
         raise UserError("--token-counts and --text both provide word counts; remove one of them")
@@ -126,22 +125,17 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     run = _choose if known.method is None else _compress_with
     if known.trim_to is None:
         return run(known, rest, known.model, output, settings).described()
-    from shared_embeddings.checkpoints.trim import trim_and_compress
+    from shared_embeddings.compress.trim import trimmed_copy
 
-    return trim_and_compress(
-        known.model,
-        output,
-        known.trim_to,
-        lambda model, place, inner: run(known, rest, model, place, inner),
-        settings,
-    ).described()
+    with trimmed_copy(known.model, output, known.trim_to, settings) as (small, inner):
+        return run(known, rest, small, output, inner).described()
 
 
 def _compress_with(
     known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> CompressionReport:
     """Compress with the given method."""
-    from shared_embeddings.checkpoints.compress import compress
+    from shared_embeddings.compress.session import compress
 
     for name in ("compare", "max_loss"):
         if getattr(known, name):
@@ -169,7 +163,7 @@ def _choose(
     known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> Choice:
     """Compress with the best of the candidates."""
-    from shared_embeddings.checkpoints.choosing import choose, smallest
+    from shared_embeddings.compress.session import choose
 
     for name in ("store", "fit_steps", "embedding_output"):
         if getattr(known, name) is not None:
@@ -187,8 +181,7 @@ def _choose(
             "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
     target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
-    target = target or smallest(model, known.max_loss, settings)
-    return choose(model, output, target, settings)
+    return choose(model, output, target, known.max_loss, settings)
 
 
 def _ratio_of(bits: object) -> float:

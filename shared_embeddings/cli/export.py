@@ -13,7 +13,7 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
 if TYPE_CHECKING:
-    from shared_embeddings.checkpoints.adapter import WordEmbedding
+    from shared_embeddings.compress.host import WordEmbedding
 
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
@@ -54,7 +54,7 @@ def _write_dense(model: Any, output: Path, force: bool) -> str:
 
 
 def _export(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.checkpoints.adapter import find_host
+    from shared_embeddings.compress.host import find_host
     from shared_embeddings.export.onnx_file import export_embedding, export_model
 
     host, adapter = find_host(known.model)

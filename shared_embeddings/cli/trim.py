@@ -61,8 +61,7 @@ def register(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _trim(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.checkpoints.selection import Keep, Texts, read_words
-    from shared_embeddings.checkpoints.trim import trim
+    from shared_embeddings.compress.trim import Keep, Texts, read_words, trim
 
     if known.dry_run == bool(known.output):
         raise UserError("give either --output or --dry-run")

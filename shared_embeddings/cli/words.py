@@ -77,7 +77,7 @@ def _table_in(path: Path, limit: int | None) -> dict[str, WordVectors]:
 def _tables_of(path: Path) -> dict[str, WordVectors]:
     """The input vectors of all embeddings of a model, by name."""
     from shared_embeddings.analysis.vectors import WordVectors
-    from shared_embeddings.checkpoints.adapter import find_host
+    from shared_embeddings.compress.host import find_host
 
     embeddings = find_host(path)[1].read(path).embeddings()
     return {one.name: WordVectors(list(one.words), one.table().numpy()) for one in embeddings}
@@ -121,7 +121,7 @@ def _add_cosines(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _cosines(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.analysis.similarity import layer_cosines
-    from shared_embeddings.checkpoints.adapter import find_host
+    from shared_embeddings.compress.host import find_host
 
     embeddings = find_host(known.model)[1].read(known.model).embeddings()
     found = {one.name: layer_cosines(one, known.words) for one in embeddings}
@@ -215,7 +215,7 @@ def _add_correlation(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _correlation(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.analysis.correlation import draw_map, layer_correlations
-    from shared_embeddings.checkpoints.adapter import find_host
+    from shared_embeddings.compress.host import find_host
     from shared_embeddings.utils.files import staged, write_text
 
     _check_free([known.output / SUMMARY], known.force)

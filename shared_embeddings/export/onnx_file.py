@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared_embeddings.checkpoints.adapter import WordEmbedding
+from shared_embeddings.compress.host import WordEmbedding
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import (

@@ -1,4 +1,4 @@
-"""How `shared-embeddings` opens Hugging Face models: see `shared_embeddings.checkpoints.adapter`."""
+"""How `shared-embeddings` opens Hugging Face models: see `shared_embeddings.compress.host`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.adapter import EmbeddingTable, WordEmbedding, check_scores
-from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.checkpoints.tensors import check_finite
+from shared_embeddings.compress.host import EmbeddingTable, WordEmbedding, check_scores
+from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import OnnxBody

@@ -15,8 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from shared_embeddings.checkpoints.agreement import PREDICTIONS, Predictions, Probe, names_of, sampled_lines
-from shared_embeddings.checkpoints.quality import Quality
+from shared_embeddings.compress.measure import (
+    PREDICTIONS,
+    Predictions,
+    Probe,
+    Quality,
+    names_of,
+    sampled_lines,
+)
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.words import Vocabulary, first_position
 from shared_embeddings.utils.extras import require

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shared_embeddings.checkpoints.adapter import Vocabulary
+from shared_embeddings.compress.host import Vocabulary
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import KEY, find_entry
 from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json

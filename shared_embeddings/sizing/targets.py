@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 
-from shared_embeddings.checkpoints.adapter import EmbeddingTable
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
@@ -38,13 +36,12 @@ class Target:
         if self.total_bytes is not None and self.total_bytes < 1:
             raise UserError(f"target bytes is {self.total_bytes}, but it must be at least 1")
 
-    def limit(self, table: EmbeddingTable, tables: Sequence[EmbeddingTable]) -> int:
-        """The bytes of one table; a total is divided in proportion to the plain tables."""
-        plain = table.table.nbytes
+    def limit(self, plain: int, total: int) -> int:
+        """The bytes of an embedding instead of a table of `plain` bytes, if all tables have `total`."""
         if self.ratio is not None:
             return int(plain / self.ratio)
         assert self.total_bytes is not None
-        return self.total_bytes * plain // sum(other.table.nbytes for other in tables)
+        return self.total_bytes * plain // total
 
 
 def stored_bytes(

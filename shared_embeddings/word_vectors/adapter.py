@@ -1,4 +1,4 @@
-"""How `shared-embeddings` opens word vectors: see `shared_embeddings.checkpoints.adapter`."""
+"""How `shared-embeddings` opens word vectors: see `shared_embeddings.compress.host`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared_embeddings.analysis.vectors import looks_like_vectors, read_vectors
-from shared_embeddings.checkpoints.adapter import (
+from shared_embeddings.checkpoints.checksums import KEY, state_digest, verified
+from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.host import (
     EmbeddingTable,
     Vocabulary,
     WordEmbedding,
     WordTokens,
     teacher_table,
 )
-from shared_embeddings.checkpoints.agreement import NEIGHBORS, PREDICTIONS, Predictions, Probe
-from shared_embeddings.checkpoints.checksums import KEY, state_digest, verified
-from shared_embeddings.checkpoints.quality import Quality, Validation
-from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictions, Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import install

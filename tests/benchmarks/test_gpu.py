@@ -193,7 +193,9 @@ def test_every_method_is_a_row_of_its_size(tmp_path: Path, monkeypatch: pytest.M
         options = dict(row.embedding)
         method = options.pop("method")
         emb = se.build(method, num_embeddings=4000, embedding_dim=256, **options)
-        ratio = 32 * 4000 * 256 / stored_bits(emb, emb.default_store if method == "quantized" else "fp32")
+        ratio = (
+            32 * 4000 * 256 / stored_bits(emb, emb.options.default_store if method == "quantized" else "fp32")
+        )
         assert ratio == pytest.approx(int(name[-2]), rel=0.06)
     assert row.fit == {"teacher": "standard_256"}
 

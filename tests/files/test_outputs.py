@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared_embeddings.checkpoints import adapter
+from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils import command_line, files
 from shared_embeddings.utils.path_options import PathOption
 from tests.files.commands import (
@@ -53,7 +53,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "entry_points", hosts_of_this_tree)
+    monkeypatch.setattr(host_module, "entry_points", hosts_of_this_tree)
 
 
 def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:

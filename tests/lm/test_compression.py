@@ -37,7 +37,7 @@ WORDS, DIMENSION = 400, 16
 LIMITED = """
 import resource, signal, sys
 from importlib.metadata import EntryPoint
-from shared_embeddings.checkpoints import adapter as compression_hosts
+from shared_embeddings.compress import host as compression_hosts
 from shared_embeddings.cli.main import main
 compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.adapter:Adapter", group)]
 if sys.argv[1] == "killed":

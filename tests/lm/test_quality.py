@@ -15,10 +15,9 @@ import torch
 from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model
 from lm.evaluate.quality import probe
-from shared_embeddings.checkpoints import choosing
-from shared_embeddings.checkpoints.agreement import Kept
-from shared_embeddings.checkpoints.quality import Quality, Validation
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress import session
+from shared_embeddings.compress.measure import Kept, Quality, Validation
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.sizing.targets import Target
@@ -83,7 +82,7 @@ def test_user_errors_are_one_line_before_the_fit(
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("a fit began")
 
-    monkeypatch.setattr("shared_embeddings.checkpoints.fitted_tables.fit", fit)
+    monkeypatch.setattr("shared_embeddings.compress.tables.fit", fit)
     sides = ["--validation-source", text, "--validation-target", text]
     for arguments, message in [
         (["--validation", tmp_path / "none"], "--validation: no such file"),
@@ -232,10 +231,10 @@ def test_the_best_candidate_is_written(
 
 
 def test_candidates_are_ranked_by_distance_or_else_by_share() -> None:
-    def trial(share: float | None, distance: float | None) -> choosing.Trial:
+    def trial(share: float | None, distance: float | None) -> session.Trial:
         kept = Kept(share, "predictions", "how", needs_training=False, distance=distance)
         report: Any = SimpleNamespace(kept=kept, tables=[])
-        return choosing.Trial("standard", {}, "fp16", report)
+        return session.Trial("standard", {}, "fp16", report)
 
     for better, worse in [
         (trial(0.90, 0.1), trial(0.95, 0.2)),
@@ -287,7 +286,7 @@ def test_the_smallest_model_within_a_loss(
         assert choose(model, "--max-loss", loss, "--validation", text, "--output", small) == 0
         assert rows(capsys.readouterr().out)[0][1] >= {"0.1%": 99.9, "0.2": 80.0}[loss]
         sizes.append(load_model(small).model.embedding.counts()["stored_bits"])
-    assert sizes[1] <= choosing._CLOSE * sizes[0]
+    assert sizes[1] <= session.CLOSE * sizes[0]
 
 
 def test_few_sizes_are_tried_for_the_smallest(
@@ -295,29 +294,24 @@ def test_few_sizes_are_tried_for_the_smallest(
 ) -> None:
     """With models that lose in proportion to their ratio, and by a factor for each bit."""
     losses: dict[float, float] = {}
+    opened = session.Session(trained[0])
     for loss_at in (lambda ratio: ratio / 100, lambda ratio: min(9 * 16 ** (-32 / ratio), 1)):
 
         def losing(
-            model: Path,
-            output: Path,
-            method: str,
-            candidate: Candidate,
-            target: Target,
-            settings: Any,
-            loss_at: Callable[[float], float] = loss_at,
+            method: str, candidate: Candidate, target: Target, loss_at: Callable[[float], float] = loss_at
         ) -> Any:
-            assert target.ratio is not None and (method, candidate) == next(iter(choosing.candidates()))
+            assert target.ratio is not None and (method, candidate) == next(iter(session.candidates()))
             losses[target.ratio] = loss_at(target.ratio)
             return SimpleNamespace(share=1 - losses[target.ratio])
 
-        monkeypatch.setattr(choosing, "tried", losing)
+        monkeypatch.setattr(opened, "attempt", losing)
         for loss in (0.03, 0.1, 0.5):
             losses.clear()
-            ratio = choosing.smallest(trained[0], loss).ratio
+            ratio = opened.smallest_within(loss).ratio
             assert ratio is not None and 0.8 * loss <= losses[ratio] <= loss and len(losses) <= 5
-    monkeypatch.setattr(choosing, "tried", lambda *_: SimpleNamespace(share=0.5, reason=""))
+    monkeypatch.setattr(opened, "attempt", lambda *_: SimpleNamespace(share=0.5, reason=""))
     with pytest.raises(ValueError, match="loses more than 1.0% at all sizes"):
-        choosing.smallest(trained[0], 0.01)
+        opened.smallest_within(0.01)
 
 
 def test_candidates_for_a_large_table_are_ranked_on_a_sample(
@@ -328,13 +322,11 @@ def test_candidates_for_a_large_table_are_ranked_on_a_sample(
     assert choose(model, *asked) == 0
     whole = capsys.readouterr().out
     assert "on a sample of rows" not in whole
-    monkeypatch.setattr(choosing, "_SAMPLED", 50)
+    monkeypatch.setattr(session, "SAMPLED_ROWS", 50)
     assert choose(model, *asked) == 0
     sampled = capsys.readouterr().out
-    assert len(rows(sampled)) == choosing._FITTED < len(rows(whole)) and set(rows(sampled)) <= set(
-        rows(whole)
-    )
-    assert sampled.count("on a sample of rows, its error is") == len(rows(whole)) - choosing._FITTED
+    assert len(rows(sampled)) == session.FITTED < len(rows(whole)) and set(rows(sampled)) <= set(rows(whole))
+    assert sampled.count("on a sample of rows, its error is") == len(rows(whole)) - session.FITTED
     assert sampled.count("needs at least") == whole.count("needs at least") > 0
 
 
@@ -358,7 +350,7 @@ def test_a_candidate_that_fails_costs_its_row_only(
     asked = ["--target-ratio", 8, "--output", small]
     for sample in (10**6, 50):  # without and with fits to a sample of rows
         monkeypatch.setattr(QuantizedEmbedding, "fit", classmethod(failing))
-        monkeypatch.setattr(choosing, "_SAMPLED", sample)
+        monkeypatch.setattr(session, "SAMPLED_ROWS", sample)
         working = True
         assert choose(trained[0], *asked, "--force") == 0
         printed = capsys.readouterr().out

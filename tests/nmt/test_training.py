@@ -21,7 +21,7 @@ from nmt.checkpoint.models import build_from_checkpoint, describe_checkpoint
 from nmt.compression import CheckpointModel
 from nmt.model.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.train.training import restore_dropout
-from shared_embeddings.checkpoints.quality import Validation
+from shared_embeddings.compress.measure import Validation
 from shared_embeddings.errors import UserError
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding

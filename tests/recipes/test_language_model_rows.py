@@ -33,10 +33,10 @@ from recipes.common.tools import distillation_options, run_main
 from recipes.language_model import preprocess as model_data
 from recipes.language_model.evaluate import as_options
 from recipes.language_model.preprocess import read_settings
-from shared_embeddings.checkpoints import adapter as compression_hosts
-from shared_embeddings.checkpoints.compress import compress
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.classes.making import train_word_vectors
+from shared_embeddings.compress import host as compression_hosts
+from shared_embeddings.compress.session import compress
 from shared_embeddings.errors import UserError
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")

@@ -28,9 +28,9 @@ from shared_embeddings.analysis.similarity import (
     word_similarity,
 )
 from shared_embeddings.analysis.vectors import WordVectors, read_vectors, write_vectors
-from shared_embeddings.checkpoints.adapter import WordEmbedding
-from shared_embeddings.checkpoints.compress import compress
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress.host import WordEmbedding
+from shared_embeddings.compress.session import compress
 from shared_embeddings.word_vectors.adapter import Adapter
 from tests.helpers import flip
 from tests.shared_embeddings.cases import PADDING, Case, by_name

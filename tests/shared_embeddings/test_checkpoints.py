@@ -15,18 +15,6 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.adapter import GROUP, EmbeddingTable, copy_output_bias, teacher_table
-from shared_embeddings.checkpoints.agreement import (
-    USABLE_SHARE,
-    Comparison,
-    Kept,
-    Predictions,
-    Probe,
-    agreement,
-    distance,
-    kept_quality,
-    sampled_lines,
-)
 from shared_embeddings.checkpoints.checksums import (
     load_safetensors,
     recorded_checksum,
@@ -36,10 +24,24 @@ from shared_embeddings.checkpoints.checksums import (
     verified,
     with_checksum,
 )
-from shared_embeddings.checkpoints.compress import Target
-from shared_embeddings.checkpoints.fitted_tables import Errors
-from shared_embeddings.checkpoints.quality import Quality, QualityReport, Validation
 from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
+from shared_embeddings.compress.host import GROUP, copy_output_bias, teacher_table
+from shared_embeddings.compress.measure import (
+    USABLE_SHARE,
+    Comparison,
+    Kept,
+    Predictions,
+    Probe,
+    Quality,
+    QualityReport,
+    Validation,
+    agreement,
+    distance,
+    kept_quality,
+    sampled_lines,
+)
+from shared_embeddings.compress.session import Target
+from shared_embeddings.compress.tables import Errors
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.targets import options_within, stored_bytes
 
@@ -120,12 +122,8 @@ def test_bias_is_copied_with_a_note_of_its_loss(
 
 
 def test_total_is_divided_in_proportion_to_the_tables() -> None:
-    def table(words: int) -> EmbeddingTable:
-        return EmbeddingTable("t", ("input",), [], torch.zeros(words, 10), None, False, (), 0, 0)
-
-    tables = [table(30), table(10)]
-    assert [Target(total_bytes=400).limit(one, tables) for one in tables] == [300, 100]
-    assert [Target(ratio=4).limit(one, tables) for one in tables] == [300, 100]
+    for target in (Target(total_bytes=400), Target(ratio=4)):
+        assert [target.limit(plain, 1600) for plain in (1200, 400)] == [300, 100]
 
 
 def test_bands_follow_the_counts() -> None:

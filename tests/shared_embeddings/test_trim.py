@@ -15,11 +15,11 @@ from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints import trim as trimming
-from shared_embeddings.checkpoints.adapter import Vocabulary
-from shared_embeddings.checkpoints.report import Sizes
-from shared_embeddings.checkpoints.selection import Keep, Texts
 from shared_embeddings.checkpoints.token_counts import text_lines
+from shared_embeddings.compress import trim as trimming
+from shared_embeddings.compress.host import Vocabulary
+from shared_embeddings.compress.report import Sizes
+from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hf.tokenizer_file import TokenizerFile
 from shared_embeddings.hf.words import check_ids, named_ids, with_new_ids
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name

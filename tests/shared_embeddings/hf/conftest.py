@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.checkpoints import adapter
+from shared_embeddings.compress import host as host_module
 
 
 @pytest.fixture(autouse=True)
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter of this source tree, whatever is installed."""
-    point = EntryPoint("hf", "shared_embeddings.hf.adapter:Adapter", adapter.GROUP)
-    monkeypatch.setattr(adapter, "entry_points", lambda group: [point])
+    point = EntryPoint("hf", "shared_embeddings.hf.adapter:Adapter", host_module.GROUP)
+    monkeypatch.setattr(host_module, "entry_points", lambda group: [point])
 
 
 @pytest.fixture

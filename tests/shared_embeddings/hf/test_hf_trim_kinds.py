@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from shared_embeddings import hf
-from shared_embeddings.checkpoints.compress import Settings
-from shared_embeddings.checkpoints.report import Sizes
-from shared_embeddings.checkpoints.selection import Keep, Texts
-from shared_embeddings.checkpoints.trim import trim as trim_model
-from shared_embeddings.checkpoints.trim import trim_and_compress
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress.report import Sizes
+from shared_embeddings.compress.session import Settings
+from shared_embeddings.compress.trim import Keep, Texts, trimmed_copy
+from shared_embeddings.compress.trim import trim as trim_model
 from shared_embeddings.hf.folder import INDEX
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import compress
@@ -173,16 +172,13 @@ def test_trim_and_compress_in_one_step(
     assert main(list(map(str, [*asked, *writing, "--force"]))) == 0
 
 
-def test_a_failure_leaves_no_files(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_no_files(tmp_path: Path, text: Path) -> None:
     model = save(tmp_path / "model", "gpt2")
-
-    def fails(small: Path, place: Path | None, settings: Settings) -> Any:
-        assert small.is_dir() and place is not None and settings.trimmed is not None
+    copy = trimmed_copy(model, tmp_path / "out", [text], Settings())
+    with pytest.raises(OSError, match="no space"), copy as (small, settings):
+        assert small.is_dir() and settings.trimmed is not None
         assert settings.trimmed.output == str(tmp_path / "out")
         raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space"):
-        trim_and_compress(model, tmp_path / "out", [text], fails)
     assert sorted(os.listdir(tmp_path)) == sorted(["model", text.name])
 
 

@@ -1,4 +1,6 @@
-"""Measure whether a compressed model still works: the share of its predictions that did not change.
+"""Measure whether a compressed model still works: its quality, or its unchanged predictions.
+
+Each host measures its own models: perplexity for language models, BLEU for translation models.
 
 Compares the most probable words of both models after the same context. The share is weighted by the
 probabilities of the original, so that predictions it was unsure of count less. Candidates of a compression
@@ -31,10 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.checkpoints.quality import Quality, QualityReport, Validation, checked, compared
 from shared_embeddings.checkpoints.token_counts import text_lines
 from shared_embeddings.errors import UserError
 
+# The subword markers in the texts of translation models.
+SUBWORDS = ("none", "bpe", "sentencepiece")
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
 # A model with a lower share is reported to require training.
@@ -47,6 +50,99 @@ _LINES = 400
 _ROWS = 64
 # The words whose ids have the same remainder share a bucket, so that large vocabularies fit in memory.
 _BUCKETS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """Validation data: one text for language models, two sides for translation models.
+
+    Attributes:
+        text: the text for a language model, or None.
+        source: the text for a translation model, tokenized like its training data, or None.
+        target: a reference translation of every line of the source, with `subwords` joined; None without a
+            source.
+        subwords: the subword markers in the model's output, which is joined before scoring. "none" scores
+            tokens, so the target must be tokenized, too.
+    """
+
+    text: Path | None = None
+    source: Path | None = None
+    target: Path | None = None
+    subwords: str = "none"
+
+    def __post_init__(self) -> None:
+        """Check that the data is complete and consistent."""
+        if (self.source is None) != (self.target is None):
+            given, missing = ("source", "target") if self.target is None else ("target", "source")
+            raise UserError(f"--validation-{given} is given without --validation-{missing}; give both")
+        if (self.text is None) == (self.source is None):
+            raise UserError(
+                "quality is measured on --validation, or on --validation-source and --validation-target; "
+                "give those that fit the model"
+            )
+        if self.subwords not in SUBWORDS:
+            raise UserError(f"unknown subwords '{self.subwords}'; choose one of {', '.join(SUBWORDS)}")
+        if self.source is None and self.subwords != "none":
+            raise UserError("--validation-subwords affects translations only; omit it")
+
+    def one_text(self) -> Path:
+        """The text for a language model.
+
+        Raises:
+            UserError: two sides were given instead, or the file is missing or empty.
+        """
+        if self.text is None:
+            raise UserError(
+                "--validation-source and --validation-target are for translation models, but this is a "
+                "language model; give --validation"
+            )
+        _check_file("--validation", self.text)
+        return self.text
+
+    def two_sides(self) -> tuple[Path, Path]:
+        """The source and the target for a translation model.
+
+        Raises:
+            UserError: one text was given instead, or a file is missing or empty.
+        """
+        if self.source is None or self.target is None:
+            raise UserError(
+                "--validation is for language models, but this is a translation model; give "
+                "--validation-source and --validation-target"
+            )
+        _check_file("--validation-source", self.source)
+        _check_file("--validation-target", self.target)
+        return self.source, self.target
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """A quality measurement.
+
+    Attributes:
+        measure: "perplexity" (lower is better) or "BLEU" (0 to 100, higher is better).
+        value: the result.
+        how: the conditions, such as the context of a perplexity or the signature of sacreBLEU.
+    """
+
+    measure: str
+    value: float
+    how: str
+
+
+@dataclasses.dataclass(frozen=True)
+class QualityReport:
+    """The quality of the input model and of the compressed one.
+
+    Attributes:
+        measure, how: as in `Quality`.
+        before, after: the results.
+    """
+
+    measure: str
+    how: str
+    before: float
+    after: float
 
 
 class Predictions(NamedTuple):
@@ -151,19 +247,6 @@ class Kept:
 NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
 
 
-@dataclasses.dataclass
-class Original:
-    """What has been measured of a model before it is changed; `Comparison` fills it once for all changes.
-
-    Attributes:
-        quality: on the validation data, or None.
-        predictions: for the texts, or None.
-    """
-
-    quality: Quality | None = None
-    predictions: Predictions | None = None
-
-
 class Measured(Protocol):
     """The methods of a host's model that are used here."""
 
@@ -182,7 +265,6 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
-        original: what has been measured of the model with the same data.
 
     Raises:
         UserError: the quality cannot be measured.
@@ -194,34 +276,39 @@ class Comparison:
         validation: Validation | None,
         texts: Sequence[Path] | None,
         seed: int,
-        original: Original | None = None,
     ) -> None:
         self._model, self._validation = model, validation
-        self._original = original = Original() if original is None else original
-        if original.quality is None and validation is not None:
-            original.quality = checked(model.quality(validation))
+        self._quality: Quality | None = None
+        self._predictions: Predictions | None = None
+        if validation is not None:
+            self._quality = found = model.quality(validation)
+            if not math.isfinite(found.value):
+                raise UserError(
+                    f"the {found.measure} of the model is {found.value} before compression: its training "
+                    "diverged; use another model"
+                )
         self._probe: Probe | None = None
         self._reason = ""
-        if original.quality is not None and original.quality.value > 0:  # a BLEU of 0 cannot get worse
+        if self._quality is not None and self._quality.value > 0:  # a BLEU of 0 cannot get worse
             return
         try:
             self._probe = model.probe(texts, seed)
-            if original.predictions is None:
-                original.predictions = self._probe.predict()
+            self._predictions = self._probe.predict()
         except ValueError as error:
             self._reason = str(error)
 
     def result(self) -> tuple[QualityReport | None, Kept]:
         """The quality before and after, if validation data was given, and the share that was kept."""
-        before = self._original.quality
+        before = self._quality
         if before is None or self._validation is None:
             return None, self._kept_predictions()
-        quality = compared(before, self._model.quality(self._validation))
+        after = self._model.quality(self._validation)
+        quality = QualityReport(before.measure, before.how, before.value, after.value)
         return quality, kept_quality(quality) if before.value > 0 else self._kept_predictions()
 
     def _kept_predictions(self) -> Kept:
         """The share of unchanged predictions."""
-        before = self._original.predictions
+        before = self._predictions
         if self._reason or self._probe is None or before is None:
             return Kept(None, "predictions", self._reason, needs_training=True)
         try:
@@ -291,3 +378,11 @@ def names_of(texts: Sequence[Path]) -> str:
     """The names of texts, for a message."""
     first = texts[0].name
     return first if len(texts) == 1 else f"{first} and {len(texts) - 1} more"
+
+
+def _check_file(option: str, path: Path) -> None:
+    """Raise UserError unless the path is a nonempty file or a folder."""
+    if not path.exists():
+        raise UserError(f"{option} {path}: no such file; check the path")
+    if path.is_file() and path.stat().st_size == 0:
+        raise UserError(f"{option} {path}: is empty; use another text")

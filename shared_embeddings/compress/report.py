@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shared_embeddings.checkpoints.agreement import Kept
-from shared_embeddings.checkpoints.quality import QualityReport
+from shared_embeddings.compress.measure import Kept, QualityReport
 from shared_embeddings.fitting.fit import FitReport
 from shared_embeddings.sizing.suggest import as_yaml
 from shared_embeddings.utils.files import write_text
@@ -185,14 +183,6 @@ class CompressionReport:
         for table in self.tables:
             lines += ["", *_table_lines(table)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
-
-    def with_output(self, output: Path) -> CompressionReport:
-        """The report of a model that was moved."""
-        return dataclasses.replace(self, output=os.fspath(output))
-
-    def written(self) -> CompressionReport:
-        """This report."""
-        return self
 
     def _all_bytes(self, trimmed: TrimReport) -> str:
         """One line with the bytes of the original, the trimmed and the compressed model."""

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.checkpoints.adapter import EmbeddingTable
-from shared_embeddings.checkpoints.report import Band, Decoding, Sizes, StorageReport, TableReport
 from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.compress.host import EmbeddingTable
+from shared_embeddings.compress.report import Band, Decoding, Sizes, StorageReport, TableReport
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.quant.packed_tensor import install
@@ -43,7 +43,7 @@ def fit_table(
 
     Args:
         table: of a trained model.
-        method, store, counts: as in `shared_embeddings.checkpoints.compress.compress`.
+        method, store, counts: as in `shared_embeddings.compress.session.compress`.
         options: other arguments of `fit`.
 
     Returns:

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.checkpoints.agreement import Probe
-from shared_embeddings.checkpoints.quality import Quality, Validation
+from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.export.graph import OnnxBody

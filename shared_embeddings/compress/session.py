@@ -1,0 +1,649 @@
+"""Compress the embeddings of a trained model: read it once, fit and measure in memory, write one result.
+
+`compress` takes one method; `choose` tries every candidate of the methods at one size, or looks for the
+smallest size within a loss, and keeps the best. This module knows no host; models come through
+`shared_embeddings.compress.host`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
+from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Validation
+from shared_embeddings.compress.report import CompressionReport, Sizes, TableReport, TrimReport
+from shared_embeddings.compress.tables import Errors, fit_table
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.errors import UserError
+from shared_embeddings.fitting.fit import fit
+from shared_embeddings.options import STORED, OptionError
+from shared_embeddings.quant.packed_tensor import inner_tensors
+from shared_embeddings.quant.storage import check_store, pack
+from shared_embeddings.registry import methods
+from shared_embeddings.registry import options as find_spec
+from shared_embeddings.sizing import accounting
+from shared_embeddings.sizing.suggest import as_yaml
+from shared_embeddings.sizing.targets import Target, options_within
+from shared_embeddings.spec import Candidate
+from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
+from shared_embeddings.utils.path_options import PathOption, check_paths
+
+# Options that the table or the fit determines.
+_NOT_GIVEN = ("num_embeddings", "embedding_dim", "padding_idx", "words", "seed")
+# A storage format that adds more than this to the relative error gets a note.
+_MUCH_ADDED = 0.05
+# Candidates for larger tables are ranked by fits to so many rows; so many of them are fitted to all rows.
+SAMPLED_ROWS, FITTED = 2**12, 3
+# The ratios that are searched for the smallest size, and the factor between two that are as good as equal.
+_RATIOS, CLOSE = (2.0, 128.0), 1.07
+# The first ratio that is tried, and the share of the largest loss that is close enough to it.
+_FIRST_RATIO, _NEAR = 16.0, 0.8
+# Losses are taken to grow by this factor where codes have a bit less: between distance and squared distance.
+_LOSS_PER_BIT = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is measured and written when a model is compressed, with any method.
+
+    Attributes:
+        counts: of the words, for methods that weight words by frequency and for the frequency bands.
+        texts: to count words in without `counts`, tokenized by the host; without `validation`, the
+            predictions of both models in them are compared.
+        validation: what the quality of the model is measured on, before and after.
+        seed: of all random numbers.
+        force: replace existing files.
+        report_file: a JSON file for the report.
+        progress: show progress bars for long fits.
+        trimmed: how the model was trimmed before, for the report and the model card.
+        beside: finished file -> where it belongs; they appear together with the model.
+    """
+
+    counts: Mapping[str, int] | None = None
+    texts: Sequence[Path] | None = None
+    validation: Validation | None = None
+    seed: int = 0
+    force: bool = False
+    report_file: Path | None = None
+    progress: bool = True
+    trimmed: TrimReport | None = None
+    beside: Mapping[Path, Path] = dataclasses.field(default_factory=dict)
+
+
+DEFAULTS = Settings()
+
+
+def compress(
+    model: Path,
+    method: str,
+    output: Path,
+    *,
+    options: Mapping[str, object] | None = None,
+    target: Target | None = None,
+    store: str | None = None,
+    steps: int | None = None,
+    check: bool = True,
+    settings: Settings = DEFAULTS,
+) -> CompressionReport:
+    """Write a copy of a trained model with other embeddings, fitted to its own.
+
+    Args:
+        model: a file or folder of any host.
+        method: of the new embeddings.
+        output: the file or folder to write, in the host's format.
+        options: of the method.
+        target: a size that determines the other options.
+        store: how the numbers of the embeddings are stored, see `shared_embeddings.quant.storage`; None for
+            the method's `default_store`.
+        steps: of gradient descent, for methods that are fitted by it.
+        check: run the model before and after to measure what it keeps. Without, a Hugging Face model is not
+            built, which saves memory.
+        settings: what is measured and written.
+
+    Raises:
+        UserError: no host recognizes the model, the paths clash, the options are invalid, or the quality
+            cannot be measured.
+        OSError: a file cannot be read or written.
+    """
+    store = find_spec(method).default_store if store is None else store
+    check_store(store)
+    given = dict(options or {})
+    for name in _NOT_GIVEN:
+        if name in given:
+            raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
+    named = {name: given.get(name) for name in find_spec(method).file_options}
+    session = Session(model, settings, check)
+    files = session.check_files(
+        output, {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
+    )
+    fitted = session.fit(method, given, store, target, steps)
+    return session.write(session.place(fitted), output, files)
+
+
+def choose(
+    model: Path,
+    output: Path | None,
+    target: Target | None = None,
+    max_loss: float | None = None,
+    settings: Settings = DEFAULTS,
+) -> Choice:
+    """Try every candidate of the methods at one size, and write the best one.
+
+    A candidate that fails does not stop the others.
+
+    Args:
+        model, settings: as in `compress`.
+        output: the model to write; None compares only.
+        target: the size of the embeddings.
+        max_loss: without a target, the largest loss of the quality or predictions, from 0 to 1: the size is
+            the smallest at which the first candidate loses no more.
+
+    Raises:
+        UserError: as in `compress`, or no candidate is possible at this size, or all fail.
+        OSError: a file cannot be read or written.
+    """
+    session = Session(model, settings)
+    files = [] if output is None else session.check_files(output)
+    if target is None:
+        target = session.smallest_within(1.0 if max_loss is None else max_loss)
+    possible, trials = session.promising(target)
+    best = Trial("", {}, "", None)
+    for number, (method, candidate) in enumerate(possible, 1):
+        described = as_yaml(method, candidate.options)
+        session.announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}")
+        trial = session.attempt(method, candidate, target)
+        best = min(best, trial, key=lambda one: one.rank)
+        # Only the best embeddings stay in memory.
+        trials.append(trial if trial is best else dataclasses.replace(trial, fitted=None))
+    trials = sorted(trials, key=lambda trial: trial.rank)
+    if best.report is None or best.fitted is None:
+        # One reason for all is about the model.
+        is_one = len({trial.reason for trial in trials}) == 1
+        raise UserError(f"{'' if is_one else 'no method is possible at this size; '}{trials[0].reason}")
+    if output is None:
+        return Choice(trials)
+    session.put(best.fitted)
+    report = session.write(best.report, output, files)
+    return Choice([dataclasses.replace(best, report=report), *trials[1:]], is_written=True)
+
+
+class Fitted(NamedTuple):
+    """New embeddings of a model.
+
+    Attributes:
+        method, store: of all of them.
+        embeddings: by table.
+        reports: of the tables.
+        notes: about tables that miss their target, or that their storage makes much worse.
+    """
+
+    method: str
+    store: str
+    embeddings: Mapping[str, SharedEmbedding]
+    reports: list[TableReport]
+    notes: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One candidate at one size.
+
+    Attributes:
+        method, options, store: of the candidate.
+        report: of the compressed model, or None without one.
+        reason: why there is none: the method is impossible at this size, or it failed.
+        fitted: the embeddings, if they may be written.
+    """
+
+    method: str
+    options: Mapping[str, object]
+    store: str
+    report: CompressionReport | None
+    reason: str = ""
+    fitted: Fitted | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the quality or predictions that the model kept; -1 if it could not be measured."""
+        share = None if self.report is None else self.report.kept.share
+        return -1.0 if share is None else share
+
+    @property
+    def distance(self) -> float | None:
+        """The distance of the model's predictions; None if its quality was measured instead."""
+        return None if self.report is None else self.report.kept.distance
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, int]:
+        """What orders trials, best first: by distance or else by share, then by bytes."""
+        loss = -self.share if self.distance is None else self.distance
+        return self.report is None, self.share < 0, loss, self.sizes().after
+
+    def sizes(self) -> Sizes:
+        """The bytes of all tables as stored, before and after."""
+        tables = [] if self.report is None else [table.stored_bytes for table in self.report.tables]
+        return Sizes(sum(size.before for size in tables), sum(size.after for size in tables))
+
+    @property
+    def smaller(self) -> float:
+        """How many times fewer bytes than before all tables take."""
+        return self.sizes().before / max(self.sizes().after, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The trials at the chosen size, best first.
+
+    Attributes:
+        trials: what was tried.
+        is_written: whether the best one was written.
+    """
+
+    trials: Sequence[Trial]
+    is_written: bool = False
+
+    def described(self) -> str:
+        """A table of the trials, then the report of the best if it was written."""
+        best = self.trials[0]
+        assert best.report is not None
+        quality = best.report.quality
+        measure = "distance" if quality is None or best.distance is not None else quality.measure
+        rows: list[tuple[str, ...]] = [("method", "store", "bytes", "smaller", "error", measure, "kept")]
+        for trial in self.trials:
+            if (report := trial.report) is None:
+                continue
+            fitted = report.tables[0].fit.options
+            options = {name: value for name, value in fitted.items() if len(str(value)) <= 20}
+            measured = "unknown" if report.quality is None else f"{report.quality.after:.2f}"
+            cells = (
+                f"{trial.sizes().after:,}",
+                f"{trial.smaller:.1f}x",
+                f"{report.tables[0].relative_error:.3f}",
+                measured if trial.distance is None else f"{trial.distance:.4f}",
+                "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
+            )
+            rows.append((as_yaml(trial.method, options), trial.store, *cells))
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = []
+        for row in rows:
+            texts = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
+            numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
+            lines.append("  ".join([*texts, *numbers]))
+        lines += [
+            f"not tried: {as_yaml(trial.method, dict(trial.options))}: {trial.reason}"
+            for trial in self.trials
+            if trial.report is None
+        ]
+        return "\n".join([*lines, "", best.report.described()] if self.is_written else lines)
+
+
+class Session:
+    """A model that is compressed: it is read once, and takes any number of embeddings one after another.
+
+    Args:
+        model, check, settings: as in `compress`.
+
+    Raises:
+        UserError: no host recognizes the model, or it cannot be compressed.
+    """
+
+    def __init__(self, model: Path, settings: Settings = DEFAULTS, check: bool = True) -> None:
+        self.model, self.settings, self.is_checked = model, settings, check
+        self.announce(f"reading {model}")
+        self.host, adapter = find_host(model)
+        self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
+        self.tables = self.trained.tables()
+        self._before = _Footprint.of(self.trained, self.trained.tensors())
+
+    @functools.cached_property
+    def counts(self) -> Mapping[str, int] | None:
+        """The counts of the model's words: given, or those in the texts."""
+        given, texts = self.settings.counts, self.settings.texts
+        return self.trained.count_text(texts) if given is None and texts is not None else given
+
+    @functools.cached_property
+    def comparison(self) -> Comparison | None:
+        """What the model keeps, against the original; first used before anything is placed in the model."""
+        settings = self.settings
+        if not self.is_checked:
+            return None
+        return Comparison(self.trained, settings.validation, settings.texts, settings.seed)
+
+    def announce(self, text: str) -> None:
+        """Print a step of a long command to stderr if that is a terminal."""
+        if self.settings.progress and sys.stderr.isatty():
+            print(f"{text} ...", file=sys.stderr, flush=True)
+
+    def check_files(self, output: Path, named: Mapping[str, Path] | None = None) -> list[Path]:
+        """The files of a model named `output`, after checking that they can be written; see `check_files`."""
+        return check_files(self.trained, output, self.settings, named)
+
+    def options_for(
+        self,
+        table: EmbeddingTable,
+        method: str,
+        given: Mapping[str, object],
+        store: str,
+        target: Target | None,
+    ) -> dict[str, object]:
+        """The options of a method for a table: those given, and those that meet the target."""
+        if target is None:
+            return self.trained.options_for(table.name, method, given)
+        (words, width), kind = table.table.shape, table.table.dtype
+        limit = target.limit(table.table.nbytes, sum(other.table.nbytes for other in self.tables))
+        found = dict(
+            options_within(method, words, width, limit, store, table.has_output_bias, kind, dict(given))
+        )
+        if not table.is_scored and "output" not in given:
+            found.pop("output", None)
+        return self.trained.options_for(table.name, method, found)
+
+    def fit(
+        self,
+        method: str,
+        given: Mapping[str, object],
+        store: str,
+        target: Target | None = None,
+        steps: int | None = None,
+    ) -> Fitted:
+        """Fit an embedding of a method to every table.
+
+        Raises:
+            OptionError: the options are impossible, or none meet the target.
+        """
+        # All options are checked, and the original is measured, before the first fit, which may take long.
+        chosen = {table.name: self.options_for(table, method, given, store, target) for table in self.tables}
+        counts, _ = self.counts, self.comparison
+        fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
+        embeddings: dict[str, SharedEmbedding] = {}
+        reports: list[TableReport] = []
+        notes: list[str] = []
+        for table in self.tables:
+            embedding, report = fit_table(table, method, store, counts, fitting | chosen[table.name])
+            embeddings[table.name] = embedding
+            reports.append(report)
+            notes += self._shortcomings(report, table, target)
+        return Fitted(method, store, embeddings, reports, notes)
+
+    def _shortcomings(
+        self, report: TableReport, table: EmbeddingTable, target: Target | None
+    ) -> Iterator[str]:
+        """Notes about a table that misses its target, or that its storage makes much worse."""
+        total = sum(other.table.nbytes for other in self.tables)
+        if target is not None and report.stored_bytes.after > target.limit(table.table.nbytes, total):
+            yield (
+                f"{report.fit.method} chose its own sizes when it was fitted: table {report.name} misses the "
+                "target"
+            )
+        stored = report.storage
+        if stored is not None and stored.relative_error > report.fit.relative_error + _MUCH_ADDED:
+            yield (
+                f"{stored.store} raises the relative error of table {report.name} from "
+                f"{report.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more"
+            )
+
+    def put(self, fitted: Fitted) -> list[str]:
+        """Place embeddings in the model instead of those before; returns notes about other changes."""
+        notes = self.trained.place(fitted.embeddings)
+        tensors = self.trained.tensors()
+        own = {part.data_ptr() for one in fitted.embeddings.values() for part in one.state_dict().values()}
+        names = [name for name, tensor in tensors.items() if tensor.data_ptr() in own]
+        self._packed = pack(tensors, names, fitted.store)
+        return notes
+
+    def place(self, fitted: Fitted) -> CompressionReport:
+        """Place embeddings in the model and measure it; the report lacks the bytes on disk.
+
+        Raises:
+            UserError: the quality cannot be measured.
+        """
+        notes, trimmed = self.put(fitted), self.settings.trimmed
+        after = _Footprint.of(self.trained, self._packed)
+        quality, kept = (None, NOT_CHECKED) if self.comparison is None else self.comparison.result()
+        return CompressionReport(
+            model=os.fspath(self.model) if trimmed is None else trimmed.model,
+            output="",
+            host=self.host,
+            method=fitted.method,
+            store=fitted.store,
+            bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.sources())), 0),
+            bytes_of_weights=Sizes(self._before.weights, after.weights),
+            bytes_in_memory=Sizes(self._before.memory, after.memory),
+            parameters=Sizes(self._before.parameters, after.parameters),
+            quality=quality,
+            kept=kept,
+            tables=fitted.reports,
+            notes=[*fitted.notes, *notes],
+            trimmed=trimmed,
+        )
+
+    def write(self, report: CompressionReport, output: Path, files: Sequence[Path]) -> CompressionReport:
+        """Write the model with the embeddings that are placed, and its report; all files appear, or none.
+
+        Args:
+            report: of these embeddings.
+            output: the model.
+            files: of the output, from `check_files`.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        beside, report_file = self.settings.beside, self.settings.report_file
+        reports = [] if report_file is None else [report_file]
+        report = dataclasses.replace(report, output=os.fspath(output))
+        try:
+            with staged([*files, *beside.values(), *reports]) as places:
+                self.trained.write(places[0], self._packed, report.card())
+                for source, place in zip(beside, places[len(files) :]):
+                    shutil.copyfile(source, place)
+                written = sum(map(bytes_on_disk, places[: len(files)]))
+                sizes = Sizes(report.bytes_on_disk.before, written)
+                report = dataclasses.replace(report, bytes_on_disk=sizes)
+                if report_file is not None:
+                    report.write(places[-1])
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise OSError(
+                f"output {output}: cannot be written ({reason}); free some space, or choose another path"
+            ) from error
+        return report
+
+    # Candidates.
+
+    def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
+        """Fit, place and measure one candidate; a trial without a report if it is impossible or fails.
+
+        Raises:
+            OSError: a file cannot be read, which is no fault of the candidate.
+            UserError: the original cannot be measured.
+        """
+        _ = self.comparison  # of the original, whose failure is no fault of the candidate either
+        try:
+            fitted = self.fit(method, candidate.options, candidate.store, target)
+            return Trial(method, *candidate, self.place(fitted), fitted=fitted)
+        except OSError:
+            raise
+        except Exception as error:
+            return _failed(method, candidate, error)
+
+    def promising(self, target: Target) -> tuple[list[tuple[str, Candidate]], list[Trial]]:
+        """The candidates to fit to all rows, and trials without reports of the others.
+
+        Where a table is large, these are the ones with the smallest errors on a sample of its rows.
+        """
+        every, trials = list(candidates()), []
+        if max(len(table.table) for table in self.tables) <= 2 * SAMPLED_ROWS or len(every) <= FITTED:
+            return every, []
+        errors: list[tuple[float, str, Candidate]] = []
+        for number, (method, candidate) in enumerate(every, 1):
+            described = f"{method} {dict(candidate.options)}"
+            self.announce(f"sample of rows {number} of {len(every)}: {described}")
+            try:
+                found = [self._sampled_error(table, method, candidate, target) for table in self.tables]
+            except OSError:
+                raise
+            except Exception as error:
+                trials.append(_failed(method, candidate, error))
+                continue
+            missed, squares = map(sum, zip(*found))
+            errors.append((math.sqrt(missed / squares) if squares else 0.0, method, candidate))
+        errors.sort(key=lambda one: one[0])
+        for found_error, method, candidate in errors[FITTED:]:
+            why = f"on a sample of rows, its error is {found_error:.3f}, the smallest {errors[0][0]:.3f}"
+            trials.append(Trial(method, *candidate, None, why))
+        return [(method, candidate) for _, method, candidate in errors[:FITTED]], trials
+
+    def _sampled_error(
+        self, table: EmbeddingTable, method: str, candidate: Candidate, target: Target
+    ) -> tuple[float, float]:
+        """The weighted squared distances and norms of a sample of rows, to which a candidate is fitted."""
+        options = self.options_for(table, method, candidate.options, candidate.store, target)
+        ids = torch.arange(0, len(table.table), max(1, len(table.table) // SAMPLED_ROWS))
+        ids = ids[ids != (-1 if table.padding_idx is None else table.padding_idx)]
+        rows, weights, counts = table.table[ids].float(), torch.ones(len(ids)), None
+        if self.counts is not None:
+            counts = counts_of(table.words, self.counts, table.sentence_marks)[ids]
+            # Words weigh as much as in `quantized` by default.
+            weights = counts ** vars(find_spec("quantized"))["count_exponent"]
+        named = {"token_counts": counts, "seed": self.settings.seed, "progress": False, **options}
+        embedding, _ = fit(method, rows, **named)  # type: ignore[arg-type]
+        return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
+
+    def smallest_within(self, max_loss: float) -> Target:
+        """The smallest size at which the first candidate loses at most `max_loss` of quality or predictions.
+
+        The logarithm of the loss is taken to be linear in the bits of the codes, so that few sizes are tried.
+
+        Args:
+            max_loss: the largest loss, from 0 to 1.
+
+        Raises:
+            UserError: the loss is larger at all sizes.
+        """
+        if not 0.0 <= max_loss < 1.0:
+            raise UserError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
+        method, candidate = next(iter(candidates()))
+        low, high, ratio = *_RATIOS, _FIRST_RATIO
+        losses: dict[float, float] = {}  # by ratio
+        while high / low > CLOSE:
+            trial = self.attempt(method, candidate, Target(ratio=ratio))
+            losses[ratio] = 1.0 - trial.share
+            if losses[ratio] > max_loss:
+                high = ratio
+            else:
+                low = ratio
+                if losses[ratio] >= _NEAR * max_loss > 0:
+                    break
+            ratio = _next_ratio(losses, max_loss, low, high)
+        if low not in losses:
+            why = trial.reason or "allow a larger loss"
+            raise UserError(f"{method} loses more than {max_loss:.1%} at all sizes that were tried; {why}")
+        return Target(ratio=low)
+
+
+class _Footprint(NamedTuple):
+    """The bytes of a model's tensors as written and in memory, and its number of parameters."""
+
+    weights: int
+    memory: int
+    parameters: int
+
+    @classmethod
+    def of(cls, trained: TrainedModel, written: Mapping[str, Tensor]) -> _Footprint:
+        """That of a model whose tensors are `written`."""
+        module = trained.module
+        held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        return cls(
+            sum(part.nbytes for tensor in written.values() for part in inner_tensors(tensor)),
+            sum(part.nbytes for tensor in held.values() for part in inner_tensors(tensor)),
+            accounting.count_parameters(module),
+        )
+
+
+def check_files(
+    trained: StoredModel,
+    output: Path,
+    settings: Settings,
+    named: Mapping[str, Path] | None = None,
+) -> list[Path]:
+    """The files of a compressed model, after checking that they can be written.
+
+    Args:
+        trained: the model.
+        output, settings: as in `compress`.
+        named: files that options of the method name, by option.
+
+    Raises:
+        UserError: the paths clash, or a file is missing or would be replaced.
+    """
+    files, sources, validation = trained.files(output), trained.sources(), settings.validation
+    is_file = all(source.is_file() for source in sources)
+    check_paths(
+        {
+            "--model": (PathOption.SOURCE, sources),
+            "--text": (PathOption.FILE, settings.texts),
+            "--validation": (PathOption.SOURCE, getattr(validation, "text", None)),
+            "--validation-source": (PathOption.FILE, getattr(validation, "source", None)),
+            "--validation-target": (PathOption.FILE, getattr(validation, "target", None)),
+            **{f"--{name}": (PathOption.FILE, path) for name, path in (named or {}).items()},
+            "--output": (
+                PathOption.NEW_FILE if is_file else PathOption.NEW,
+                [*files, *settings.beside.values()],
+            ),
+            "--report": (PathOption.NEW_FILE, settings.report_file),
+        },
+        settings.force,
+    )
+    return files
+
+
+def candidates() -> Iterator[tuple[str, Candidate]]:
+    """The candidates of all methods; those of the method with the most come first."""
+    for method in sorted(methods(), key=lambda name: -len(find_spec(name).candidates)):
+        for candidate in find_spec(method).candidates:
+            yield method, candidate
+
+
+def _failed(method: str, candidate: Candidate, error: Exception) -> Trial:
+    """The trial of a candidate that is impossible at a size, or that failed in any other way."""
+    reason = first_line(error).removeprefix(f"{method}: ")
+    if not isinstance(error, ValueError) and reason != type(error).__name__:
+        reason = f"{type(error).__name__}: {reason}"
+    return Trial(method, *candidate, None, reason)
+
+
+def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high: float) -> float:
+    """A ratio between `low` and `high` whose loss should be a little below the largest one.
+
+    Args:
+        losses: those that were measured, by ratio; a ratio is 32 divided by the bits.
+        max_loss: the largest loss.
+        low, high: the loss at `low` is small enough, that at `high` is not.
+    """
+    middle = math.sqrt(low * high)
+    wanted = max_loss * (1 + _NEAR) / 2
+    # No loss is nothing to compute with, and it is at least 1 at impossible sizes.
+    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss < 1}
+    if not measured or wanted <= 0:
+        return middle
+    known = sorted(measured, key=lambda ratio: abs(math.log(measured[ratio] / wanted)))[:2]
+    slope = math.log(_LOSS_PER_BIT)
+    if len(known) == 2 and losses[known[1]] != losses[known[0]]:
+        slope = math.log(losses[known[1]] / losses[known[0]]) / (32 / known[0] - 32 / known[1])
+    if slope <= 0 or len(losses) > 2 and len(losses) % 3 == 0:
+        return middle
+    bits = 32 / known[0] + math.log(losses[known[0]] / wanted) / slope
+    found = 32 / max(bits, 0.01)
+    return found if low * CLOSE**0.5 <= found <= high / CLOSE**0.5 else middle
