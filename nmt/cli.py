@@ -33,15 +33,8 @@ from shared_embeddings.utils.path_options import PathOption
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
 
 
-def parse(*arguments: Any, **options: Any) -> Namespace:
-    """See `nmt.options.arguments.parse`, which needs the extra ``nmt``."""
-    from nmt.options import arguments as module
-
-    return module.parse(*arguments, **options)
-
-
 def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
-    """Create a command from a function: applies the patches and reports user errors in one line."""
+    """Make a command of a function: it applies the patches and reports user errors in one line."""
 
     def main(arguments: Sequence[str]) -> None:
         from nmt.hooks import apply_patches
@@ -57,24 +50,22 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
 
 
 def _explain(error: BaseException) -> str | None:
-    """Return the message of a user error; OpenNMT-py raises AssertionError and ValueError for options."""
-    user_error = _error_of_another_process(error)
-    if user_error is not None or isinstance(error, (AssertionError, ValueError)):
-        return error_line(user_error or error)
-    return explain(error)
+    """Return the message of a user error, also of a spawned process or a data loader worker, or None.
 
-
-def _error_of_another_process(error: BaseException) -> UserError | None:
-    """Return the user error in the traceback text of a spawned process or a data loader worker."""
+    OpenNMT-py raises AssertionError and ValueError for options.
+    """
     text = str(error)
+    of_options = isinstance(error, (AssertionError, ValueError))
     found = re.findall(r"^[\w.]*(?:User|Option|Document|Storage)Error: (.*)$", text, re.MULTILINE)
     if (
         not found
-        and isinstance(error, (UserError, AssertionError, ValueError, OSError))
+        and (of_options or isinstance(error, OSError))
         and "Traceback (most recent call last)" in text
     ):
         found = re.findall(r"^[\w.]+: (.*)$", text, re.MULTILINE)
-    return UserError(found[-1]) if found else None
+    if found:
+        return error_line(UserError(found[-1]))
+    return error_line(error) if of_options else explain(error)
 
 
 def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
@@ -99,22 +90,19 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.data.corpora import check_single_texts, check_targets
     from nmt.data.vocabulary import read_vocabulary
     from nmt.model.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
-    from nmt.options import checks
+    from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
     from nmt.summarization.length_control import check_positions
     from nmt.train import distillation
     from nmt.train.embeddings import parse_quantization_option
 
-    checks.check_training_numbers(opt)
+    check_training(opt)
     corpora = _check_data(opt)
     if opt.model_task == "seq2seq":
         check_targets(corpora)
     else:
         check_single_texts(corpora)
     check_positions(opt)
-    checks.check_copying(opt)
-    checks.check_generator(opt)
-    checks.check_transforms(opt, corpora)
-    checks.check_processes(opt)
+    check_transforms(opt, corpora)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
@@ -132,11 +120,11 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         check_combinations(plan, sizes)
     if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
-        checks.check_model_sizes(sizes)
+        check_model_sizes(sizes)
         vocabs = _new_vocabularies(opt)
         if plan is not None:
             check_sizes(plan, sizes, vocabs)
-        checks.check_memory(sizes, vocabs)
+        check_memory(sizes, vocabs)
     opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
     opt.embedding_quantization = parse_quantization_option(opt.embedding_quantization, plan)
     parsed = distillation.parse_distillation(opt.embedding_distillation)
@@ -181,7 +169,7 @@ def train() -> None:
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
 
-    from nmt.options.arguments import TRAIN
+    from nmt.options import TRAIN, parse
     from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser(), TRAIN)
@@ -206,13 +194,11 @@ def translate() -> None:
     import onmt.bin.translate
 
     from nmt.data.transforms import applied
-    from nmt.options.arguments import TRANSLATE
-    from nmt.options.checks import check_one_process, check_prefix, check_translation
+    from nmt.options import TRANSLATE, check_prefix, check_translation, parse
     from nmt.translate.translation import translate_file
 
     opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
     check_translation(opt)
-    check_one_process(opt)
     with applied(opt) as description:
         check_prefix(opt)
         if description:
@@ -227,7 +213,7 @@ def build_vocab() -> None:
     import onmt.bin.train
 
     from nmt.data.corpora import build_vocabularies
-    from nmt.options.checks import check_counting, check_transforms
+    from nmt.options import check_counting, check_transforms, parse
 
     of_training = {
         string.lstrip("-")
@@ -246,7 +232,7 @@ def average_models() -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
     from nmt.checkpoint.checkpoint import average_checkpoints
     from nmt.checkpoint.files import save_checkpoint
-    from nmt.options.arguments import check_new_model
+    from nmt.options import check_new_model, parse
 
     parser = Parser(
         "onmt_average_models", description="Average the weights of several checkpoints of one model"
@@ -271,7 +257,7 @@ def release_model() -> None:
     from nmt.checkpoint.checkpoint import strip_checkpoint
     from nmt.checkpoint.files import save_checkpoint
     from nmt.checkpoint.models import export_ctranslate2
-    from nmt.options.arguments import check_new_model
+    from nmt.options import check_new_model, parse
 
     parser = Parser("onmt_release_model", description="Release a translation model")
     parser.add_argument("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
@@ -312,6 +298,7 @@ def release_model() -> None:
 @_command
 def server() -> None:
     """``onmt_server``: serve translations over HTTP."""
+    from nmt.options import parse
     from nmt.translate.server import make_parser, serve
 
     serve(parse(make_parser()))

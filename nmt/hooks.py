@@ -51,13 +51,7 @@ from nmt.model.embeddings import (
     shared_embeddings_of,
 )
 from nmt.model.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
-from nmt.options.checks import (
-    check_attention,
-    check_features,
-    check_gpu,
-    check_reports,
-    check_vocabulary_limits,
-)
+from nmt.options import check_gpu, check_translator
 from nmt.summarization import length_control
 from nmt.summarization.length_control import LengthControlledPositions
 from nmt.train import distillation
@@ -361,10 +355,7 @@ def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -
     """Check the options against the model and the machine, and pass desired lengths to the translator."""
     check_gpu(opt)
     built = original(opt, *args, **kwargs)
-    check_vocabulary_limits(opt, len(built.vocabs["tgt"]))
-    check_attention(opt, built.model)
-    check_reports(opt, built.model.decoder)
-    check_features(opt, built.vocabs)
+    check_translator(opt, built.model, built.vocabs)
     length_control.prepare_translator(built, opt)
     return built
 

@@ -14,8 +14,7 @@ from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
 
 from nmt.checkpoint.files import check_output
-from nmt.options.arguments import READ, check_files
-from nmt.options.ranges import check_ranges
+from nmt.options import READ, check_files, check_ranges
 from shared_embeddings.errors import UserError
 from shared_embeddings.options import parse_options, require, require_at_least
 from shared_embeddings.utils.files import followed, staged

@@ -16,7 +16,7 @@ import torch
 from nmt.checkpoint.files import SUBWORDS as STORED
 from nmt.checkpoint.files import peek
 from nmt.model.plan import parse_text
-from nmt.options.checks import SUBWORD_FILES
+from nmt.options import SUBWORD_FILES
 from shared_embeddings.errors import UserError
 
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")

@@ -28,7 +28,7 @@ from nmt.data.corpora import CleanCorpus
 from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
 from nmt.data.vocabulary import read_vocabulary
 from nmt.fixes import replace, wrap
-from nmt.options.checks import SUBWORD_FILES
+from nmt.options import SUBWORD_FILES
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 

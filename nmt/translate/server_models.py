@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from onmt.utils.parse import ArgumentParser
 
 from nmt.data.corpora import clean_line
 from nmt.data.transforms import applied
-from nmt.options.arguments import READ, check_files
-from nmt.options.checks import check_one_process, check_translation
+from nmt.options import READ, check_files, check_translation, closest
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
@@ -113,7 +111,6 @@ class Model(ServerModel):  # type: ignore[misc]
         ArgumentParser.validate_translate_opts(parsed)
         check_translation(parsed)
         check_files(parsed, {**READ, "phrase_table": PathOption.FILE})
-        check_one_process(parsed)
         if parsed.log_file:
             log = os.path.join(self.model_root, parsed.log_file)
             check_outputs({"log_file": log}, {"model": paths[0]}, force=True)
@@ -247,7 +244,7 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
             continue
         if action is None or action.dest in _NOT_APPLICABLE:
             valid = set(actions) - set(_NOT_APPLICABLE)
-            raise UserError(f"opt: unknown option {name!r}{_closest(name, valid)}")
+            raise UserError(f"opt: unknown option {name!r}{closest(name, valid)}")
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise UserError(f"opt: {name} is {value!r}; expected true or false")
@@ -310,17 +307,11 @@ def _make(number: int, settings: dict[str, Any], root: str) -> Model:
     return Model(options, number, load=settings.get("load", False), **named)
 
 
-def _closest(name: str, valid: Iterable[str]) -> str:
-    """Suggest the closest valid name, if any."""
-    close = difflib.get_close_matches(name, list(valid), 1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise `UserError` for an unknown key or a value of the wrong type."""
     for key, value in content.items():
         if key not in wanted:
-            raise UserError(f"{what}: unknown key {key!r}{_closest(key, wanted)}")
+            raise UserError(f"{what}: unknown key {key!r}{closest(key, wanted)}")
         kinds = wanted[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
             kind = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))

@@ -439,14 +439,14 @@ def test_upstream_path_options_are_known(command: str) -> None:
     """A new release of OpenNMT may add some."""
     import importlib
 
+    from nmt import options
     from nmt.hooks import apply_patches
-    from nmt.options import arguments
 
     apply_patches()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()
     known = {
-        *arguments.TRANSLATE,
-        *arguments.TRAIN,
+        *options.TRANSLATE,
+        *options.TRAIN,
         *NO_FILES,
         "config",
         "save_config",

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from nmt import cli
-from nmt.options.ranges import RANGES, names
+from nmt.options import RANGES, known_names
 from shared_embeddings.utils.command_line import finite_number
 from tests.malformed.harness import (
     Case,
@@ -191,7 +191,7 @@ def rouge(host: Host) -> Command:
 
 def number_cases(command: Command, actions: list[Any]) -> Iterator[Case]:
     """Numbers inside and outside their ranges, and unknown names."""
-    known = names()
+    known = known_names()
     for action in actions:
         name = max(action.option_strings, key=len)
         if action.dest in known:

@@ -18,8 +18,7 @@ import torch
 from nmt import cli
 from nmt.checkpoint.files import allow_checkpoint_types
 from nmt.hooks import apply_patches
-from nmt.options.checks import check_memory, check_model_sizes
-from nmt.options.ranges import RANGES, check_ranges, names
+from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, known_names, parse
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.errors import UserError
 from tests.helpers import Odd, alter, names_file
@@ -197,7 +196,7 @@ def test_every_default_is_in_its_range() -> None:
 
 
 def test_every_named_option_exists() -> None:
-    assert set(names()) <= {action.dest for action in actions()}
+    assert set(known_names()) <= {action.dest for action in actions()}
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -1e300])
@@ -382,8 +381,6 @@ def test_translation_fails_in_one_line(
 
 
 def test_boolean_words_are_parsed(host: Host) -> None:
-    from nmt.options.arguments import parse
-
     with pytest.MonkeyPatch.context() as patch:
         for text, wanted in (("false", False), ("True", True), ("no", False)):
             patch.setattr("sys.argv", ["onmt_train", "-data", "d", "-src_vocab", "v", "-penn", text])

@@ -1,1 +1,0 @@
-"""Checks of command-line options, their ranges and paths."""
