@@ -18,6 +18,7 @@ from lm.models.interface import LanguageModel
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
 from shared_embeddings.checkpoints.tensors import (
     PartType,
+    building,
     check_finite,
     check_parts,
     is_state,
@@ -146,7 +147,8 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
         kind = config["model"]
         names = [field.name for field in dataclasses.fields(models.options_class(kind))]
         options = {name: config[name] for name in names if name in config}
-        model = models.build(kind, words, config["embedding"], options)
+        with building(len(content["model"]), os.path.getsize(path)):
+            model = models.build(kind, words, config["embedding"], options)
     except (*UNREADABLE, ArithmeticError, AttributeError) as error:
         raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
     load_state(model, content["model"], path)

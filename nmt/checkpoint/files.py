@@ -23,6 +23,7 @@ from shared_embeddings.checkpoints.checksums import (
 )
 from shared_embeddings.checkpoints.tensors import (
     PartType,
+    building,
     check_finite,
     check_parts,
     is_optimizer,
@@ -244,7 +245,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Convert errors due to an inconsistent checkpoint to `UserError`.
+    """Convert errors due to an inconsistent checkpoint to `UserError`, also of a model too large for it.
 
     Args:
         path: the checkpoint, if any.
@@ -256,7 +257,8 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
         yield
         return
     try:
-        yield
+        with building(*_stored(path)):
+            yield
     except (torch.OutOfMemoryError, OSError):
         raise
     except (UserError, OptionError) as error:
@@ -268,6 +270,21 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
             f"checkpoint {path}: its parts are inconsistent ({type(error).__name__}: "
             f"{first_line(error)}); use another checkpoint"
         ) from error
+
+
+def _stored(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """How many tensors a checkpoint has, and the bytes of the files with them."""
+    name = os.fspath(path)
+    checkpoint = peek(name)
+    if "model" in checkpoint:
+        return len(checkpoint["model"]) + len(checkpoint.get("generator") or ()), os.path.getsize(name)
+    from safetensors import safe_open
+
+    files, tensors = safetensors_of(name), 0
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            tensors += len(opened.keys())
+    return tensors, sum(map(os.path.getsize, files))
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
@@ -200,6 +205,44 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
                 f"{name}: its tensor {key} contains NaN or infinity, perhaps because training diverged; use "
                 "an earlier checkpoint"
             )
+
+
+@contextlib.contextmanager
+def building(tensors: int, size: int) -> Iterator[None]:
+    """Limit the model that is built meanwhile in this thread to some times what its file holds.
+
+    The settings in a file may claim any number of layers, and any widths. Building a model takes a few more
+    parameters than its file has tensors: tied ones, and those that are replaced.
+
+    Args:
+        tensors: how many the file has.
+        size: the bytes of the file.
+
+    Raises:
+        UserError: the model has more parameters, or more values in its parameters and buffers.
+    """
+    thread, parameters, values = threading.get_ident(), 0, 0
+
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal parameters, values
+        if tensor is None or threading.get_ident() != thread:
+            return
+        parameters, values = parameters + 1, values + tensor.numel()
+        if parameters > 4 * tensors + 1000 or values > 8 * size + 2**28:
+            raise UserError(
+                f"its settings claim more layers or larger ones than the file has ({tensors:,} tensors, "
+                f"{size:,} bytes); use another one"
+            )
+
+    hooks = [
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -20,9 +20,12 @@ from shared_embeddings.hf.agreement import check_causal, perplexity, probe
 from shared_embeddings.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hf.folder import (
     CONFIG,
+    check_sizes,
     load,
     model_class,
+    quiet,
     read_config,
+    read_json,
     read_model,
     read_tensor,
     reading,
@@ -30,7 +33,15 @@ from shared_embeddings.hf.folder import (
     tensor_files,
     weight_files,
 )
-from shared_embeddings.hf.saving import check_output, copy_rest, replacing_folder, save_pretrained, write_card
+from shared_embeddings.hf.saving import (
+    CODE,
+    check_output,
+    copy_rest,
+    notes_on_code,
+    replacing_folder,
+    save_pretrained,
+    write_card,
+)
 from shared_embeddings.hf.tables import WordTable, check_scoring, find_tables
 from shared_embeddings.hf.tracing import traced
 from shared_embeddings.hf.trim import TrimmableFolder
@@ -40,7 +51,6 @@ from shared_embeddings.options import OptionError
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.sizing.accounting import distinct_state
-from shared_embeddings.utils.extras import require
 
 # How many of the tensors that are dropped are named.
 _NAMED = 3
@@ -57,7 +67,7 @@ class Adapter:
         try:
             if not file.is_file() or file.stat().st_size > _LONGEST_CONFIG:
                 return False
-            config = read_config(path)
+            config = read_json(file)
         except (ValueError, OSError):
             return False
         return "model_type" in config or "architectures" in config
@@ -218,11 +228,13 @@ class FolderModel:
         for name, embedding in fitted.items():
             embedding.to(self._tables[name].weight.dtype)
         place(self.module, fitted, {name: table.placement for name, table in self._tables.items()})
-        if not self._dropped:
-            return []
-        named = ", ".join([*self._dropped[:_NAMED], *["…"] * (len(self._dropped) > _NAMED)])
+        vars(self.module.config).pop(CODE, None)
         kind = type(self.module).__name__
-        return [f"tensors that {kind} does not use are dropped ({len(self._dropped)}: {named})"]
+        notes = notes_on_code(self.path, kind)
+        if self._dropped:
+            named = ", ".join([*self._dropped[:_NAMED], *["…"] * (len(self._dropped) > _NAMED)])
+            notes.append(f"tensors that {kind} does not use are dropped ({len(self._dropped)}: {named})")
+        return notes
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the model, each once, except those that its class recomputes."""
@@ -280,9 +292,9 @@ class UnbuiltModel(FolderModel):
         if self.is_compressed:
             raise NotImplementedError
         chosen, self._files = model_class(self.path, config), tensor_files(self.path)
-        settings = require("transformers").AutoConfig.from_pretrained(
-            self.path, local_files_only=True, trust_remote_code=False
-        )
+        check_sizes(self.path, chosen)
+        with quiet():
+            settings = chosen.config_class.from_pretrained(self.path, local_files_only=True)
         model = without_weights(chosen, settings)
         self._stored = stored_names(model, self._files)
         for name, file in self._files.items():

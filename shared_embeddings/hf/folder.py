@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
-from shared_embeddings.checkpoints.tensors import check_finite
+from shared_embeddings.checkpoints.tensors import building, check_finite
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import KEY, find_entry, from_entry
 from shared_embeddings.utils.extras import require
@@ -24,9 +25,14 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+_ADAPTER = "adapter_config.json"
 _LONGEST_REASON = 300  # characters of a library's error message
 # Weight files that transformers would unpickle.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Layers that a configuration may claim beyond the number of tensors: unused settings keep their defaults.
+_MORE_LAYERS = 1000
+# Arguments of ``from_pretrained``: nothing is downloaded, unpickled or run.
+_SAFE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
 
 
 @contextmanager
@@ -45,16 +51,56 @@ def reading(folder: Path) -> Iterator[None]:
         raise UserError(f"model {folder}: {reason}") from error
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from printing tables of tensors, which errors and notes of ours replace."""
+    logging = require("transformers").utils.logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of ``config.json``.
+    """The content of ``config.json`` of a model all of whose files lie in its folder.
 
     Raises:
-        UserError: the file is missing or not a JSON object.
+        UserError: the file is missing or not a JSON object, or a link or a setting leads out of the folder.
     """
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
-    return read_json(path)
+    _check_links(folder)
+    config = read_json(path)
+    # transformers would load other files than those that are checked here.
+    if config.get("transformers_weights") is not None:
+        raise UserError(
+            f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
+            "the setting"
+        )
+    if (folder / _ADAPTER).is_file():
+        raise UserError(
+            f"model {folder}: has an adapter of PEFT ({_ADAPTER}); merge it into the model, or remove it"
+        )
+    return config
+
+
+def _check_links(folder: Path) -> None:
+    """Raise UserError if a link in the folder of a model leads out of it.
+
+    In the Hugging Face cache, links may lead into the files of the same model:
+    ``models--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH``.
+    """
+    own = folder.resolve()
+    places = [own, *([own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [])]
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not any(map(path.resolve().is_relative_to, places)):
+            raise UserError(
+                f"model {folder}: {path.relative_to(folder)} is a link out of the folder, which is not "
+                "followed; copy the file into the folder, or remove the link"
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,15 +122,20 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UserError: a file is missing, or the weights are pickled.
     """
-    if (folder / INDEX).is_file():
+    names = [WEIGHTS]
+    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():  # the order of transformers
         try:
             names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
         except (LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
     else:
         _check_not_pickled(folder)
-        names = [WEIGHTS]
     for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"model {folder}: {INDEX} names {name}, which is not a safetensors file in the folder; copy "
+                "it again"
+            )
         if not (folder / name).is_file():
             raise UserError(f"model {folder}: has no {name}; name a complete folder")
     return [folder / name for name in names]
@@ -135,18 +186,64 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
     Raises:
         UserError: weights cannot be read, are missing or have wrong shapes.
     """
-    files = weight_files(folder)
-    safe = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    check_sizes(folder, chosen)
     # torch_dtype is the old name.
     dtype = {} if "torch_dtype" in settings else {"dtype": "auto"}
-    settings = {**dtype, **settings, **safe, "output_loading_info": True}
-    with reading(folder):
-        check_weights(files)
+    settings = {**dtype, **settings, **_SAFE, "output_loading_info": True}
+    with reading(folder), quiet():
+        check_weights(weight_files(folder))
         model, found = chosen.from_pretrained(folder, **settings)
-    for kind in ("missing_keys", "mismatched_keys"):
-        check_none(folder, kind, found[kind])
+    check_none(folder, "missing_keys", found["missing_keys"])
     check_finite(dict(model.named_parameters()), f"model {folder}")
     return model, sorted(map(str, found["unexpected_keys"]))
+
+
+def check_sizes(folder: Path, chosen: Any) -> None:
+    """Check that the files of a model hold the tensors that its configuration claims; reads no values.
+
+    Args:
+        folder: the folder of the model.
+        chosen: its class.
+
+    Raises:
+        UserError: a tensor is missing or has another shape, or the configuration is invalid.
+    """
+    files = weight_files(folder)
+    with reading(folder), quiet():
+        tensors = sum(len(tensor_names(file)) for file in files)
+        _check_layers(read_json(folder / CONFIG), tensors + _MORE_LAYERS)
+        size = sum(file.stat().st_size for file in files)
+        with building(tensors, size), warnings.catch_warnings():
+            logging = require("transformers").utils.logging
+            settings = {**_SAFE, "device_map": "meta", "ignore_mismatched_sizes": True}
+            has_bars = logging.is_progress_bar_enabled()
+            logging.disable_progress_bar()
+            try:
+                warnings.simplefilter("ignore")  # torch warns of empty tensors
+                _, found = chosen.from_pretrained(folder, output_loading_info=True, **settings)
+            finally:
+                if has_bars:
+                    logging.enable_progress_bar()
+    check_none(folder, "missing_keys", found["missing_keys"])
+    wrong = [
+        f"{name} is {tuple(own)}, expected {tuple(wanted)}" for name, own, wanted in found["mismatched_keys"]
+    ]
+    check_none(folder, "sizes", wrong)
+
+
+def _check_layers(settings: Any, most: int, is_count: bool = False) -> None:
+    """Raise UserError if settings claim more than `most` layers, which transformers lists one by one."""
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            counts = name.endswith("layers") or name in ("n_layer", "attention_types")
+            if counts and type(value) is int and value < 0:
+                raise UserError(f"{CONFIG}: {name} is {value}, which is negative; copy it again")
+            _check_layers(value, most, is_count or counts)
+    elif isinstance(settings, list):
+        for value in settings:
+            _check_layers(value, most, is_count)
+    elif is_count and type(settings) is int and settings > most:
+        raise UserError(f"{CONFIG}: claims {settings:,} layers, more than there are tensors; copy it again")
 
 
 def check_weights(files: Iterable[Path]) -> None:
@@ -172,9 +269,14 @@ def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; SafetensorError if it is damaged."""
-    with safe_open(file, "pt") as opened:
-        return list(opened.keys())
+    """The names of the tensors in a safetensors file; UserError if it is damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return list(opened.keys())
+    except SafetensorError as error:
+        raise UserError(
+            f"weights {file}: cannot be read ({first_line(error)}); it is truncated or damaged, copy it again"
+        ) from error
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

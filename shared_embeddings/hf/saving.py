@@ -37,6 +37,8 @@ _COPIED = (
     IDS,
 )
 # All files that may be in the folder of a model that is replaced.
+# Names code in settings.
+CODE = "auto_map"
 # Loads compressed embeddings where this library is not installed; written by it, and never read.
 _REMOTE_CODE = "modeling_shared_embeddings.py"
 # The methods whose embeddings that file decodes.
@@ -107,7 +109,7 @@ def add_remote_code(folder: Path) -> None:
     source = Path(__file__).with_name("remote_code.py")
     shutil.copyfile(source, folder / _REMOTE_CODE)
     classes, module = _auto_classes(content["model_type"]), Path(_REMOTE_CODE).stem
-    content["auto_map"] = {auto: f"{module}.{kind}" for auto, kind in classes.items()}
+    content[CODE] = {auto: f"{module}.{kind}" for auto, kind in classes.items()}
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -149,8 +151,48 @@ def copy_rest(source: Path, target: Path) -> None:
     for pattern in _COPIED:
         for file in source.glob(pattern):
             if file.is_file() and file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, target / file.name)
+                copy_settings(file, target / file.name)
     copy_folders(source, target)
+
+
+def copy_settings(file: Path, target: Path) -> None:
+    """Copy a file without the names of code, which stays behind."""
+    content = _naming_code(file)
+    if content is None:
+        shutil.copyfile(file, target)
+    else:
+        del content[CODE]
+        target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def notes_on_code(source: Path, kind: str) -> list[str]:
+    """What happened to code that the files of a model name.
+
+    Args:
+        source: the folder of the model.
+        kind: its class.
+    """
+    config = read_json(source / "config.json")
+    if find_entry(config) is not None:  # written by this library
+        return []
+    notes = []
+    naming = [file.name for file in sorted(source.glob("*_config.json")) if _naming_code(file)]
+    if naming:
+        notes.append(f"{CODE} of {', '.join(naming)} is dropped: it names code, which is not copied")
+    if CODE in config:
+        notes.append(f"the code that config.json names ({CODE}) was not run: the model was read as {kind}")
+    known = getattr(require("transformers"), kind).config_class.model_type
+    if config.get("model_type") != known:
+        notes.append(f"model type {config.get('model_type')!r}: the model was read as {kind} ({known})")
+    return notes
+
+
+def _naming_code(file: Path) -> dict[str, Any] | None:
+    """The content of a JSON file that names code for ``trust_remote_code``, maybe of another repository."""
+    if not file.name.endswith("_config.json") or not file.is_file():
+        return None
+    content = read_json(file)
+    return content if isinstance(content, dict) and CODE in content else None
 
 
 def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -> None:

@@ -15,16 +15,118 @@ tokenizers need single characters for that, see `TokenizerFile.characters`.
 
 from __future__ import annotations
 
+import base64
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shared_embeddings.errors import UserError
+from shared_embeddings.hf.folder import quiet, read_json
+from shared_embeddings.utils.extras import require
 
+TOKENIZER = "tokenizer.json"
 _BYTES = 256
 # In place of a space, as in SentencePiece.
 SPACE = "▁"
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+# The most characters that a tokenizer's rules may write for one that they read, or tokens around a text. NFKC
+# has 18 for one character.
+_MOST_WRITTEN = 64
+# Characters of several bytes, which ``ByteLevel`` and normal forms lengthen.
+_GROWING = ("é", "語", "ﷺ", "\U0001f600")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder as transformers has it.
+
+    Raises:
+        UserError: its rules make texts much longer.
+        Exception: it cannot be loaded; the library tokenizers raises plain ones.
+    """
+    file = folder / TOKENIZER
+    if file.is_file():
+        check_growth(read_json(file))
+    with quiet():
+        loaded = require("transformers").AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    if loaded.is_fast and not file.is_file():
+        check_growth(json.loads(loaded.backend_tokenizer.to_str()))
+    return loaded
+
+
+def check_growth(content: Mapping[str, Any]) -> None:
+    """Check that the rules of a ``tokenizer.json`` cannot fill the memory.
+
+    Args:
+        content: the parsed file.
+
+    Raises:
+        UserError: they make much more of a text.
+    """
+    before = [step for step in _steps(content.get("normalizer")) if step.get("type") != "Sequence"]
+    before += [step for step in _steps(content.get("pre_tokenizer")) if step.get("type") == "ByteLevel"]
+    after = [step for step in _steps(content.get("decoder")) if step.get("type") == "Replace"]
+    for name, steps in (("normalizer", before), ("decoder", after)):
+        if (longest := _longest_written(steps)) > _MOST_WRITTEN:
+            raise UserError(
+                f"{TOKENIZER}: its {name} can write {longest:,} characters for one, at most "
+                f"{_MOST_WRITTEN} are read; use another tokenizer"
+            )
+    for step in _steps(content.get("post_processor")):
+        single = step.get("single")
+        template: list[Any] = single if isinstance(single, list) else []
+        marks = sum(len(special["ids"]) for special in _templates(step))
+        texts = sum("Sequence" in part for part in template)
+        if texts > 1 or max(marks, len(template)) > _MOST_WRITTEN:
+            raise UserError(
+                f"{TOKENIZER}: its post_processor repeats a text, or adds more than {_MOST_WRITTEN} tokens; "
+                "use another tokenizer"
+            )
+
+
+def _longest_written(steps: Sequence[Mapping[str, Any]]) -> int:
+    """How many characters the steps of a normalizer write for one; stops where that is too many.
+
+    Steps that replace text multiply: four that write 1,000 characters for one make 10^12 of it. So the steps
+    after each one are applied to all that it can write.
+    """
+    written = [list(_GROWING), *map(_written, steps)]
+    longest = max(len(text) for texts in written for text in texts)
+    if longest > _MOST_WRITTEN:
+        return longest
+    applied = [_applied(step) for step in steps]
+    for number, texts in enumerate(written):
+        for text in texts:
+            for apply in applied[number:]:
+                text = apply(text)
+                longest = max(longest, len(text))
+                if longest > _MOST_WRITTEN:
+                    return longest
+    return longest
+
+
+def _written(step: Mapping[str, Any]) -> list[str]:
+    """What a step of a normalizer writes in place of what it finds."""
+    if step.get("type") == "Precompiled":  # the size of a trie, the trie, and texts that end with NUL
+        table = base64.b64decode(step["precompiled_charsmap"] or "")
+        return table[4 + int.from_bytes(table[:4], "little") :].decode("utf-8", "replace").split("\0")
+    return [str(step.get(name, "")) for name in ("content", "prepend")]
+
+
+def _applied(step: Mapping[str, Any]) -> Callable[[str], str]:
+    """The function that applies one step of a normalizer to a text."""
+    from tokenizers import Tokenizer
+
+    # Decoders and pretokenizers that replace text are described like normalizers.
+    kind = {"type": "ByteLevel"} if step.get("type") == "ByteLevel" else step
+    empty = ("truncation", "padding", "pre_tokenizer", "post_processor", "decoder")
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    content: dict[str, Any] = {"version": "1.0", "added_tokens": [], **dict.fromkeys(empty), "model": model}
+    normalizer: Any = Tokenizer.from_str(json.dumps({**content, "normalizer": kind})).normalizer
+    return normalizer.normalize_str  # type: ignore[no-any-return]
 
 
 class TokenizerFile:
@@ -226,7 +328,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
     """The steps of a tokenizer component, which may be a sequence."""
     if isinstance(part, dict):
         yield part
-        for name in ("normalizers", "pretokenizers", "processors"):
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
             for step in part.get(name, ()):
                 yield from _steps(step)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,23 +14,33 @@ from torch import Tensor
 from shared_embeddings.compress.host import Vocabulary
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import KEY, find_entry
-from shared_embeddings.hf.folder import CONFIG, GENERATION, INDEX, model_class, read_config, read_json
+from shared_embeddings.hf.folder import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    check_sizes,
+    model_class,
+    read_config,
+    read_json,
+)
 from shared_embeddings.hf.saving import (
+    CODE,
     add_remote_code,
     check_output,
     copy_folders,
+    copy_settings,
     folders_of,
+    notes_on_code,
     replacing_folder,
     write_card,
 )
-from shared_embeddings.hf.tokenizer_file import TokenizerFile
+from shared_embeddings.hf.tokenizer_file import TOKENIZER, TokenizerFile, load_tokenizer
 from shared_embeddings.hf.word_rows import SIDES, Weights, without_weights, word_axes
 from shared_embeddings.hf.words import check_ids, check_tokens, first_position, named_ids, with_new_ids
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
-TOKENIZER = "tokenizer.json"
 # The part of the configuration of a model of text and pictures that is about text.
 TEXT = "text_config"
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
@@ -53,6 +62,8 @@ class TrimmableFolder:
         self.path = path
         self.settings = read_config(path)
         _check_folder(path, self.settings)
+        chosen = model_class(path, self.settings)
+        check_sizes(path, chosen)
         self.config = require("transformers").AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
@@ -70,7 +81,6 @@ class TrimmableFolder:
             read_json(path / TOKENIZER) if has_file else json.loads(self.tokenizer.to_str())
         )
         _check_tokens(self.file, self.tokenizer, self.rows)
-        chosen = model_class(path, self.settings)
         self.kind = chosen.__name__
         model = without_weights(chosen, self.config)
         self.weights = Weights(path, word_axes(model), self.rows, self.settings)
@@ -161,6 +171,7 @@ class TrimmableFolder:
         gone = sorted(self.named - self.file.tokens.keys())
         if gone:
             notes.append(f"ids that were no tokens are null in the settings now: {', '.join(map(str, gone))}")
+        notes += notes_on_code(self.path, self.kind)
         left = sorted(file.name for file in self.path.iterdir() if not self._is_written(file))
         return [*notes, f"left out: {', '.join(left)}"] if left else notes
 
@@ -203,7 +214,7 @@ class TrimmableFolder:
             self._write_settings(folder)
             for file in self.path.iterdir():
                 if self._is_copied(file):
-                    shutil.copyfile(file, folder / file.name)
+                    copy_settings(file, folder / file.name)
             copy_folders(self.path, folder)
             self.weights.write(folder, self.kept)
             add_remote_code(folder)
@@ -217,6 +228,7 @@ class TrimmableFolder:
         _write_json(folder / TOKENIZER, self.file.trimmed(ids))
         for name in _settings_files(self.path):
             settings = with_new_ids(read_json(self.path / name), new_ids)
+            settings.pop(CODE, None)
             _write_json(folder / name, self._with_size(settings, len(ids)) if name == CONFIG else settings)
 
     def _with_size(self, settings: dict[str, Any], size: int) -> dict[str, Any]:
@@ -274,8 +286,10 @@ def _settings_files(folder: Path) -> list[str]:
 
 
 def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UserError for a model that needs custom code, or has two vocabularies."""
-    if "auto_map" in settings and find_entry(settings) is None:
+    """Raise UserError for a model that needs custom code, is quantized, or has two vocabularies."""
+    if settings.get(KEY) is not None and find_entry(settings) is None:
+        raise UserError(f"model {folder}: is quantized; trim the original model")
+    if CODE in settings and find_entry(settings) is None:
         raise UserError(
             f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
         )
@@ -293,9 +307,7 @@ def _load_tokenizer(folder: Path) -> Any:
         UserError: it cannot be loaded, or is a slow one.
     """
     try:
-        loaded = require("transformers").AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        loaded = load_tokenizer(folder)
     except Exception as error:  # the library tokenizers raises plain ones
         missing = "" if (folder / TOKENIZER).is_file() else f"there is no {TOKENIZER}; "
         reason = f"{missing}{first_line(error)}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from shared_embeddings.checkpoints.checksums import save_safetensors
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import ENTRY, entry_of, find_entry, from_entry
-from shared_embeddings.hf.folder import INDEX, check_weights, read_json, weight_files
+from shared_embeddings.hf.folder import INDEX, WEIGHTS, check_weights, read_json, weight_files
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.utils.reading import parse_json
 
@@ -138,7 +138,7 @@ class Weights:
                 tensors.update(self.tables.tensors)
             save_safetensors(tensors, folder / file.name, metadata)
             where.update(dict.fromkeys(tensors, file.name))
-        if (self.folder / INDEX).is_file():
+        if [file.name for file in self.files] != [WEIGHTS]:
             index = read_json(self.folder / INDEX)
             index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
             index["weight_map"] = where

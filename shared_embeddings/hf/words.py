@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.hf.tokenizer_file import load_tokenizer
 
 _LINES = 1000
 # The share of rows that have a token, at least. Models often pad their tables, but not by that much.
@@ -134,9 +134,7 @@ def _read_tokenizer(folder: Path) -> Any:
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return None
     try:
-        return require("transformers").AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        return load_tokenizer(folder)
     # The errors depend on the libraries that the tokenizer requires.
     except Exception as error:
         raise UserError(

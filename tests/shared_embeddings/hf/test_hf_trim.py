@@ -141,6 +141,7 @@ def test_user_errors(
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
     assert "needs code that comes with it" in error_line(capsys, *found)
     (model / "config.json").write_text(config)
+    weights.write_bytes(content)
     (model / "tokenizer.json").unlink()
     assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, *found)
     assert not output.exists()
