@@ -85,7 +85,7 @@ def _has_gpu_test(path: Path) -> bool:
 
 def prepared(name: str, tiny: bool) -> Recipe:
     """A recipe with its data, from ``$DATA_DIR`` or generated; preparing them has no limit of time."""
-    from recipes.__main__ import run_step
+    from recipes.common.recipe import run_step
 
     recipe = find_recipe(name)
     run_step(recipe, "preprocess", ["--smoke"] if tiny else [])
@@ -97,7 +97,7 @@ def prepared(name: str, tiny: bool) -> Recipe:
 
 def train_ptb(name: str, tiny: bool, seconds: float) -> Measured:
     """Train a row of `ptb_awd_lstm` for some time; returns how far it came, and its perplexities."""
-    from recipes.language_model.train import BEST, data_folder, train
+    from recipes.language_model import BEST, data_folder, train
 
     deadline = time.monotonic() + seconds
     recipe = prepared("ptb_awd_lstm", tiny)
@@ -152,8 +152,7 @@ def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measu
         ValueError: the method is impossible at this size.
         OutOfTime: it is not finished; the next call resumes it.
     """
-    from recipes.translation.evaluate import evaluate
-    from recipes.translation.train import AVERAGED, fit_row, prepared_data, train_row
+    from recipes.translation.train import AVERAGED, evaluate, fit_row, prepared_data, train_row
 
     deadline = time.monotonic() + seconds
     recipe = prepared("multi30k_ende", tiny)

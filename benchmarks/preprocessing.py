@@ -24,10 +24,9 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.measuring import parser_of, publish
-from recipes.common.corpus import write_lines
 from recipes.common.recipe import find_recipe
-from recipes.common.tools import run_main
-from recipes.translation.sources import Settings, read_settings
+from recipes.common.tools import run_main, write_lines
+from recipes.translation.preprocess import Settings, read_settings
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from recipes.common.recipe import Recipe, find_recipe, recipe_names, step_module
+from recipes.common.recipe import find_recipe, recipe_names, run_step, runs_folder
 from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.path_options import PathOption, check_paths
@@ -46,8 +45,8 @@ def table(arguments: Sequence[str]) -> None:
         "--readme", type=PathOption.UPDATED, help="README with the markers (default: the recipe's)"
     )
     options = parser.parse_args(arguments)
-    from recipes.common.readme import update_tables
     from recipes.common.results import FILE, read_results
+    from recipes.common.table import update_tables
 
     recipe = find_recipe(options.task)
     if options.results is not None:
@@ -95,7 +94,7 @@ def coverage(arguments: Sequence[str]) -> None:
 
 def report(arguments: Sequence[str]) -> None:
     """Write a report that compares all results with the papers, as Markdown and as an HTML page."""
-    from recipes.report.build import main
+    from recipes.report.contents import main
 
     main(arguments)
 
@@ -109,7 +108,7 @@ def plot(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=PathOption.NEW_FILE, required=True, help="the picture")
     parser.add_argument("--force", action="store_true", help="overwrite an existing picture")
     options = parser.parse_args(arguments)
-    from recipes.common.curves import plot_runs
+    from recipes.common.plot import plot_runs
 
     plot_runs(options.runs, options.output)
     print(options.output)
@@ -124,7 +123,6 @@ def figures(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder of the pictures")
     parser.add_argument("--force", action="store_true", help="overwrite existing pictures")
     options = parser.parse_args(arguments)
-    from recipes.common.recipe import runs_folder
     from recipes.papers.coverage import draw, measured_lines, points_of
     from recipes.papers.tables import read_papers
 
@@ -165,15 +163,6 @@ def usage() -> str:
     return USAGE.format(recipes=", ".join(recipe_names()), commands="\n".join(lines))
 
 
-def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
-    """Run a step of a recipe.
-
-    Raises:
-        UserError: the recipe has no such step, or the step fails.
-    """
-    importlib.import_module(step_module(recipe, step)).main(recipe, arguments)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command or step of the command line."""
     first, *rest = [*arguments, ""]
@@ -183,8 +172,7 @@ def main(arguments: Sequence[str]) -> None:
     if first in COMMANDS:
         COMMANDS[first](arguments[1:])
         return
-    recipe = find_recipe(first)
-    run_step(recipe, rest[0], arguments[2:])
+    run_step(find_recipe(first), rest[0], arguments[2:])
 
 
 def program(arguments: Sequence[str]) -> str:

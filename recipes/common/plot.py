@@ -1,8 +1,10 @@
-"""Pictures of quality against stored bytes; a method has one color and marker in all of them."""
+"""Pictures: quality against stored bytes, where a method has one color and marker, and training curves."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,15 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import shared_embeddings as se
-from recipes.common.results import Record, embedding_bits
-from recipes.common.table import is_baseline
+from recipes.common.results import Record, embedding_bits, is_baseline
+from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import Bbox
 
 PLAIN = "plain table"
 STAGES = ("trained from scratch", "fitted to a trained table", "fitted, then finetuned")
@@ -36,15 +36,9 @@ _MARKERS = {
     **{"p": "M0,-1L.95,-.3L.6,.8L-.6,.8L-.95,-.3Z", "h": "M0,-1L.87,-.5L.87,.5L0,1L-.87,.5L-.87,-.5Z"},
     **{"d": "M0,-1.1L.65,0L0,1.1L-.65,0Z", "8": "M-.4,-1L.4,-1L1,-.4L1,.4L.4,1L-.4,1L-1,.4L-1,-.4Z"},
 }
-# Where names are tried, in points from a marker, the best places first.
-_PLACES = [
-    (right * far, up * far)
-    for far in (5, 12, 20, 30)
-    for right, up in ((0, 1), (0, -1), (1, 0), (1, 0.6), (-1, 0), (-1, 0.6), (1, -0.6), (-1, -0.6))
-]
+# Of markers, in points.
 _RADIUS = 3.5
-_NAME: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 1.5}
-_LEADER = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+_LEADER = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6}
 _REFERENCE: dict[str, Any] = {"color": "#8c8c8c", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
 # In inches.
 _WIDTH, _HEIGHT, _DPI = 4.2, 4.9, 130
@@ -125,6 +119,8 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     by_name = {record["row"]: record for record in results}
     by_stage = {name: [one for one in results if stage(one, by_name) == name] for name in STAGES}
     plain = plain_series(by_name)
+    best = min((one["metrics"][quality] for one in plain), default=math.inf)
+    limit = HIGHEST * best if quality == "perplexity" else math.inf
     used = [name for name in STAGES if by_stage[name]]
     figure, panels = new_figure(len(used), title)
     for axes, name in zip(panels, used, strict=True):
@@ -132,11 +128,16 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
         shown = {one["row"]: one for one in [*plain, *wholes, *by_stage[name]]}
         points = best_of_each_size(list(shown.values()), quality, plain)
         points = [one for one in points if not _is_copy(one, quality, plain)]
-        limit = (
-            HIGHEST * min(one["metrics"][quality] for one in plain) if quality == "perplexity" else math.inf
-        )
-        name_those_above(axes, points, quality, limit)
-        points = [one for one in points if one["metrics"][quality] <= limit]
+        # Rows above the limit would squeeze all others together; a corner says what they reach.
+        above = sorted((one for one in points if one["metrics"][quality] > limit), key=lambda one: one["row"])
+        if above:
+            lines = [
+                f"{shown_method(one)}, {bytes_text(place(one, quality)[0])}: {one['metrics'][quality]:.0f}"
+                for one in above
+            ]
+            text = "\n".join(["off the scale:", *lines])
+            axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+        points = [one for one in points if one not in above]
         on_line = [one for one in points if one in plain or not _note(one)]
         draw_lines(axes, on_line, quality)
         draw_points(axes, points, quality, _note, [one for one in points if one not in on_line])
@@ -153,22 +154,8 @@ def _is_copy(record: Record, quality: str, plain: Sequence[Record]) -> bool:
     if record in plain or shown_method(record) != PLAIN:
         return False
     size, score = place(record, quality)
-    return any(
-        size == place(one, quality)[0] and math.isclose(score, place(one, quality)[1], rel_tol=0.005)
-        for one in plain
-    )
-
-
-def name_those_above(axes: Axes, results: Sequence[Record], quality: str, limit: float) -> None:
-    """Write into a corner what rows above a limit reach, since they would squeeze all others together."""
-    above = sorted((one for one in results if one["metrics"][quality] > limit), key=lambda one: one["row"])
-    lines = [
-        f"{shown_method(one)}, {bytes_text(place(one, quality)[0])}: {one['metrics'][quality]:.0f}"
-        for one in above
-    ]
-    if lines:
-        text = "\n".join(["off the scale:", *lines])
-        axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+    same_size = [place(one, quality)[1] for one in plain if place(one, quality)[0] == size]
+    return any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
 
 
 def plain_series(by_name: Mapping[str, Record]) -> list[Record]:
@@ -247,7 +234,7 @@ def draw_points(
         x, y = place(record, quality)
         axes.scatter(x, y, s=34, marker=marker, facecolors=face, edgecolors=color, label=method, zorder=2)
         if text := note(record):
-            axes.annotate(text, (x, y), xytext=(0, 0), arrowprops=_LEADER, path_effects=halo, **_NAME)
+            axes.text(x, y, text, fontsize=8, path_effects=halo, zorder=1.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size)))
@@ -255,49 +242,6 @@ def draw_points(
     axes.margins(x=0.12, y=0.08)
     axes.set_xlabel("bytes of the stored embedding")
     axes.grid(alpha=0.3, linewidth=0.6)
-
-
-def place_names(axes: Axes) -> None:
-    """Move the labels of `draw_points` to the positions next to their markers with the least overlap.
-
-    Args:
-        axes: complete and laid out.
-    """
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import Bbox
-
-    radius = _RADIUS * axes.figure.dpi / 72
-    centers = [axes.transData.transform(np.asarray(marker.get_offsets())[0]) for marker in axes.collections]
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
-    paths = [
-        axes.transData.transform_path(line.get_path()) for line in axes.lines if line.get_linestyle() == "-"
-    ]
-    for name in [text for text in axes.texts if isinstance(text, Annotation)]:
-        costs = []
-        for number in range(len(_PLACES)):
-            box = _moved(name, number)
-            covered = sum(_overlap(box, other) for other in taken)
-            outside = box.width * box.height - _overlap(box, axes.bbox)
-            crossed = sum(path.intersects_bbox(box, filled=False) for path in paths)
-            costs.append((10 * covered + 100 * outside + 30 * crossed + number, number))
-        taken.append(_moved(name, min(costs)[1]))
-
-
-def _moved(name: Annotation, number: int) -> Bbox:
-    """Put a name at one of `_PLACES`, and return the box that it takes."""
-    from matplotlib.text import Text
-
-    right, up = _PLACES[number]
-    name.set_position((right, up))
-    name.set(ha=("center", "left", "right")[(right > 0) - (right < 0)])
-    name.set(va=("center", "bottom", "top")[(up > 0) - (up < 0)])
-    return Text.get_window_extent(name).padded(1)  # without the line to the marker
-
-
-def _overlap(one: Bbox, other: Bbox) -> float:
-    """The area that two boxes share."""
-    shared = one.intersection(one, other)
-    return float(shared.width * shared.height) if shared is not None else 0.0
 
 
 def bytes_text(size: float) -> str:
@@ -336,7 +280,9 @@ def new_figure(panels: int, title: str, shared: bool = True) -> tuple[Figure, li
 
 def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
     """Add one legend of all methods below the panels, separate labels, and write the figure as PNG."""
+    from adjustText import adjust_text
     from matplotlib.lines import Line2D
+    from matplotlib.transforms import Bbox
 
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
     names = sorted(labels, key=legend_order)
@@ -355,7 +301,15 @@ def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
     figure.draw_without_rendering()  # from now on places in the data have places in the picture
     figure.set_layout_engine("none")
     for axes in panels:
-        place_names(axes)
+        names = [text for text in axes.texts if text.get_transform() == axes.transData]
+        if not names:
+            continue
+        radius = _RADIUS * figure.dpi / 72
+        centers = [axes.transData.transform(np.asarray(one.get_offsets())[0]) for one in axes.collections]
+        taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
+        taken += [text.get_window_extent() for text in axes.texts if text not in names]
+        taken = [box.transformed(axes.transData.inverted()) for box in taken]
+        adjust_text(names, objects=taken, ax=axes, expand=(1.2, 1.4), iter_lim=500, arrowprops=_LEADER)
     write_png(figure, path)
 
 
@@ -363,3 +317,125 @@ def write_png(figure: Figure, path: Path) -> None:
     """Write a figure; a file there is replaced only once the new one is complete."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+Curve = list[tuple[int, float]]
+LOSS, PERPLEXITY, BLEU = "training loss", "validation perplexity", "BLEU"
+MEASURES = (LOSS, PERPLEXITY, BLEU)
+# Lines of logs with a step, with a measure, or with both; a measure without a step belongs to the last one.
+_STEP = re.compile(r"\b[Ss]tep +(\d+)")
+_IN_LOG = {
+    LOSS: re.compile(r"\bepoch \S+ loss ([\w.]+)|\bxent: +([\w.]+)"),
+    PERPLEXITY: re.compile(r"\bvalid loss \S+ ppl ([\w.]+)|\bValidation perplexity: ([\w.+]+)"),
+    BLEU: re.compile(r"\bBLEU: ([\w.]+)"),
+}
+_IN_EVENTS = {
+    **{"train/loss": LOSS, "progress/xent": LOSS, "valid/perplexity": PERPLEXITY, "valid/ppl": PERPLEXITY},
+    "valid/BLEU": BLEU,
+}
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Every measure of `MEASURES` that a run has written, by step.
+
+    A resumed training has some steps twice; the later value counts.
+
+    Args:
+        run: folder of a run, with ``train.log`` or TensorBoard files in it or below it, or a log.
+
+    Returns:
+        (step, value) by measure, the first step first; measures without values are absent.
+    """
+    return {**_of_events(run), **_of_log(run / "train.log" if run.is_dir() else run)}
+
+
+def validation_curve(run: Path) -> Curve:
+    """Validation perplexity by step; empty where there is none."""
+    log = _of_log(run / "train.log")
+    return (log if PERPLEXITY in log else _of_events(run)).get(PERPLEXITY, [])
+
+
+def _of_events(folder: Path) -> dict[str, Curve]:
+    """The curves in event files of TensorBoard, also those of folders below."""
+    folders = sorted({file.parent for file in folder.rglob("*tfevents*")}) if folder.is_dir() else []
+    if not folders:
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    points: dict[str, dict[int, float]] = {}
+    for part in folders:
+        events = EventAccumulator(str(part), size_guidance={SCALARS: 0})  # 0: all values, not a sample
+        events.Reload()
+        for tag in _IN_EVENTS.keys() & events.Tags()[SCALARS]:
+            values = {event.step: float(event.value) for event in events.Scalars(tag)}
+            points.setdefault(_IN_EVENTS[tag], {}).update(values)
+    return {measure: sorted(values.items()) for measure, values in points.items()}
+
+
+def _of_log(path: Path) -> dict[str, Curve]:
+    """The curves in a log; none if it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    points: dict[str, dict[int, float]] = {}
+    step = 0
+    for line in lines:
+        if found := _STEP.search(line):
+            step = int(found[1])
+        for measure, pattern in _IN_LOG.items():
+            if found := pattern.search(line):
+                try:
+                    value = float(next(filter(None, found.groups())))
+                except ValueError:
+                    continue
+                points.setdefault(measure, {})[step] = value
+    return {measure: sorted(values.items()) for measure, values in points.items()}
+
+
+def plot_runs(runs: Sequence[Path], output: Path) -> None:
+    """Draw the curves of runs into one PNG, a panel per measure and a line per run.
+
+    Args:
+        runs: see `read_curves`.
+        output: the picture.
+
+    Raises:
+        UserError: a run has no curves.
+    """
+    curves = {}
+    for run, name in zip(runs, short_names(runs), strict=True):
+        curves[name] = read_curves(run)
+        if not curves[name]:
+            raise UserError(
+                f"{run}: no train.log with steps and no TensorBoard files; name the folder of a run"
+            )
+    measures = [measure for measure in MEASURES if any(measure in found for found in curves.values())]
+    figure, panels = new_figure(len(measures), "", shared=False)
+    for axes, measure in zip(panels, measures, strict=True):
+        for number, (name, found) in enumerate(curves.items()):
+            points = [(step, value) for step, value in found.get(measure, []) if math.isfinite(value)]
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            marker = "." if len(points) < 40 else ""
+            axes.plot(steps, values, color=f"C{number % 10}", marker=marker, linewidth=1.2, label=name)
+        if measure == PERPLEXITY:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
+        axes.set_title(measure + (" (nats per token)" if measure == LOSS else ""), fontsize=10)
+        axes.set_xlabel("steps")
+        axes.grid(alpha=0.3, linewidth=0.6, which="both")
+    handles, labels = panels[0].get_legend_handles_labels()
+    columns = min(len(labels), 2 * len(panels))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+    write_png(figure, output)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest suffixes of paths that differ."""
+    whole = [path.absolute().parts for path in paths]
+    longest = max(map(len, whole))
+    length = next(
+        (n for n in range(1, longest) if len({parts[-n:] for parts in whole}) == len(whole)), longest
+    )
+    return [os.path.join(*parts[-length:]) for parts in whole]

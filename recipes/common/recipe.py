@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 import shared_embeddings as se
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER
-from recipes.common.rows import Row, read_file, read_rows
+from recipes.common.rows import FILE, Row, read_file, read_rows
 from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
 from recipes.common.tools import read_json
 from shared_embeddings.errors import UserError
@@ -21,17 +21,31 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
 RECIPES = REPOSITORY / "recipes"
-# The steps of each kind of recipe, and the packages that implement steps which the recipe itself does not.
-STEPS = ("preprocess", "train", "eval")
+# The function ``(recipe, arguments)`` of each step, by the ``kind`` in ``rows.yaml``.
+_TRANSLATION = {"train": "translation.train:train_command", "eval": "translation.train:eval_command"}
+_HEADLINES = {**_TRANSLATION, "eval": "headlines.evaluate:main"}
 KINDS = {
-    "translation": (STEPS, ("translation",)),
-    "headlines": (STEPS, ("headlines", "translation")),
-    "language_model": (STEPS, ("language_model",)),
-    "reconstruction": (STEPS, ()),
-    "shrink": (STEPS, ()),
-    "quickstart": (("run",), ()),
+    "translation": {"preprocess": "translation.preprocess:main", **_TRANSLATION},
+    "multi30k": {"preprocess": "translation.multi30k:main", **_TRANSLATION},
+    "agnews": {"preprocess": "headlines.preprocess:prepare_news", **_HEADLINES},
+    "gigaword": {"preprocess": "headlines.preprocess:prepare_gigaword", **_HEADLINES},
+    "language_model": {
+        "preprocess": "language_model:preprocess",
+        "train": "language_model:train_command",
+        "eval": "language_model:eval_command",
+    },
+    "reconstruction": {
+        "preprocess": "glove_reconstruction.preprocess:main",
+        "train": "glove_reconstruction.train:main",
+        "eval": "glove_reconstruction.evaluate:main",
+    },
+    "shrink": {
+        "preprocess": "shrink_a_model.preprocess:main",
+        "train": "shrink_a_model.train:main",
+        "eval": "shrink_a_model.evaluate:main",
+    },
+    "quickstart": {"run": "quickstart.run:main"},
 }
-_MODULES = {"eval": "evaluate"}
 
 
 @dataclass(frozen=True)
@@ -142,17 +156,17 @@ def find_recipe(name: str) -> Recipe:
     return Recipe(RECIPES / name)
 
 
-def step_module(recipe: Recipe, step: str) -> str:
-    """Return the module with the ``main(recipe, arguments)`` of a step, in the recipe or for its kind.
+def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
+    """Run a step of a recipe.
 
     Raises:
-        UserError: the recipe has no such step.
+        UserError: the recipe has no such step, or the step fails.
     """
-    steps, packages = KINDS[read_file(recipe.folder / "rows.yaml")["kind"]]
+    steps = KINDS[read_file(recipe.folder / FILE)["kind"]]
     if step not in steps:
         raise UserError(f"{recipe.name} has no step {step!r}; it has {', '.join(steps)}")
-    names = [f"recipes.{package}.{_MODULES.get(step, step)}" for package in (recipe.name, *packages)]
-    return next(name for name in names if importlib.util.find_spec(name))
+    module, _, function = steps[step].partition(":")
+    getattr(importlib.import_module(f"recipes.{module}"), function)(recipe, arguments)
 
 
 def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ FILE = "results.jsonl"
 # Folder in a recipe's runs for --smoke.
 SMOKE_FOLDER = "smoke"
 PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
+BASELINE = "standard"
 _REQUIRED = {"row": str, "config": dict, "counts": dict, "metrics": dict, "data_checksum": str}
 Record = dict[str, Any]
 
@@ -66,20 +66,13 @@ def write_result(
         line = json.dumps(portable(record), ensure_ascii=False, allow_nan=False)
     except TypeError as error:
         raise ValueError(f"{path}: results cannot be written: {error}") from error
-    with _locked(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(path.with_name(f".{path.name}.lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         lines = {record["row"]: text for text, record in _lines(path)} if path.is_file() else {}
         lines[row] = line
         write_text(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=natural)))
     return path
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a results file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path.with_name(f".{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def read_results(path: Path) -> list[Record]:
@@ -132,9 +125,26 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
 
 
-def is_smoke(path: Path, runs: Path) -> bool:
-    """Return whether a file in the folder `runs` was written with ``--smoke``."""
-    return SMOKE_FOLDER in path.relative_to(runs).parts
+def is_baseline(row: str) -> bool:
+    """Whether a row is what others are compared with: ``standard``, or ``small_standard`` for ``small_…``."""
+    return row == BASELINE or row.endswith(f"_{BASELINE}")
+
+
+def not_run(row: str, config: dict[str, Any]) -> Record:
+    """The record of a row that has no results."""
+    return {"row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
+
+
+def describe_options(record: Record) -> str:
+    """The method's options and what the row starts from, as they are written in ``rows.yaml``."""
+    config = record["config"]
+    parts = [f"{key} {value}" for key, value in (config.get("embedding") or {}).items() if key != "method"]
+    if distill := dict(config.get("distill") or {}):
+        parts.append(f"distilled from {distill.pop('teacher')}")
+        parts += [f"{name} {value}" for name, value in distill.items()]
+    if config.get("fit"):
+        parts.append(f"fitted to {config['fit']['teacher']}, not trained")
+    return ", ".join(parts) or "–"
 
 
 def embedding_bits(counts: Mapping[str, float]) -> float:

@@ -3,7 +3,7 @@
 The file contains
 
 - ``kind``: the steps of the recipe, see `recipes.common.recipe.KINDS`;
-- ``readme``: the tables of its README, see `recipes.common.readme`;
+- ``readme``: the tables of its README, see `recipes.common.table`;
 - ``groups``: shared settings by name. A group may extend another one (``extends: GROUP``, or
   ``RECIPE/GROUP`` for another recipe). The default group of a row is ``common``;
 - ``rows``: settings of rows that do not reproduce a row of a paper, by name;
@@ -11,7 +11,7 @@ The file contains
   recipe, with the same settings as those in ``rows``;
 - ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
   ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
-  of the variant ``fitted``; ``start`` of a row overrides settings of its variants.
+  of the variant ``fitted``.
 
 The settings of a row are
 
@@ -45,25 +45,18 @@ Content = dict[str, Any]
 _MERGED = ("data", "evaluate", "finetune", "train", "translate")
 _SETTINGS: dict[str, type] = {
     **dict.fromkeys(_MERGED, dict),
-    "embedding": dict,
-    "average": int,
-    "batch": dict,
-    "distill": dict,
-    "fit": dict,
+    **{"embedding": dict, "average": int, "batch": dict, "distill": dict, "fit": dict},
 }
-_ROW = {**_SETTINGS, "group": str, "hardware": str, "note": str, "variants": list, "start": dict}
 _GROUP = {**_SETTINGS, "extends": str, "hardware": str, "note": str}
+_ROW = {**_SETTINGS, "group": str, "hardware": str, "note": str, "variants": list, "paper": dict}
 _FILE = {
-    "kind": str,
-    "groups": dict,
-    "rows": dict,
-    "tables": list,
-    "variants": dict,
-    "grids": dict,
-    "readme": list,
+    **{"kind": str, "groups": dict, "rows": dict, "tables": list, "variants": dict},
+    **{"grids": dict, "readme": list},
 }
 # Keys of rows of tables only.
 _PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
+# <unk>, <blank>, <s>, </s>.
+SPECIAL_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -119,13 +112,41 @@ def read_rows(folder: Path) -> dict[str, Row]:
     return dict(_rows(path, path.stat().st_mtime_ns)) if path.is_file() else {}
 
 
+def read_file(path: Path) -> Content:
+    """Read a ``rows.yaml``.
+
+    Raises:
+        UserError: it is missing, not YAML, or has a key that is unknown or of the wrong type.
+    """
+    return _file(path, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+# Read once per version of a file.
+@functools.cache
+def _file(path: Path, _version: int) -> Content:
+    content = read_yaml(path)
+    _check(str(path), content, _FILE)
+    for part, known in (("groups", _GROUP), ("variants", _SETTINGS)):
+        for name, settings in content.get(part, {}).items():
+            _check(f"{path}: {part}: {name}", settings, known)
+    return dict(content)
+
+
 @functools.cache
 def _rows(path: Path, _version: int) -> dict[str, Row]:
-    """Cache `read_rows` per version of a file."""
     content = read_file(path)
+    variants = content.get("variants", {})
     rows: dict[str, Row] = {}
-    for where, name, row in _named(path, content):
-        for full_name, settings in _with_variants(where, name, row, content.get("variants", {})):
+    for name, row in _named(content):
+        where = f"{path}: {name}"
+        _check(where, row, _ROW, required="embedding")
+        named = {name: {key: value for key, value in row.items() if key != "variants"}}
+        for variant in row.get("variants", ()):
+            if variant not in variants:
+                raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
+            base: Content = {key: row[key] for key in ("embedding", "group") if key in row}
+            named[f"{name}_{variant}"] = {**base, **variants[variant]}
+        for full_name, settings in named.items():
             if full_name in rows:
                 raise UserError(f"{where}: there are two rows called {full_name}; rename one of them")
             rows[full_name] = _row(where, full_name, settings, path, content)
@@ -136,68 +157,23 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
     return rows
 
 
-def read_file(path: Path) -> Content:
-    """Read a ``rows.yaml``.
-
-    Raises:
-        UserError: it is missing, not YAML, or has a key that is unknown or of the wrong type.
-    """
-    return _file(path, path.stat().st_mtime_ns if path.is_file() else 0)
-
-
-@functools.cache
-def _file(path: Path, _version: int) -> Content:
-    """Cache `read_file` per version of a file."""
-    content = read_yaml(path)
-    _check(str(path), content, _FILE)
-    for part, known in (("groups", _GROUP), ("variants", _SETTINGS)):
-        for name, settings in content.get(part, {}).items():
-            _check(f"{path}: {part}: {name}", settings, known)
-    return dict(content)
-
-
-def _named(path: Path, content: Content) -> Iterator[tuple[str, str, Content]]:
-    """Yield the rows of a file as (location for messages, name, settings), rows of papers last."""
-    for name, row in content.get("rows", {}).items():
-        yield f"{path}: {name}", name, row
+def _named(content: Content) -> Iterator[tuple[str, Content]]:
+    """Yield the rows of a file with their names, rows of papers last, with the paper's figures."""
+    yield from content.get("rows", {}).items()
     tables = content.get("tables", [])
     for table in tables:
         shared = {key: table[key] for key in ("group", "hardware") if key in table}
         for row in table.get("rows", []):
-            if isinstance(row, dict) and "name" in row:
-                settings = {key: value for key, value in row.items() if key not in _PRINTED}
-                figures = _figures(row["name"], row, tables)
-                paper = {"source": f"{table['paper']}, {table['table']}: {row['row']}", **figures}
-                yield f"{path}: {row['name']}", row["name"], {**shared, **settings, "paper": paper}
-
-
-def _figures(name: str, row: Content, tables: list[Content]) -> Content:
-    """Return the figures of a row, including those that only another table has."""
-    figures: Content = {}
-    for table in tables:
-        for other in table.get("rows", []):
-            if isinstance(other, dict) and other.get("same") == name:
-                for part in other.get("figures", []):
-                    figures = {**part, **figures} if isinstance(part, dict) else figures
-    return {**row.get("figures", {}), **{key: figures[key] for key in figures if key not in row["figures"]}}
-
-
-def _with_variants(
-    where: str, name: str, row: Content, variants: Mapping[str, Content]
-) -> Iterator[tuple[str, Content]]:
-    """Yield a row and its variants by name."""
-    _check(where, row, {**_ROW, "paper": dict}, required="embedding")
-    yield name, {key: value for key, value in row.items() if key not in ("variants", "start")}
-    base = {key: row[key] for key in ("embedding", "group") if key in row}
-    start = row.get("start", {})
-    _check(f"{where}: start", start, _SETTINGS)
-    for variant in row.get("variants", ()):
-        if variant not in variants:
-            raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
-        settings = {**base, **variants[variant], **start}
-        if "fit" in settings:
-            settings = {key: value for key, value in settings.items() if key not in ("distill", "train")}
-        yield f"{name}_{variant}", settings
+            if not isinstance(row, dict) or "name" not in row:
+                continue
+            figures = dict(row.get("figures", {}))
+            for other in (other for each in tables for other in each.get("rows", [])):
+                if isinstance(other, dict) and other.get("same") == row["name"]:
+                    for part in other.get("figures", []):  # a mapping has figures of the other table only
+                        figures = {**part, **figures} if isinstance(part, dict) else figures
+            paper = {"source": f"{table['paper']}, {table['table']}: {row['row']}", **figures}
+            settings = {key: value for key, value in row.items() if key not in _PRINTED}
+            yield row["name"], {**shared, **settings, "paper": paper}
 
 
 def _row(where: str, name: str, settings: Content, path: Path, content: Content) -> Row:
@@ -254,10 +230,6 @@ def _check(where: str, content: Any, known: Mapping[str, type], required: str = 
             raise UserError(f"{where}: unknown key {key!r}; expected {', '.join(known)}")
         if type(value) is not known[key]:
             raise UserError(f"{where}: {key} is {value!r}; it must be of type {known[key].__name__}")
-
-
-# <unk>, <blank>, <s>, </s>.
-SPECIAL_TOKENS = 4
 
 
 def padded_vocabulary(entries: int, multiple: int) -> int:

@@ -1,6 +1,16 @@
-"""Tables of results in Markdown, put between two markers of a README.
+"""The tables of READMEs, made from results: every number comes from a results file, a row without one says
+"not run".
 
-Every number comes from a results file; a row without one says "not run".
+``readme`` in ``rows.yaml`` lists the tables of a recipe. A table has
+
+- ``marker``: of ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``;
+- ``table``: ``results`` (a line per row, the default), ``comparison`` (see `comparison_table`) or
+  ``headlines`` (see `headline_table`);
+- ``rows``: a pattern of the rows' names (default: all); ``from_scratch: true`` leaves out the rows that start
+  from a trained one;
+- ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
+- ``columns``: names out of `COLUMNS`, with commas (default: those of the quality);
+- ``picture``: also draws this PNG file next to the README, quality against stored bytes of the rows.
 """
 
 from __future__ import annotations
@@ -8,15 +18,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from recipes.common.results import Record, embedding_bits, natural, times_smaller
-from recipes.common.rows import Row
+from nmt.summarization.length_control import LENGTH_DEPENDENT
+from recipes.common.plot import TITLES, quality_size_plot
+from recipes.common.recipe import Recipe
+from recipes.common.results import (
+    BASELINE,
+    Record,
+    describe_options,
+    embedding_bits,
+    is_baseline,
+    natural,
+    not_run,
+    read_results,
+    times_smaller,
+)
+from recipes.common.rows import FILE, Row, read_file
+from recipes.common.tools import option_value
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import write_text
 
-NOT_RUN = "not run"
-BASELINE = "standard"
+NOT_RUN, NONE = "not run", "–"
 
 
 class Column(NamedTuple):
@@ -28,59 +51,35 @@ class Column(NamedTuple):
 
 
 def _millions(count: float) -> str:
-    """A count of parameters, short enough for a table."""
     return f"{count / 1e6:.2f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
 def _stored(record: Record) -> str:
-    """The bytes that the embedding takes in a file, in kB or MB."""
     size = embedding_bits(record["counts"]) / 8
     return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
-def _embedding(record: Record) -> Record:
-    """The ``embedding:`` of a record's configuration; the plain table when it has none."""
-    return record["config"].get("embedding") or {"method": BASELINE}
-
-
-def describe_options(record: Record) -> str:
-    """The method's options and what the row starts from, as they are written in ``rows.yaml``."""
-    options = {name: value for name, value in _embedding(record).items() if name != "method"}
-    parts = [f"{name} {value}" for name, value in options.items()]
-    distill = dict(record["config"].get("distill") or {})
-    if distill:
-        parts.append(f"distilled from {distill.pop('teacher')}")
-        parts += [f"{name} {value}" for name, value in distill.items()]
-    if record["config"].get("fit"):
-        parts.append(f"fitted to {record['config']['fit']['teacher']}, not trained")
-    return ", ".join(parts) or "–"
+def _number(metric: str) -> Callable[[Record], str]:
+    return lambda record: f"{record['metrics'][metric]:.1f}"
 
 
 def _difference(metric: str) -> Callable[[Record], str]:
     """A column's metric minus that of the row's baseline."""
     return lambda record: (
-        "–" if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
+        NONE if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
     )
 
 
-def _number(metric: str) -> Callable[[Record], str]:
-    """A metric with one decimal."""
-    return lambda record: f"{record['metrics'][metric]:.1f}"
-
-
-def _training_ms(record: Record) -> str:
-    """The time of a training step with one decimal; fitted rows have none."""
-    return "–" if record["config"].get("fit") else _number("training_ms")(record)
-
-
-def _in_paper(metric: str) -> Callable[[Record], str]:
-    """The paper's figure, which is known before a run."""
-    return lambda record: str((record.get("paper") or {}).get(metric, "–"))
+def _in_paper(title: str, metric: str) -> Column:
+    """The paper's figure."""
+    return Column(title, lambda record: str((record.get("paper") or {}).get(metric, NONE)), always=True)
 
 
 COLUMNS = {
     "row": Column("config", lambda r: r["row"], always=True),
-    "method": Column("method", lambda r: _embedding(r)["method"], always=True),
+    "method": Column(
+        "method", lambda r: (r["config"].get("embedding") or {"method": BASELINE})["method"], always=True
+    ),
     "options": Column("options", describe_options, always=True),
     "embedding": Column("embedding parameters", lambda r: _millions(r["counts"]["embedding"])),
     "stored": Column("stored", _stored),
@@ -93,16 +92,14 @@ COLUMNS = {
     "perplexity": Column("test perplexity", _number("perplexity")),
     "perplexity_difference": Column("difference", _difference("perplexity")),
     "pointer_perplexity": Column("with pointer", _number("pointer_perplexity")),
-    "paper_perplexity": Column("the paper's", _in_paper("perplexity"), always=True),
-    "paper_pointer_perplexity": Column(
-        "the paper's with pointer", _in_paper("pointer_perplexity"), always=True
+    "paper_perplexity": _in_paper("the paper's", "perplexity"),
+    "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
+    "training_ms": Column(  # fitted rows have none
+        "training, ms per batch", lambda r: NONE if r["config"].get("fit") else _number("training_ms")(r)
     ),
-    "training_ms": Column("training, ms per batch", _training_ms),
     "inference_ms": Column("inference, ms per batch", _number("inference_ms")),
-    "paper_training_ms": Column("the paper's training, ms per batch", _in_paper("training_ms"), always=True),
-    "paper_inference_ms": Column(
-        "the paper's inference, ms per batch", _in_paper("inference_ms"), always=True
-    ),
+    "paper_training_ms": _in_paper("the paper's training, ms per batch", "training_ms"),
+    "paper_inference_ms": _in_paper("the paper's inference, ms per batch", "inference_ms"),
     "minutes": Column("training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}"),
     "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
     "date": Column("date", lambda r: r["date"][:10]),
@@ -116,96 +113,45 @@ RECIPE_COLUMNS = {
 }
 
 
-def markdown_table(results: Iterable[Record], columns: Sequence[str | Column]) -> str:
-    """A Markdown table, one row per record; ends in a newline.
-
-    A record without metrics (`not_run`) says "not run" in every cell that needs a run, and so does any cell
-    whose value is missing from its record.
+def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
+    """Write all tables of a recipe into a README and draw its picture next to it.
 
     Args:
-        results: records of `read_results` or `not_run`, in the order of the table.
-        columns: names out of `COLUMNS`, or other columns.
+        recipe: whose tables they are.
+        results: a ``results.jsonl`` or a folder with one; without it, no row was run.
+        readme: gets the tables.
+
+    Returns:
+        How many rows are measured.
+
+    Raises:
+        UserError: the recipe has no tables, or a file cannot be used.
     """
-    chosen = [COLUMNS[column] if isinstance(column, str) else column for column in columns]
-    lines = [
-        "| " + " | ".join(column.title for column in chosen) + " |",
-        "| " + " | ".join("---" for _ in chosen) + " |",
-    ]
-    for record in with_differences(results):
-        lines.append("| " + " | ".join(_cell(column, record) for column in chosen) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(column: Column, record: Record) -> str:
-    """The text of one cell, safe inside a Markdown table."""
-    if not (column.always or record["metrics"]):
-        return NOT_RUN
-    try:
-        text = column.value(record)
-    except (KeyError, TypeError):
-        return NOT_RUN
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def with_differences(results: Iterable[Record]) -> list[Record]:
-    """Copies of the records whose metrics have ``bleu_difference`` or ``perplexity_difference``.
-
-    The difference is to the trained row that a row starts from; to ``standard``, or ``small_standard`` for
-    ``small_x``, if it starts from none.
-    """
-    records = list(results)
-    completed = []
-    for record in records:
-        metrics = dict(record["metrics"])
-        for metric in RECIPE_COLUMNS.keys() & metrics.keys():
-            baseline = _baseline_of(record, [other for other in records if metric in other["metrics"]])
-            if baseline is not None:
-                metrics[f"{metric}_difference"] = metrics[metric] - baseline["metrics"][metric]
-        completed.append({**record, "metrics": metrics})
-    return completed
-
-
-def is_baseline(row: str) -> bool:
-    """Whether a row is what others are compared with: ``standard``, or ``small_standard`` for ``small_…``."""
-    return row == BASELINE or row.endswith(f"_{BASELINE}")
-
-
-def _baseline_of(record: Record, others: Sequence[Record]) -> Record | None:
-    """The row that a record starts from, else the baseline whose name shares most with its own, or None."""
-    config = record["config"]
-    teacher = (config.get("fit") or config.get("distill") or {}).get("teacher")
-    if teacher is not None:
-        return next((other for other in others if other["row"] == teacher), None)
-    fitting = [
-        other
-        for other in others
-        if is_baseline(other["row"]) and record["row"].startswith(other["row"].removesuffix(BASELINE))
-    ]
-    return max(fitting, key=lambda other: len(other["row"]), default=None)
-
-
-def not_run(row: str, config: dict[str, Any]) -> Record:
-    """The record of a row that has no results."""
-    return {"row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
-
-
-def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str = "*") -> list[Record]:
-    """One record per row of a recipe, with its paper's figures: its results, or that it was not run.
-
-    The baseline comes first, then the others by name, numbers counted as numbers.
-
-    Args:
-        rows: by name.
-        results: records of `read_results`.
-        pattern: of the rows' names, such as ``small_*``.
-    """
-    found = {record["row"]: record for record in results}
-    records = [
-        {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
-        for name, row in rows.items()
-        if fnmatchcase(name, pattern)
-    ]
-    return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
+    tables = read_file(recipe.folder / FILE).get("readme", [])
+    if not tables:
+        raise UserError(f"{recipe.name} has no tables that this command can make; eval.sh makes them")
+    found = read_results(results) if results.exists() else []
+    for table in tables:
+        records = records_of(recipe.rows, found, table.get("rows", "*"))
+        if table.get("from_scratch"):
+            records = [record for record in records if recipe.rows[record["row"]].teacher is None]
+        kind, quality = table.get("table", "results"), table.get("quality", "")
+        if kind == "headlines":
+            text = headline_table(recipe, records)
+        elif kind == "comparison":
+            text = f"{TITLES[quality]}:\n\n{comparison_table(records, quality)}"
+        else:
+            names = table["columns"].split(",") if "columns" in table else RECIPE_COLUMNS[quality]
+            for name in names:
+                if name not in COLUMNS:
+                    raise UserError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
+            text = markdown_table(records, names)
+        update_readme(readme, table["marker"], text)
+        measured = [record for record in records if record["metrics"]]
+        if table.get("picture") and measured:
+            quality_size_plot(measured, readme.with_name(table["picture"]), quality, recipe.title)
+    known = sum(record["row"] in recipe.rows for record in found)
+    return f"{readme}: {known} of {len(recipe.rows)} rows measured"
 
 
 def update_readme(readme: str | Path, marker: str, text: str) -> None:
@@ -227,14 +173,198 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
     write_text(path, f"{head}{begin}\n{text.rstrip()}\n{end}{tail}")
 
 
-def chosen_columns(names: str) -> list[str]:
-    """The columns in a list with commas.
+def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str = "*") -> list[Record]:
+    """One record per row of a recipe, with its paper's figures: its results, or that it was not run.
 
-    Raises:
-        UserError: there is no such column.
+    The baseline comes first, then the others by name, numbers counted as numbers.
+
+    Args:
+        rows: by name.
+        results: records of `read_results`.
+        pattern: of the rows' names, such as ``small_*``.
     """
-    chosen = names.split(",")
-    for name in chosen:
-        if name not in COLUMNS:
-            raise UserError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
-    return chosen
+    found = {record["row"]: record for record in results}
+    records = [
+        {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
+        for name, row in rows.items()
+        if fnmatchcase(name, pattern)
+    ]
+    return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
+
+
+def markdown_table(results: Iterable[Record], columns: Sequence[str | Column]) -> str:
+    """A Markdown table, one row per record; ends in a newline.
+
+    A record without metrics (`not_run`) says "not run" in every cell that needs a run, and so does any cell
+    whose value is missing from its record.
+
+    Args:
+        results: records of `read_results` or `not_run`, in the order of the table.
+        columns: names out of `COLUMNS`, or other columns.
+    """
+    chosen = [COLUMNS[column] if isinstance(column, str) else column for column in columns]
+    rows = [[column.title for column in chosen], ["---"] * len(chosen)]
+    for record in with_differences(results):
+        cells = []
+        for column in chosen:
+            text = NOT_RUN
+            if column.always or record["metrics"]:
+                try:
+                    text = column.value(record).replace("|", "\\|").replace("\n", " ")
+                except (KeyError, TypeError):
+                    pass
+            cells.append(text)
+        rows.append(cells)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def with_differences(results: Iterable[Record]) -> list[Record]:
+    """Copies of the records whose metrics have ``bleu_difference`` or ``perplexity_difference``.
+
+    The difference is to the trained row that a row starts from; for others, to the baseline whose name shares
+    most with theirs: ``standard``, or ``small_standard`` for ``small_x``.
+    """
+    records = list(results)
+    completed = []
+    for record in records:
+        metrics = dict(record["metrics"])
+        config = record["config"]
+        teacher = (config.get("fit") or config.get("distill") or {}).get("teacher")
+        for metric in RECIPE_COLUMNS.keys() & metrics.keys():
+            compared = [
+                other
+                for other in records
+                if metric in other["metrics"]
+                and (
+                    other["row"] == teacher
+                    if teacher is not None
+                    else is_baseline(other["row"])
+                    and record["row"].startswith(other["row"].removesuffix(BASELINE))
+                )
+            ]
+            if baseline := max(compared, key=lambda other: len(other["row"]), default=None):
+                metrics[f"{metric}_difference"] = metrics[metric] - baseline["metrics"][metric]
+        completed.append({**record, "metrics": metrics})
+    return completed
+
+
+# Endings of rows that start from a trained one, and the columns of a comparison.
+STAGES = {"_fitted": "fitted", "_finetuned": "finetuned", "_distilled": "distilled", "": "from scratch"}
+# The option for the length of a training, with its unit.
+LENGTHS = {"train_steps": "steps", "epochs": "epochs"}
+
+
+def comparison_table(records: Sequence[Record], metric: str) -> str:
+    """A Markdown table that compares ways to compress one trained model: fitted, finetuned, distilled, from
+    scratch; ends in a newline.
+
+    A line combines the rows ``X``, ``X_fitted``, ``X_finetuned`` and ``X_distilled``; plain tables in
+    networks of several sizes have separate lines.
+
+    Args:
+        records: of `records_of`, the baseline first.
+        metric: ``bleu`` or ``perplexity``.
+    """
+    by_name = {record["row"]: record for record in records}
+    plain = next((record for record in records if is_baseline(record["row"])), None)
+    # Lines are of rows that start from a trained one, and of plain tables.
+    shown: dict[str, bool] = {}
+    for name, record in by_name.items():
+        ending = next((ending for ending in STAGES if ending and name.endswith(ending)), "")
+        config = record["config"]
+        is_plain = (config.get("embedding") or {}).get("method") == BASELINE
+        base = name.removesuffix(ending)
+        shown[base] = shown.get(base, False) or is_plain or bool(config.get("fit") or config.get("distill"))
+    groups = {
+        base: {ending: by_name.get(f"{base}{ending}") for ending in STAGES}
+        for base, is_shown in shown.items()
+        if is_shown
+    }
+
+    def size(base: str) -> float:
+        counts = [record["counts"] for record in groups[base].values() if record and record["counts"]]
+        return max(map(embedding_bits, counts), default=0)
+
+    titles = ["row", "options", "times smaller", "bits per weight", "total parameters"]
+    titles += [*STAGES.values(), "finetuned for"]
+    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    for base in sorted(groups, key=lambda name: -size(name)):
+        group = groups[base]
+        there = [record for record in group.values() if record is not None]
+        scores = [
+            NONE if one is None else f"{one['metrics'][metric]:.1f}" if metric in one["metrics"] else NOT_RUN
+            for one in group.values()
+        ]
+        lasting = group["_finetuned"] or group["_distilled"] or there[0]
+        lines.append(f"| {' | '.join([base, *_sizes(there, plain), *scores, _length(lasting)])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(records: Sequence[Record], plain: Record | None) -> list[str]:
+    """The options of rows of one size, how many times fewer bits they store, bits per weight, parameters."""
+    options = describe_options({"config": {"embedding": records[0]["config"].get("embedding")}})
+    store = (records[0]["config"].get("fit") or {}).get("store")
+    options = f"{options}, numbers in {store}" if store else options
+    measured = next((record for record in records if record["counts"]), None)
+    if measured is None:
+        return [options, NOT_RUN, NOT_RUN, NOT_RUN]
+    counts = measured["counts"]
+    total = f"{counts['total'] / 1e6:.2f} M"
+    if plain is None or not plain["counts"]:
+        return [options, NOT_RUN, NOT_RUN, total]
+    smaller = embedding_bits(plain["counts"]) / embedding_bits(counts)
+    return [options, NONE if measured is plain else f"{smaller:.1f}x", f"{32 / smaller:.2f}", total]
+
+
+def _length(record: Record) -> str:
+    """How long a line's rows were finetuned, by the results or the settings of one of them."""
+    if not record["config"].get("distill"):
+        return NONE
+    settings = {**record["config"], **(record["config"].get("train") or {})}
+    for key, unit in LENGTHS.items():
+        length = option_value(record["config"].get("train_options", ()), key) or settings.get(key)
+        if length:
+            return f"{int(length):,} {unit if int(length) != 1 else unit.removesuffix('s')}"
+    return NOT_RUN
+
+
+PREFIX = "length_"
+ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
+
+
+def controls_length(row: Row) -> bool:
+    """Return whether a row's model has length control."""
+    return bool(set(row.train.get("decoder_positions") or ()) & set(LENGTH_DEPENDENT))
+
+
+def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
+    """Return the Markdown table of a headline recipe with a line for each row and length, rows without length
+    control first, with the paper's figures where there are any.
+    """
+
+    def rouge(measure: str, metric: str) -> Callable[[Record], str]:
+        return lambda record: f"{record['metrics'][measure][metric]['mean']:.1f}"
+
+    def paper(metric: str) -> Callable[[Record], str]:
+        return lambda record: f"{record['paper'][metric]:.2f}"
+
+    lines: list[Record] = []
+    for record in sorted(records, key=lambda record: controls_length(recipe.rows[record["row"]])):
+        metrics = record["metrics"]
+        lengths = sorted(int(name.removeprefix(PREFIX)) for name in metrics if name.startswith(PREFIX))
+        lines += [
+            {**record, "metrics": {**metrics, **metrics[f"{PREFIX}{length}"], "length": length}}
+            for length in lengths
+        ] or [record]
+    columns: list[str | Column] = ["row", "embedding", "smaller"]
+    columns += [Column("length", lambda r: str(r["metrics"]["length"]))]
+    columns += [
+        Column(f"{title} {measure}", rouge(measure, metric))
+        for measure in ("recall", "f1")
+        for metric, title in ROUGE.items()
+    ]
+    columns += [Column("within 10 %", lambda r: f"{r['metrics']['within']:.0f} %")]
+    columns += [Column("mean difference", lambda r: f"{r['metrics']['difference']:.1f}"), "minutes", "date"]
+    if any(record.get("paper") for record in records):
+        columns += [Column(f"the paper's {title}", paper(name), always=True) for name, title in ROUGE.items()]
+    return markdown_table(lines, columns)

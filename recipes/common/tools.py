@@ -1,22 +1,197 @@
-"""Running commands and resumable steps from a recipe, and the small files of a run."""
+"""What the steps of recipes share: texts, small files, commands, and steps that are run once."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from shared_embeddings.errors import UserError
+from shared_embeddings.options import parse_options
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
-from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing, sha256, write_text
+
+BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+REPORT = "fit.json"
+Settings = TypeVar("Settings")
+# Part of a run: when it started and ended (None if it was killed).
+Segment = dict[str, Any]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of `stream_lines` as a list."""
+    return list(stream_lines(path))
+
+
+def stream_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text, gzipped if its name ends in ``.gz``.
+
+    Lines end at line feeds only. Unicode whitespace is collapsed, and a byte order mark is removed.
+
+    Raises:
+        UserError: the file is missing, truncated, not gzip, or not UTF-8.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield from decode_lines(file, str(path))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: truncated or not gzip ({error}); replace it") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of an open file as `stream_lines` does; `name` is that of the file in messages."""
+    start = 0
+    for raw in file:
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: not UTF-8 at byte {start + error.start}; convert it") from error
+        yield " ".join((line if start else line.removeprefix(BYTE_ORDER_MARK)).split())
+        start += len(raw)
+
+
+def check_pairs(sides: Mapping[str, Sequence[str]]) -> None:
+    """Raise `UserError` unless the lines of each side, by name, are equally many and not none."""
+    counts = {name: len(lines) for name, lines in sides.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+        raise UserError(f"the sides differ in length: {listed}")
+    if not all(counts.values()):
+        raise UserError(f"no sentences in {' and '.join(counts)}")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines atomically."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; ``None`` if it is missing or damaged."""
+    try:
+        return reading.read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_yaml(path: Path, content: dict[str, Any]) -> None:
+    """Write a YAML file atomically, in the order of `content`."""
+    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def read_settings(path: Path, kind: type[Settings]) -> Settings:
+    """Read a ``data.yaml`` as a dataclass of `kind`, see `parse_settings`.
+
+    Raises:
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
+    """
+    return parse_settings(str(path), kind, reading.read_yaml(path))
+
+
+def parse_settings(where: str, kind: type[Settings], content: Any) -> Settings:
+    """Return `content` as a dataclass of `kind`; whole numbers must be at least 1.
+
+    Raises:
+        UserError: a setting is missing, unknown or invalid; the message begins with `where`.
+    """
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: expected settings by name; see {kind.__name__}")
+    settings = parse_options(where, kind, content)
+    for name, value in vars(settings).items():
+        for each in value if isinstance(value, tuple) else (value,):
+            if type(each) is int and each < 1:
+                raise UserError(f"{where}: {name} is {each}; it must be at least 1")
+    return settings
+
+
+def print_line(line: str) -> None:
+    """Print a line in one write, so that lines of several workers do not mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def locate(name: str, folder: str, url: str, downloads: Path, sha256: str | None = None) -> Path:
+    """Find the file `name` in ``$DATA_DIR/FOLDER``, or download ``URL/name``, and verify its checksum.
+
+    Raises:
+        DownloadError: the download fails, or the checksum is wrong.
+    """
+    data_dir = os.environ.get("DATA_DIR")
+    own = Path(data_dir, folder, name) if data_dir else None
+    path = own if own and own.is_file() else downloads / name
+    if path.is_file():
+        verify(path, sha256)
+    else:
+        advice = f"when offline, put {name} into $DATA_DIR/{folder} and run again"
+        download(f"{url}/{name}", path, sha256, advice)
+    return path
+
+
+def run_main(
+    program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
+) -> int:
+    """Run `main` on the command line (default: ``sys.argv[1:]``) and return the exit status.
+
+    `program` is the prefix of messages, see `shared_embeddings.utils.command_line.run`.
+    """
+    return run(program, main, arguments, advice="run the same command again to resume")
+
+
+def run_step(
+    name: str,
+    stamps: Path,
+    action: Callable[[], object],
+    *,
+    inputs: Sequence[Path],
+    outputs: Sequence[Path],
+    settings: Mapping[str, Any],
+) -> None:
+    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings.
+
+    The stamp is written last, so that an interrupted step runs again. `action` must write its outputs
+    atomically (`shared_embeddings.utils.files.replacing`); a text that it returns is printed.
+
+    Args:
+        name: name of the step and its stamp.
+        stamps: folder of the stamps.
+        action: writes the outputs.
+        inputs: input files.
+        outputs: output files.
+        settings: everything else that determines the outputs, as JSON values.
+    """
+    stamp = stamps / f"{name}.json"
+    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
+    if read_json(stamp) == {**key, "outputs": _checksums(outputs)}:
+        print_line(f"{name}: up to date")
+        return
+    print_line(f"{name}: running")
+    if isinstance(message := action(), str):
+        print_line(message)
+    write_json(stamp, {**key, "outputs": _checksums(outputs)})
+
+
+def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
+    """Return checksums by file name; ``None`` for missing files."""
+    return {path.name: sha256(path) if path.is_file() else None for path in paths}
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
@@ -42,37 +217,13 @@ def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[i
     _run(name, [sys.executable, "-m", name, *arguments], keep_open)
 
 
-def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
-    """Return the options of a command: `given` replaces options of the same name in `own`.
-
-    Args:
-        own: default options with values.
-        given: options of the user with values.
-    """
-    names = {_option_name(text) for text in given}
-    kept, is_kept = [], True
-    for text in map(str, own):
-        if name := _option_name(text):
-            is_kept = name not in names
-        if is_kept:
-            kept.append(text)
-    return [*kept, *given]
-
-
-def _option_name(text: str) -> str:
-    """Return the name of an option; empty for a value."""
-    found = re.match(r"--?([a-zA-Z]\w*)", text)
-    return found[1] if found else ""
-
-
 def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
-    """Run a command; on interruption, wait until it has saved its state."""
     with subprocess.Popen(command, pass_fds=keep_open) as process:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            # The command may have received the same Ctrl-C; a first SIGTERM is not counted as a second
-            # signal.
+            # The command may have received the same Ctrl-C and saves its state; a first SIGTERM is not
+            # counted as a second signal.
             process.terminate()
             process.wait()
             raise
@@ -80,6 +231,23 @@ def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> 
         raise SystemExit(2)
     if status:
         raise UserError(f"{name} failed with status {status}; see its output above")
+
+
+def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
+    """Return the options of a command: those `given` by the user replace others of the same name in `own`."""
+
+    def name_of(text: str) -> str:
+        found = re.match(r"--?([a-zA-Z]\w*)", text)
+        return found[1] if found else ""  # a value
+
+    names = {name_of(text) for text in given}
+    kept, is_kept = [], True
+    for text in map(str, own):
+        if name := name_of(text):
+            is_kept = name not in names
+        if is_kept:
+            kept.append(text)
+    return [*kept, *given]
 
 
 def option_value(options: Sequence[str], name: str) -> str | None:
@@ -97,94 +265,10 @@ def peak_memory_of_children() -> float:
     return round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; ``None`` if it is missing or damaged."""
-    try:
-        return reading.read_json(path)
-    except (OSError, ValueError):
-        return None
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_yaml(path: Path, content: dict[str, Any]) -> None:
-    """Write a YAML file atomically, in the order of `content`."""
-    write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-
-
-def run_main(
-    program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
-) -> int:
-    """Run `main` on the command line and return the exit status, see
-    `shared_embeddings.utils.command_line.run`.
-
-    Args:
-        program: prefix of messages.
-        main: function of the arguments.
-        arguments: default: ``sys.argv[1:]``.
-    """
-    return run(program, main, arguments, advice="run the same command again to resume")
-
-
-def run_step(
-    name: str,
-    stamps: Path,
-    action: Callable[[], object],
-    *,
-    inputs: Sequence[Path],
-    outputs: Sequence[Path],
-    settings: Mapping[str, Any],
-) -> None:
-    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings.
-
-    The stamp is written last, so that an interrupted step runs again. `action` must write its outputs
-    atomically (`shared_embeddings.utils.files.replacing`).
-
-    Args:
-        name: name of the step and its stamp.
-        stamps: folder of the stamps.
-        action: writes the outputs.
-        inputs: input files.
-        outputs: output files.
-        settings: everything else that determines the outputs, as JSON values.
-    """
-    stamp = stamps / f"{name}.json"
-    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
-    if read_json(stamp) == {**key, "outputs": _checksums(outputs)}:
-        print_line(f"{name}: up to date")
-        return
-    print_line(f"{name}: running")
-    action()
-    write_text(stamp, json.dumps({**key, "outputs": _checksums(outputs)}, indent=2) + "\n")
-
-
-def print_result(work: Callable[[], str]) -> None:
-    """Call `work` and print the line that it returns."""
-    print_line(work())
-
-
-def print_line(line: str) -> None:
-    """Print a line in one write, so that lines of several workers do not mix."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
-    """Return checksums by file name; ``None`` for missing files."""
-    return {path.name: sha256(path) if path.is_file() else None for path in paths}
-
-
-REPORT = "fit.json"
-# Part of a run: when it started and ended (None if it was killed).
-Segment = dict[str, Any]
-
-
-def distillation_options(distill: dict[str, Any], model: Path) -> dict[str, Any]:
-    """Return the training option for a row's ``distill``, with the teacher's trained `model`."""
-    return {"embedding_distillation": {**distill, "teacher": str(model)}}
+def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
+    """Return the run segments up to the last checkpoint, which was saved at `saved`; later work was lost."""
+    kept = [segment for segment in segments if saved is not None and segment["started"] < saved]
+    return [{**part, "ended": saved if part["ended"] is None else part["ended"]} for part in kept]
 
 
 def fit_model(
@@ -222,9 +306,3 @@ def fit_model(
             text = value if isinstance(value, str) else json.dumps(value)
             arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
     run_module("shared_embeddings.cli.main", arguments)
-
-
-def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
-    """Return the run segments up to the last checkpoint, which was saved at `saved`; later work was lost."""
-    kept = [segment for segment in segments if saved is not None and segment["started"] < saved]
-    return [{**part, "ended": saved if part["ended"] is None else part["ended"]} for part in kept]

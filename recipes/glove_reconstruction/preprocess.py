@@ -1,28 +1,129 @@
-"""Prepare source vectors and word pairs."""
+"""Prepare the source vectors, the words that are reconstructed, and the word pairs that measure them.
+
+Axes: ``V`` words that are reconstructed, ``D`` dimension.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
+import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lm.data import datasets
 from recipes.common.recipe import Recipe
-from recipes.common.smoke import SMOKE
-from recipes.common.tools import run_step
-from recipes.glove_reconstruction import source
-from recipes.glove_reconstruction.grid import add_grid_option, read_grid
-from recipes.glove_reconstruction.source import SMOKE_DATA_HELP, score, write_smoke_pairs, write_smoke_vectors
+from recipes.common.smoke import SMOKE, generated_vocabulary
+from recipes.common.tools import locate, run_step, write_json, write_lines
+from recipes.glove_reconstruction.train import SMOKE_DATA_HELP, add_grid_option, read_grid, read_source, score
 from shared_embeddings.analysis.similarity import read_pairs
-from shared_embeddings.analysis.vectors import WordVectors
+from shared_embeddings.analysis.vectors import WordVectors, read_vectors
 from shared_embeddings.checkpoints.token_counts import count_words
+from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.files import replacing, sha256
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_yaml
+
+# Folder of the word pairs in $DATA_DIR.
+WORD_PAIRS = "word-similarity"
+# Special tokens of the corpora.
+_MARKERS = ("<unk>", "<eos>")
+# Words, dimensions and pairs of --smoke.
+WORDS, DIMENSIONS, PAIRS = 80, 12, 50
+
+
+def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
+    """Return the text of GloVe's vectors, after downloading and unpacking it if necessary.
+
+    Args:
+        entry: ``url``, ``file`` in the archive, and ``sha256`` of the archive or None.
+        folder: folder of downloads.
+
+    Raises:
+        UserError: the archive is damaged or lacks the file.
+        DownloadError: the download fails, or the checksum is wrong.
+    """
+    text = folder / entry["file"]
+    if text.is_file():
+        return text
+    archive = folder / entry["url"].rsplit("/", 1)[-1]
+    if archive.is_file():
+        verify(archive, entry["sha256"])
+    else:
+        download(entry["url"], archive, entry["sha256"], "when offline, give a file with --vectors")
+    try:
+        # Reading to the end verifies the checksum in the archive.
+        with zipfile.ZipFile(archive) as packed, packed.open(entry["file"]) as source:
+            with replacing(text) as temporary, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise UserError(f"{archive}: is damaged or lacks {entry['file']} ({error}); remove it") from error
+    return text
+
+
+def train_source(texts: Sequence[Path], settings: Mapping[str, Any], output: Path) -> None:
+    """Train skip-gram vectors on lowercased texts, and write them in order of word frequency."""
+    lower = output.with_suffix(".txt")
+    with replacing(lower) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for text in texts:
+            file.write(text.read_text(encoding="utf-8").lower())
+    counts = count_words([lower])
+    kept = [word for word in counts if counts[word] >= settings["min_count"] and word not in _MARKERS]
+    # Sorting is stable: ties keep their order.
+    words = sorted(kept, key=lambda word: -counts[word])
+    asked = {name: settings[name] for name in ("dim", "window", "epochs", "seed")}
+    write_source(WordVectors(words, train_word_vectors([lower], words, **asked)), output)
+
+
+def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | None) -> WordVectors:
+    """Return the most frequent words of the source, by counts or in the order of the source.
+
+    Counts of words that the source has only in lowercase are added to the lowercase word.
+
+    Raises:
+        UserError: there are fewer words.
+    """
+    places = {word: place for place, word in enumerate(source.words)}
+    chosen = list(range(len(source.words)))
+    if counts is not None:
+        found: Counter[int] = Counter()
+        for word, count in counts.items():
+            place = places.get(word, places.get(word.lower()))
+            if place is not None and word not in _MARKERS:
+                found[place] += count
+        chosen = sorted(found, key=lambda place: (-found[place], place))
+    if len(chosen) < number:
+        raise UserError(
+            f"there are {len(chosen)} words, fewer than 'words: {number}' in rows.yaml; lower it or "
+            "use other "
+            "vectors or texts"
+        )
+    chosen = chosen[:number]
+    return WordVectors([source.words[place] for place in chosen], source.vectors[chosen])
+
+
+def write_source(vectors: WordVectors, path: Path) -> None:
+    """Write words and their vectors ``(V, D)`` atomically."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, words=np.array(vectors.words), vectors=vectors.vectors)
+
+
+def read_any(path: Path, limit: int | None) -> WordVectors:
+    """Read vectors with `read_vectors` or `read_source`; errors become `UserError`."""
+    if path.suffix == ".npz":
+        return read_source(path)
+    try:
+        return read_vectors(path, limit)
+    except (ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
 
 
 def prepare(
@@ -46,22 +147,22 @@ def prepare(
     Raises:
         UserError: a file cannot be used.
     """
-    every = source.read_any(vectors, limit)
+    every = read_any(vectors, limit)
     try:
         counts = count_words(texts) if texts else None
         tests = [read_pairs(path) for path in pairs]
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    chosen = source.most_frequent(every, words, counts)
+    chosen = most_frequent(every, words, counts)
     # Written last, to mark the preparation as complete.
     (folder / "data.json").unlink(missing_ok=True)
-    source.write_source(chosen, folder / "source.npz")
+    write_source(chosen, folder / "source.npz")
     kept = folder / "pairs"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
     for path in pairs:
         shutil.copyfile(path, kept / path.name)
-    description = {
+    description: dict[str, Any] = {
         "vectors": vectors.name,
         "vectors_sha256": sha256(vectors),
         "words": words,
@@ -72,31 +173,31 @@ def prepare(
         "source_all_words": {"words": len(every.words), **score(every, tests)},
         "checksum": sha256(folder / "source.npz"),
     }
-    write_text(folder / "data.json", json.dumps(description, indent=2) + "\n")
-    _print(chosen, description)
-    print(f"prepared {folder}")
-
-
-def _print(chosen: WordVectors, description: Mapping[str, Any]) -> None:
-    """Print a summary."""
+    write_json(folder / "data.json", description)
     print(f"{len(chosen.words):,} words, the first: {', '.join(chosen.words[:8])}")
     for name, result in description["source"].items():
         print(f"{name}: rho {result['rho']}, {result['known']} of {result['pairs']} pairs known")
+    print(f"prepared {folder}")
 
 
-def _own_vectors(settings: Mapping[str, Any], home: Path) -> Path:
-    """Train vectors on the corpus of the settings, once."""
-    texts = source.corpus(settings["dataset"], home / "downloads")
-    output = home / "skipgram.npz"
-    run_step(
-        "skip-gram",
-        home / "steps",
-        partial(source.train_source, texts, settings, output),
-        inputs=texts,
-        outputs=[output],
-        settings=settings,
-    )
-    return output
+def write_smoke_vectors(folder: Path) -> Path:
+    """Write random vectors in GloVe's format: a word and its numbers per line; return the file."""
+    rows = np.random.default_rng(0).normal(size=(WORDS, DIMENSIONS))
+    path = folder / "vectors.txt"
+    numbers = (" ".join(f"{number:.5f}" for number in row) for row in rows)
+    write_lines(path, (f"{word} {line}" for word, line in zip(generated_vocabulary(), numbers)))
+    return path
+
+
+def write_smoke_pairs(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Write files of random word pairs and scores, with the names of the published ones."""
+    words = generated_vocabulary()[:WORDS]
+    paths = [folder / name for name in names]
+    for seed, path in enumerate(paths):
+        draw = np.random.default_rng(seed)
+        chosen = [draw.choice(words, size=2, replace=False) for _ in range(PAIRS)]
+        write_lines(path, (f"{first}\t{second}\t{draw.uniform(0, 10):.2f}" for first, second in chosen))
+    return paths
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
@@ -134,10 +235,18 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     if vectors is not None and not vectors.is_file():
         raise UserError(f"vectors {vectors}: no such file; check the path")
     if options.glove is not None:
-        vectors = source.download_glove(settings["glove"][options.glove], downloads)
+        vectors = download_glove(settings["glove"][options.glove], downloads)
     if vectors is None:
-        vectors = _own_vectors(settings["skipgram"], recipe.home)
-    pairs = options.pairs or source.locate_pairs(
-        settings["pairs"]["files"], settings["pairs"]["url"], downloads
-    )
+        trained, data_dir = settings["skipgram"], os.environ.get("DATA_DIR")
+        own = Path(data_dir) if data_dir else None
+        try:
+            texts = datasets.locate(trained["dataset"], own, downloads)["train"]
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        vectors = recipe.home / "skipgram.npz"
+        train = partial(train_source, texts, trained, vectors)
+        steps = recipe.home / "steps"
+        run_step("skip-gram", steps, train, inputs=texts, outputs=[vectors], settings=trained)
+    url = settings["pairs"]["url"]
+    pairs = options.pairs or [locate(name, WORD_PAIRS, url, downloads) for name in settings["pairs"]["files"]]
     prepare(recipe.data, vectors, grid.words, pairs, options.text, options.limit)

@@ -1,32 +1,240 @@
-"""Fit cells of the grid to the source vectors and measure them."""
+"""The cells of a grid, fitted to the source vectors and measured."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
+import math
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 import shared_embeddings as se
 from recipes.common.recipe import Recipe
-from recipes.common.results import FILE, find_result, write_result
+from recipes.common.results import FILE as RESULTS
+from recipes.common.results import SMOKE_FOLDER, find_result, write_result
+from recipes.common.rows import FILE, read_file
 from recipes.common.smoke import SMOKE
-from recipes.common.tools import read_json
-from recipes.glove_reconstruction.grid import FIT_STEPS, Cell, Grid, add_grid_option, read_grid
-from recipes.glove_reconstruction.source import SMOKE_GRID_HELP, read_source, score
-from shared_embeddings.analysis.similarity import read_pairs
+from recipes.common.tools import parse_settings, read_json
+from shared_embeddings.analysis.similarity import WordPairs, read_pairs, word_similarity
 from shared_embeddings.analysis.vectors import WordVectors
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.fit import report
+from shared_embeddings.options import parse_options
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.sizing.targets import options_within
 from shared_embeddings.utils.command_line import Parser
+
+DEFAULT = "full"
+# Number of words for --smoke.
+CHOSEN = 60
+FIT_STEPS = "fit_steps"
+# Options of ALONE that are set per cell.
+_OF_THE_CELL = ("hidden_dim", "seed")
+# A plain table would be exact; ALONE has separate rows.
+_NOT_COMPARED = ("standard", "alone")
+SMOKE_DATA_HELP = f"use random vectors of a few words, in a separate folder {SMOKE_FOLDER}"
+SMOKE_GRID_HELP = "use a small grid and the data of preprocess.sh --smoke"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One embedding to fit to the source vectors.
+
+    Attributes:
+        row: row of the table: a row of ALONE, another method, or a row of one size.
+        hidden: D_inter of ALONE, which determines the size of other methods; None for rows of one size.
+        seed: random seed.
+    """
+
+    row: str
+    hidden: int | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        return self.row if self.hidden is None else f"{self.row}-{self.hidden}-{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How rows of ALONE are trained."""
+
+    epochs: int = 1000
+    batch_size: int = 256
+    learning_rate: float = 0.001
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.learning_rate, (int, float)) and 0 < self.learning_rate < math.inf):
+            raise UserError(f"learning_rate is {self.learning_rate!r}; it must be a number above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A grid of ``rows.yaml``, which explains each part.
+
+    Optional parts are ``fit_steps`` for methods that are fitted by gradient descent (default: the method's),
+    ``learning_rates`` of rows of ALONE that differ from ``training``, and ``fixed``, rows of one size.
+    """
+
+    words: int
+    alone: dict[str, dict[str, Any]]
+    hidden: tuple[int, ...]
+    seeds: tuple[int, ...]
+    training: Training = Training()
+    fit_steps: int | None = None
+    learning_rates: dict[str, float] = dataclasses.field(default_factory=dict)
+    fixed: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def training_of(self, row: str) -> dict[str, Any]:
+        """Return the training settings of a row of ALONE."""
+        rate = self.learning_rates.get(row, self.training.learning_rate)
+        return dataclasses.asdict(dataclasses.replace(self.training, learning_rate=rate))
+
+    def sizes(self) -> list[tuple[str, int | None]]:
+        """Return all rows and widths: the rows of ALONE, the other methods, and rows of one size."""
+        rows = [*self.alone, *(method for method in se.methods() if method not in _NOT_COMPARED)]
+        several = [(row, hidden) for row in rows for hidden in self.hidden]
+        return [*several, *((row, None) for row in self.fixed)]
+
+    def cells(self) -> list[Cell]:
+        """Return all cells by row, smallest first."""
+        return [
+            Cell(row, hidden, seed)
+            for row, hidden in self.sizes()
+            for seed in (self.seeds if row in self.alone else self.seeds[:1])
+        ]
+
+    def chosen(self, patterns: Sequence[str]) -> list[Cell]:
+        """Return the cells whose names match one of the patterns.
+
+        Raises:
+            UserError: a pattern matches none.
+        """
+        cells = self.cells()
+        for pattern in patterns:
+            if not any(fnmatchcase(cell.name, pattern) for cell in cells):
+                raise UserError(
+                    f"no cell matches {pattern!r}; cells are ROW-HIDDEN-SEED, such as "
+                    f"{cells[0].name}, see --list"
+                )
+        return [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+
+    def embedding(self, cell: Cell, words: int, dim: int) -> dict[str, Any]:
+        """Return the method and options of a cell, for V words in D dimensions.
+
+        Other methods have as many bytes, including codes, as ALONE's parameters at the same width; ALONE's
+        filters follow from a seed.
+
+        Raises:
+            UserError: the method cannot be that small.
+        """
+        if cell.hidden is None:
+            return {name: value for name, value in self.fixed[cell.row].items() if name != "store"}
+        if cell.row in self.alone:
+            return {"method": "alone", "hidden_dim": cell.hidden, **self.alone[cell.row], "seed": cell.seed}
+        limit = 4 * se.num_parameters(
+            "alone", num_embeddings=words, embedding_dim=dim, hidden_dim=cell.hidden
+        )
+        try:
+            options = dict(options_within(cell.row, words, dim, limit))
+        except se.OptionError as error:
+            raise UserError(f"{cell.name}: {error}") from error
+        # A fit determines the classes.
+        options.pop("random_classes", None)
+        return {"method": cell.row, **options}
+
+
+def read_grid(recipe: Recipe, name: str = DEFAULT) -> Grid:
+    """Return a grid of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows.
+
+    Raises:
+        UserError: there is no such grid, or a part is missing, unknown or invalid.
+    """
+    path = recipe.folder / FILE
+    grids = read_file(path).get("grids", {})
+    if name not in grids:
+        raise UserError(f"{path}: no grid {name!r}; there are: {', '.join(grids)}")
+    grid = parse_grid(f"{path}: {name}", grids[name])
+    if not recipe.is_smoke:
+        return grid
+    training = dataclasses.replace(grid.training, epochs=2, batch_size=20)
+    seeds = grid.seeds[:1]
+    return dataclasses.replace(grid, words=CHOSEN, hidden=(16,), seeds=seeds, fit_steps=20, training=training)
+
+
+def parse_grid(where: str, content: dict[str, Any]) -> Grid:
+    """Check the content of a grid.
+
+    Raises:
+        UserError: a part is missing, unknown or invalid.
+    """
+    content = dict(content) if isinstance(content, dict) else {}
+    training = parse_settings(f"{where}: training", Training, content.pop("training", None))
+    grid = dataclasses.replace(parse_options(where, Grid, content), training=training)
+    if grid.words < 2 or not grid.hidden or not grid.seeds or grid.fit_steps == 0:
+        raise UserError(f"{where}: words < 2, fit_steps < 1, or no hidden or seeds; change them")
+    for part, rows in (("alone", grid.alone), ("fixed", grid.fixed)):
+        if any(not isinstance(row, dict) for row in rows.values()):
+            raise UserError(f"{where}: {part} is {rows!r}; it must be options by row")
+        if clash := sorted(set(rows) & set(se.methods())):
+            raise UserError(f"{where}: {part}: row {clash[0]!r} is also a method; give it another name")
+    for row, options in grid.alone.items():
+        if clash := [name for name in options if name in _OF_THE_CELL]:
+            raise UserError(f"{where}: alone: {row}: {clash[0]!r} is set per cell; remove it")
+    for row, options in grid.fixed.items():
+        if options.get("method") not in se.methods():
+            methods = ", ".join(se.methods())
+            raise UserError(
+                f"{where}: fixed: {row}: method is {options.get('method')!r}; choose one of {methods}"
+            )
+    if not set(grid.learning_rates) <= set(grid.alone):
+        rates = grid.learning_rates
+        raise UserError(f"{where}: learning_rates is {rates!r}; it must be numbers by row of alone")
+    for row in grid.learning_rates:
+        grid.training_of(row)
+    return grid
+
+
+def add_grid_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--grid`` to a parser."""
+    parser.add_argument("--grid", default=DEFAULT, help="a grid of rows.yaml (default: %(default)s)")
+
+
+def read_source(path: Path) -> WordVectors:
+    """Read a file written by `write_source`.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return WordVectors(found["words"].tolist(), found["vectors"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no prepared vectors; run preprocess.sh") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: is damaged ({error}); run preprocess.sh again") from error
+
+
+def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
+    """Return Spearman's rho and the number of known pairs for every set of pairs."""
+    found = (word_similarity(vectors.words, vectors.vectors, test) for test in tests)
+    return {
+        result.name: {"rho": result.rho, "known": result.known, "pairs": result.pairs} for result in found
+    }
 
 
 def fit_alone(
@@ -134,37 +342,9 @@ def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[s
     wanted = json.loads(json.dumps(wanted_config(grid, cell, teacher)))
     if found.get("config") != wanted or found.get("data_checksum") != data["checksum"]:
         raise UserError(
-            f"{home / FILE}: {cell.name} has other settings or vectors; move the file away, or restore them"
+            f"{home / RESULTS}: {cell.name} has other settings or vectors; move it away or restore them"
         )
     return True
-
-
-def _possible(grid: Grid, cells: Sequence[Cell], teacher: Tensor) -> list[Cell]:
-    """Return the cells whose method can be small enough, and report the others."""
-    possible, reasons = [], []
-    for cell in cells:
-        try:
-            wanted_config(grid, cell, teacher)
-            possible.append(cell)
-        except UserError as error:
-            reasons.append(str(error))
-    if not possible:
-        raise UserError(reasons[0])
-    for reason in reasons:
-        print(f"skipped: {reason}", flush=True)
-    return possible
-
-
-def prepared(folder: Path) -> tuple[WordVectors, dict[str, Any]]:
-    """Read the source vectors and the description of the prepared data.
-
-    Raises:
-        UserError: the data are not prepared.
-    """
-    data = read_json(folder / "data.json")
-    if data is None:
-        raise UserError(f"{folder}: no prepared vectors; run preprocess.sh")
-    return read_source(folder / "source.npz"), data
 
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
@@ -183,14 +363,28 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     if options.list:
         print("\n".join(cell.name for cell in cells))
         return
-    words, data = prepared(recipe.data)
+    data = read_json(recipe.data / "data.json")
+    if data is None:
+        raise UserError(f"{recipe.data}: no prepared vectors; run preprocess.sh")
+    words = read_source(recipe.data / "source.npz")
     if len(words.words) != grid.words:
         raise UserError(
             f"{recipe.data}: {len(words.words)} words are prepared, but the grid has 'words: {grid.words}'; "
             "run preprocess.sh with this grid"
         )
     teacher = torch.from_numpy(words.vectors)
-    cells = _possible(grid, cells, teacher)
+    possible, reasons = [], []
+    for cell in cells:
+        try:
+            wanted_config(grid, cell, teacher)
+            possible.append(cell)
+        except UserError as error:  # the method cannot be small enough
+            reasons.append(str(error))
+    if not possible:
+        raise UserError(reasons[0])
+    for reason in reasons:
+        print(f"skipped: {reason}", flush=True)
+    cells = possible
     left = [cell for cell in cells if not is_done(recipe.home, grid, cell, teacher, data)]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them have results", flush=True)
     for cell in left:

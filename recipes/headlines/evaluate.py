@@ -1,22 +1,19 @@
-"""Generate and score the headlines of one row of a headline recipe, and the table of its results."""
+"""Generate and score the headlines of one row of a headline recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from nmt.summarization.characters import join_characters
-from nmt.summarization.length_control import LENGTH_DEPENDENT
 from nmt.summarization.rerank import rerank, stop_words
-from nmt.summarization.rouge import METRICS, PRESETS, Report, score_texts
-from recipes.common.corpus import read_lines, write_lines
+from nmt.summarization.rouge import METRICS, PRESETS, Settings, score_texts
 from recipes.common.recipe import Recipe, parse_row
-from recipes.common.results import Record
 from recipes.common.rows import Row
-from recipes.common.table import Column, markdown_table
-from recipes.common.tools import option_value, with_overrides
-from recipes.translation.evaluate import read_trained, translate, write_evaluation
+from recipes.common.table import controls_length
+from recipes.common.tools import option_value, read_lines, with_overrides, write_lines
+from recipes.translation.train import read_trained, translate, write_evaluation
 
 # Tolerated relative deviation from the desired length.
 TOLERANCE = 0.1
@@ -52,11 +49,6 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
     write_evaluation(recipe, row, trained, metrics, options)
 
 
-def controls_length(row: Row) -> bool:
-    """Return whether a row's model has length control."""
-    return bool(set(row.train.get("decoder_positions") or ()) & set(LENGTH_DEPENDENT))
-
-
 def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> tuple[list[str], float]:
     """Write one headline per test text to ``NAME.headlines``; return them and the tokens per second.
 
@@ -81,21 +73,20 @@ def score_headlines(headlines: list[str], references: list[list[str]], length: i
         ``signature`` and for each metric ``mean``, ``low`` and ``high`` (0 to 100); ``within``: percentage of
         headlines whose length deviates by at most `TOLERANCE`; ``difference``: mean deviation in characters.
     """
+
+    def scores(settings: Settings) -> dict[str, Any]:
+        found = score_texts(headlines, references, settings).as_json()
+        means = {metric: measures[settings.measure] for metric, measures in found["scores"].items()}
+        return {**means, "signature": found["signature"]}
+
     recall = replace(PRESETS["duc2004"], cut_bytes=length)
     off = [abs(len(headline) - length) for headline in headlines]
     return {
-        "f1": _scores(score_texts(headlines, references, PRESETS["f1"])),
-        "recall": _scores(score_texts(headlines, references, recall)),
+        "f1": scores(PRESETS["f1"]),
+        "recall": scores(recall),
         "within": 100 * sum(each <= TOLERANCE * length for each in off) / len(off),
         "difference": sum(off) / len(off),
     }
-
-
-def _scores(report: Report) -> dict[str, Any]:
-    """Return the selected measure of a report."""
-    found = report.as_json()
-    scores = {metric: measures[report.settings.measure] for metric, measures in found["scores"].items()}
-    return {**scores, "signature": found["signature"]}
 
 
 def describe(scores: dict[str, Any]) -> str:
@@ -110,59 +101,3 @@ def describe(scores: dict[str, Any]) -> str:
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Evaluate the row of the command line."""
     evaluate(*parse_row(recipe, USAGE, arguments))
-
-
-PREFIX = "length_"
-ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
-
-
-def by_length(record: Record) -> list[Record]:
-    """Split a record by length, shortest first; without lengths, return it unchanged."""
-    lengths = sorted(int(name.removeprefix(PREFIX)) for name in record["metrics"] if name.startswith(PREFIX))
-    return [
-        {
-            **record,
-            "metrics": {**record["metrics"], **record["metrics"][f"{PREFIX}{length}"], "length": length},
-        }
-        for length in lengths
-    ] or [record]
-
-
-def columns(with_paper: bool) -> list[str | Column]:
-    """Return the columns; `with_paper` adds the paper's figures."""
-    scores = [
-        Column(f"{title} {measure}", _rouge(measure, metric))
-        for measure in ("recall", "f1")
-        for metric, title in ROUGE.items()
-    ]
-    paper = [Column(f"the paper's {title}", _paper(metric), always=True) for metric, title in ROUGE.items()]
-    return [
-        "row",
-        "embedding",
-        "smaller",
-        Column("length", lambda record: str(record["metrics"]["length"])),
-        *scores,
-        Column("within 10 %", lambda record: f"{record['metrics']['within']:.0f} %"),
-        Column("mean difference", lambda record: f"{record['metrics']['difference']:.1f}"),
-        "minutes",
-        "date",
-        *(paper if with_paper else []),
-    ]
-
-
-def _rouge(measure: str, metric: str) -> Callable[[Record], str]:
-    """Return a column function for the mean of a metric."""
-    return lambda record: f"{record['metrics'][measure][metric]['mean']:.1f}"
-
-
-def _paper(metric: str) -> Callable[[Record], str]:
-    """Return a column function for the paper's figure."""
-    return lambda record: f"{record['paper'][metric]:.2f}"
-
-
-def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
-    """Return the Markdown table of a headline recipe, rows without length control first."""
-    ordered = sorted(records, key=lambda record: controls_length(recipe.rows[record["row"]]))
-    with_paper = any(record.get("paper") for record in ordered)
-    lines = [line for record in ordered for line in by_length(record)]
-    return markdown_table(lines, columns(with_paper))

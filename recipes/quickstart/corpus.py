@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from recipes.common.corpus import write_lines
-from recipes.common.tools import run_main
+from recipes.common.tools import run_main, write_lines
 from recipes.quickstart.languages import SECONDS, RelativeUnit, Speech
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser

@@ -10,8 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recipes.common.corpus import write_lines
-from recipes.common.tools import run_step, write_yaml
+from recipes.common.tools import run_step, write_lines, write_yaml
 from recipes.quickstart.corpus import make_corpus, write_corpus
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.languages import Tokenizer

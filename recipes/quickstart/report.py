@@ -8,7 +8,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 
 from recipes.common.table import markdown_table
-from recipes.translation.evaluate import corpus_scores
+from recipes.translation.train import corpus_scores
 
 # sacreBLEU's default tokenization would treat a sentence in these languages as one word.
 UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")

@@ -20,21 +20,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from recipes.common.corpus import read_lines, write_lines
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import Recipe
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
 from recipes.common.rows import Row
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
-from recipes.common.tools import read_json, write_json, write_yaml
+from recipes.common.tools import read_json, read_lines, write_json, write_lines, write_yaml
 from recipes.quickstart import report
 from recipes.quickstart.corpus import SIZES
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.languages import Tokenizer
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.report import scores
-from recipes.translation.evaluate import read_speed
-from recipes.translation.train import complete_checkpoints
+from recipes.translation.train import complete_checkpoints, read_speed
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipes.common.curves import Curve
 from recipes.common.plot import (
     HIGHEST,
     PLAIN,
     STAGES,
+    Curve,
     bytes_text,
     legend_order,
     place,
@@ -20,7 +20,7 @@ from recipes.common.plot import (
     style,
     teachers,
 )
-from recipes.common.table import describe_options
+from recipes.common.results import describe_options
 from recipes.report.lines import Line, Measure
 
 Spec = dict[str, Any]

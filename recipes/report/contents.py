@@ -1,4 +1,4 @@
-"""The parts of the report."""
+"""``python -m recipes report``: all results as Markdown, and as one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.common.curves import validation_curve
-from recipes.common.results import embedding_bits, times_smaller
-from recipes.common.table import NOT_RUN, describe_options, is_baseline
-from recipes.papers.ledger import Figure
+from tqdm import tqdm
+
+from recipes.common.plot import validation_curve
+from recipes.common.recipe import RECIPES, Recipe, recipe_names, runs_folder
+from recipes.common.results import describe_options, embedding_bits, is_baseline, times_smaller
+from recipes.common.table import NONE, NOT_RUN
+from recipes.papers.ledger import Figure, figures
 from recipes.report import charts
 from recipes.report.document import (
-    NONE,
+    FIGURES,
     Block,
     Chart,
     Code,
@@ -25,8 +28,28 @@ from recipes.report.document import (
     Paragraph,
     Table,
     anchor,
+    as_markdown,
+    as_page,
 )
-from recipes.report.lines import LeftOut, Line, Measure, chosen, commands, in_order, measure, of_paper
+from recipes.report.document import charts as all_charts
+from recipes.report.lines import (
+    LeftOut,
+    Line,
+    Measure,
+    chosen,
+    collect,
+    commands,
+    committed,
+    in_order,
+    lines_of,
+    measure,
+    of_paper,
+    of_runs,
+)
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
 
 TITLE = "Compressed word embeddings: results"
 # Sizes in millions that papers print, which ours are compared with.
@@ -58,6 +81,57 @@ class Task:
         """The measure that its models are judged by: of its results, or of the papers' figures."""
         keys = dict.fromkeys(key for line in self.measured for key in line.measured)
         return chosen(keys) or chosen(dict.fromkeys(key for line in self.lines for key in line.paper))
+
+
+def build(recipes: Path, runs: Path | None) -> list[Block]:
+    """The report of the recipes in a folder and of what was run.
+
+    Args:
+        recipes: folder of the recipes.
+        runs: folder that recipes have written to, ``$RUNS``; None without one.
+
+    Raises:
+        UserError: the rows of a recipe cannot be read.
+    """
+    folders = [recipes / name for name in recipe_names(recipes)]
+    files = [*committed(recipes), *(of_runs(runs) if runs is not None else ())]
+    found, left_out = collect(
+        tqdm(files, "reading results", disable=None), [folder.name for folder in folders]
+    )
+    tasks = []
+    replaced: list[LeftOut] = []
+    for recipe in map(Recipe, folders):
+        lines, others = lines_of(recipe, found)
+        tasks.append(Task(recipe.folder, recipe.title, lines))
+        replaced += others
+    return report(tasks, figures(), [*left_out, *replaced])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the report of the results in the repository and in $RUNS, as Markdown and as an HTML page."""
+    parser = Parser("python -m recipes report", description=main.__doc__)
+    parser.add_argument(
+        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+    )
+    parser.add_argument(
+        "--output", type=PathOption.FOLDER, help="folder of the report (default: report in that folder)"
+    )
+    options = parser.parse_args(arguments)
+    if options.runs is not None and not options.runs.is_dir():
+        raise UserError(
+            f"--runs {options.runs}: no such folder; give the folder that recipes have written to"
+        )
+    runs = (options.runs or runs_folder()).absolute()
+    output = options.output or runs / "report"
+    blocks = build(RECIPES, runs if runs.is_dir() else None)
+    try:
+        write_text(output / "report.html", as_page(blocks))
+        write_text(output / "report.md", as_markdown(blocks))
+        for chart in tqdm(list(all_charts(blocks)), "charts of report.md", disable=None):
+            write_text(output / FIGURES / f"{chart.name}.svg", charts.as_svg(chart.spec))
+    except OSError as error:
+        raise UserError(f"{output}: the report cannot be written: {error.strerror or error}") from error
+    print(f"report: {output / 'report.html'} and {output / 'report.md'}")
 
 
 def report(tasks: Sequence[Task], sizes: Iterable[Figure], left_out: Sequence[LeftOut]) -> list[Block]:

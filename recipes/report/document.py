@@ -1,17 +1,26 @@
-"""What a report is made of, and as Markdown."""
+"""What a report is made of; as Markdown, and as one HTML page that works offline, by ``document.html``.
+
+The script in the page draws charts when they come into sight, and sorts and filters tables.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from recipes.common.table import NOT_RUN
+from jinja2 import Environment, FileSystemLoader
 
-NONE = "–"
+from recipes.common.table import NONE, NOT_RUN
+
 # Folder of the charts of a Markdown report.
 FIGURES = "figures"
+# Tables of more rows get a field that filters them.
+_MANY_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Table:
     def is_numeric(self, index: int) -> bool:
         """Whether a column has numbers, and nothing else but signs that there is none."""
         cells = [row[index] for row in self.rows if row[index] not in (NONE, NOT_RUN)]
-        return index > 0 and bool(cells) and all(map(is_number, cells))
+        return index > 0 and bool(cells) and all(re.match(r"[+\-−]?\d", cell) for cell in cells)
 
 
 @dataclass(frozen=True)
@@ -101,11 +110,6 @@ def anchor(*texts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(texts).lower()).strip("-")
 
 
-def is_number(text: str) -> bool:
-    """Whether a cell begins as a number does."""
-    return re.match(r"[+\-−]?\d", text) is not None
-
-
 def charts(blocks: Sequence[Block]) -> Iterator[Chart]:
     """All charts, those in `Details` included."""
     for block in blocks:
@@ -113,6 +117,46 @@ def charts(blocks: Sequence[Block]) -> Iterator[Chart]:
             yield block
         elif isinstance(block, Details):
             yield from charts(block.blocks)
+
+
+@functools.cache
+def vega() -> str:
+    """Vega-Lite with what it needs, as JavaScript."""
+    from vl_convert import javascript_bundle
+
+    return javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def as_page(blocks: Sequence[Block]) -> str:
+    """The whole page.
+
+    Args:
+        blocks: a heading of level 1, an introduction, then parts that begin with a heading of level 2.
+    """
+    parts: list[tuple[Heading, list[Heading]]] = []
+    for block in blocks:
+        if isinstance(block, Heading) and block.level == 2:
+            parts.append((block, []))
+        elif isinstance(block, Heading) and block.level == 3 and parts:
+            parts[-1][1].append(block)
+    first = blocks.index(parts[0][0]) if parts else len(blocks)
+    specs = {chart.name: chart.spec for chart in charts(blocks)}
+    text = json.dumps(specs, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    here = Path(__file__)
+    templates = Environment(
+        loader=FileSystemLoader(here.parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    templates.tests["kind"] = lambda block, name: type(block).__name__ == name
+    return templates.get_template(here.with_suffix(".html").name).render(
+        title=next((block.text for block in blocks if isinstance(block, Heading)), ""),
+        introduction=blocks[:first],
+        contents=parts,
+        body=blocks[first:],
+        specs=text if specs else "",
+        vega=vega() if specs else "",
+        missing=(NOT_RUN, NONE),
+        many_rows=_MANY_ROWS,
+    )
 
 
 def as_markdown(blocks: Sequence[Block]) -> str:
@@ -130,7 +174,9 @@ def _markdown(block: Block) -> str:
         case Items():
             return "\n".join(f"- {_text(text)}" for text in block.texts)
         case Table():
-            return _table(block)
+            sides = ["--:" if block.is_numeric(index) else "---" for index in range(len(block.columns))]
+            lines = [block.columns, sides, *block.rows]
+            return "\n".join(f"| {' | '.join(map(_text, cells))} |" for cells in lines)
         case Chart():
             return f"![{_text(block.description)}]({FIGURES}/{block.name}.svg)"
         case Code():
@@ -138,13 +184,6 @@ def _markdown(block: Block) -> str:
         case Details():
             inner = as_markdown(block.blocks)
             return f"<details>\n<summary>{_text(block.summary)}</summary>\n\n{inner}\n</details>"
-
-
-def _table(table: Table) -> str:
-    """A table; columns of numbers are aligned to the right."""
-    sides = ["--:" if table.is_numeric(index) else "---" for index in range(len(table.columns))]
-    lines = [table.columns, sides, *table.rows]
-    return "\n".join(f"| {' | '.join(_text(cell) for cell in cells)} |" for cells in lines)
 
 
 def _text(text: str) -> str:

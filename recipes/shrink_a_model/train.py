@@ -83,44 +83,29 @@ def model_folder(home: Path, row: ShrinkRow) -> Path:
     return home / "models" / row.name
 
 
-def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
-    """Write the decoder of a row unless it is there, from the same model and settings."""
-    data, folder = recipe.data, model_folder(recipe.home, row)
-    get_decoder(read_yaml(recipe.folder / "data.yaml")["decoder"], recipe.home)
-    run_step(
-        row.name,
-        recipe.home / "steps",
-        partial(_compress, data / DECODER, data / CAPTIONS, folder, row, data / TEXT if row.trim else None),
-        inputs=[data / DECODER / WEIGHTS, data / CAPTIONS, *([data / TEXT] if row.trim else [])],
-        outputs=[folder / WEIGHTS],
-        settings=vars(row),
-    )
-
-
-def shrink(home: Path, row: ShrinkRow) -> None:
+def shrink(recipe: Recipe, row: ShrinkRow) -> None:
     """Write the model of a row unless it is there, from the same model and settings."""
-    data, trimmed = home / "data", ShrinkRow("trimmed", trim=True)
-    source = data / MODEL
+    data, step = recipe.data, partial(run_step, stamps=recipe.home / "steps")
+    source, text, folder = data / MODEL, data / TEXT, model_folder(recipe.home, row)
+    settings, outputs = dict(vars(row)), [folder / WEIGHTS]
+    if row.decoder:
+        get_decoder(read_yaml(recipe.folder / "data.yaml")["decoder"], recipe.home)
+        source, captions = data / DECODER, data / CAPTIONS
+        trim_to = [text] if row.trim else []
+        compress = partial(_compress, source, captions, folder, row, *trim_to)
+        inputs = [source / WEIGHTS, captions, *trim_to]
+        step(row.name, action=compress, inputs=inputs, outputs=outputs, settings=settings)
+        return
     if row.trim:
-        source, folder = model_folder(home, trimmed), model_folder(home, trimmed)
-        run_step(
-            trimmed.name,
-            home / "steps",
-            partial(_trim, data / MODEL, data / TEXT, folder),
-            inputs=[data / MODEL / WEIGHTS, data / TEXT],
-            outputs=[folder / WEIGHTS],
-            settings={},
-        )
-    folder = model_folder(home, row)
+        trimmed = model_folder(recipe.home, ShrinkRow("trimmed"))
+        trim = partial(_trim, source, text, trimmed)
+        inputs = [source / WEIGHTS, text]
+        step("trimmed", action=trim, inputs=inputs, outputs=[trimmed / WEIGHTS], settings={})
+        source = trimmed
     if row.is_compressed:
-        run_step(
-            row.name,
-            home / "steps",
-            partial(_compress, source, data / TEXT, folder, row),
-            inputs=[source / WEIGHTS, data / TEXT],
-            outputs=[folder / WEIGHTS],
-            settings={name: value for name, value in vars(row).items() if name != "decoder"},
-        )
+        compress = partial(_compress, source, text, folder, row)
+        del settings["decoder"]
+        step(row.name, action=compress, inputs=[source / WEIGHTS, text], outputs=outputs, settings=settings)
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
@@ -161,8 +146,5 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         return
     recipe.describe_data(recipe.data)  # fails where there are none
     for row in rows:
-        if row.decoder:
-            shrink_decoder(recipe, row)
-        else:
-            shrink(recipe.home, row)
+        shrink(recipe, row)
         print_line(f"{row.name}: {model_folder(recipe.home, row)}")

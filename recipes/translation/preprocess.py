@@ -5,23 +5,28 @@ Every step writes a stamp; a run that was stopped, even by ``kill -9``, resumes 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import html
 import json
 import multiprocessing
 import os
+import re
 import shutil
+import tarfile
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Literal, NamedTuple, cast
 
 from tqdm import tqdm
 
-from recipes.common.corpus import stream_lines, write_lines
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import (
     CLASSES,
@@ -33,31 +38,213 @@ from recipes.common.smoke import (
     classes_file,
     generated_pairs,
 )
-from recipes.common.tools import print_result, run_step
+from recipes.common.tools import decode_lines, parse_settings, run_step, stream_lines, write_json, write_lines
 from recipes.translation import subwords
-from recipes.translation.sources import (
-    Located,
-    Pair,
-    Pieces,
-    Settings,
-    Texts,
-    locate,
-    plain_files,
-    read_pairs,
-    read_settings,
-)
 from shared_embeddings.classes import make_classes, regroup
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.files import locked, replacing, sha256, write_text
 from shared_embeddings.utils.interrupts import leave_to_parent
 from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.reading import read_json
+from shared_embeddings.utils.reading import read_json, read_yaml
 
-TRAIN = "train"
-TEXT, TOKENS = "text", "tokens"
+TRAIN, TEXT, TOKENS = "train", "text", "tokens"
+_SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>")
 # Sizes for --smoke: BPE merges, and SentencePiece vocabulary.
 _SMOKE_SIZES = {"bpe": MERGES, "sentencepiece": 240}
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Both sides of one published text.
+
+    Attributes:
+        name: name of plain files ``NAME.LANGUAGE`` that replace the archive.
+        archive: name of the archive (tar, optionally compressed).
+        url: URL of the archive.
+        source: member with the source, optionally gzipped (``.gz``).
+        target: member with the target.
+        format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or
+            ``segments`` (sentences in ``<seg>`` elements, as in SGML and XML test sets).
+        sha256: checksum of the archive, or ``None``.
+    """
+
+    name: str
+    archive: str
+    url: str
+    source: str
+    target: str
+    format: Literal["lines", "tags", "segments"] = "lines"
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Subword segmentation and vocabulary: a folder of prepared data.
+
+    Attributes:
+        kind: ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
+        size: merges for ``bpe``; size of the vocabulary including special tokens for ``sentencepiece``.
+        model: kind of model, for ``sentencepiece``.
+        shared_vocabulary: one vocabulary for both languages.
+        classes: numbers of semantic classes, for UnClE.
+    """
+
+    kind: Literal["bpe", "sentencepiece"]
+    size: int
+    model: Literal["bpe", "unigram"] = "unigram"
+    shared_vocabulary: bool = True
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Content of ``data.yaml``.
+
+    Attributes:
+        source: source language.
+        target: target language.
+        shard: pairs per shard; an interrupted run resumes after the last complete shard.
+        max_words: longest sentence of the training text, in words.
+        max_ratio: maximum length ratio of the sides.
+        sentences: evenly spaced training sentences for SentencePiece.
+        corpora: training texts.
+        tests: validation and test texts.
+        pieces: subword segmentations by name.
+    """
+
+    source: str
+    target: str
+    shard: int
+    max_words: int
+    max_ratio: float
+    sentences: int
+    corpora: tuple[Texts, ...] = ()
+    tests: tuple[Texts, ...] = ()
+    pieces: dict[str, Pieces] = field(default_factory=dict)
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The source and target language."""
+        return self.source, self.target
+
+
+def read_settings(path: Path) -> Settings:
+    """Read ``data.yaml``.
+
+    Raises:
+        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
+    """
+    content = read_yaml(path)
+    content = dict(content) if isinstance(content, dict) else {}
+    parts = {"corpora": list, "tests": list, "pieces": dict}
+    given = {name: content.pop(name, None) for name in parts}
+    for name, kind in parts.items():
+        if not isinstance(given[name], kind) or not given[name]:
+            raise UserError(f"{path}: {name} is {given[name]!r}; expected a nonempty {kind.__name__}")
+    settings = parse_settings(str(path), Settings, content)
+    if settings.max_ratio < 1:
+        raise UserError(f"{path}: max_ratio is {settings.max_ratio}; expected a number of at least 1")
+    return replace(
+        settings,
+        corpora=tuple(parse_settings(f"{path}: corpora", Texts, each) for each in given["corpora"]),
+        tests=tuple(parse_settings(f"{path}: tests", Texts, each) for each in given["tests"]),
+        pieces={
+            name: parse_settings(f"{path}: {name}", Pieces, each) for name, each in given["pieces"].items()
+        },
+    )
+
+
+class Located(NamedTuple):
+    """A text, and its files: source and target, or one archive."""
+
+    texts: Texts
+    files: tuple[Path, ...]
+
+
+def locate(texts: Texts, languages: Pair, folders: list[Path]) -> Located:
+    """Find a text in `folders`, or download its archive to the last one.
+
+    Raises:
+        DownloadError: the download fails, or the checksum is wrong.
+    """
+    for folder in folders:
+        if found := plain_files(folder, texts.name, languages):
+            return Located(texts, found)
+        archive = folder / texts.archive
+        if archive.is_file():
+            verify(archive, texts.sha256)
+            return Located(texts, (archive,))
+    archive = folders[-1] / texts.archive
+    plain = " and ".join(f"{texts.name}.{language}" for language in languages)
+    advice = f"put {texts.archive}, or {plain}, into {folders[0]} and run again"
+    download(texts.url, archive, texts.sha256, advice)
+    return Located(texts, (archive,))
+
+
+def plain_files(folder: Path, name: str, languages: Pair) -> tuple[Path, ...]:
+    """Return the files ``NAME.LANGUAGE[.gz]`` of both languages; empty unless both exist."""
+    found = []
+    for language in languages:
+        places = (folder / f"{name}.{language}", folder / f"{name}.{language}.gz")
+        found += [place for place in places if place.is_file()][:1]
+    return tuple(found) if len(found) == len(languages) else ()
+
+
+def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], list[Located]]:
+    """Locate or download the training and test texts.
+
+    The plain files ``train.LANGUAGE``, if they exist, replace all corpora.
+    """
+    tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
+    for folder in folders:
+        if ready := plain_files(folder, TRAIN, settings.languages):
+            return [Located(Texts(TRAIN, "", "", "", ""), ready)], tests
+    return [locate(texts, settings.languages, folders) for texts in settings.corpora], tests
+
+
+def read_pairs(located: Located) -> Iterator[Pair]:
+    """Yield the sentence pairs of a text, including empty sides.
+
+    Raises:
+        UserError: a side cannot be read, or the sides differ in length.
+    """
+    texts = located.texts
+    with ExitStack() as stack:
+        if len(located.files) == 1:
+            members = (texts.source, texts.target)
+            sides = [_member_lines(stack, located.files[0], member, texts.format) for member in members]
+        else:
+            sides = [stream_lines(path) for path in located.files]
+        for number, pair in enumerate(zip_longest(*sides), start=1):
+            if None in pair:
+                short = "source" if pair[0] is None else "target"
+                raise UserError(
+                    f"{texts.name}: the {short} side ends before line {number}; replace its files"
+                )
+            yield cast(Pair, pair)
+
+
+def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> Iterator[str]:
+    """Yield the sentences of one member of an archive, which `stack` closes."""
+    try:
+        opened = stack.enter_context(tarfile.open(archive, "r|*"))
+        entry = next((one for one in opened if one.name.removeprefix("./") == member and one.isfile()), None)
+        if entry is None:
+            raise UserError(
+                f"{archive}: has no member {member}; if the archive has changed, update data.yaml"
+            )
+        file = cast(IO[bytes], opened.extractfile(entry))
+        file = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if member.endswith(".gz") else file
+        for line in decode_lines(file, f"{archive}: {member}"):
+            if format == "segments":
+                yield from (" ".join(html.unescape(text).split()) for text in _SEGMENT.findall(line))
+            elif format == "lines" or not line.startswith("<"):
+                yield line
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise UserError(f"{archive}: truncated or not an archive ({error}); replace it") from error
 
 
 class Preparation:
@@ -71,55 +258,45 @@ class Preparation:
 
     def __init__(self, settings: Settings, folder: Path, processes: int) -> None:
         self.settings, self.folder, self.processes = settings, folder, processes
-        self.stamps = folder / "steps"
+        self._step = partial(run_step, stamps=folder / "steps")
 
     def split_text(self, corpora: Sequence[Located], tests: Sequence[Located]) -> None:
         """Write the cleaned training text in shards, and copy the test sets."""
         for located in tests:
-            outputs = [
-                self.folder / TEXT / f"{located.texts.name}.{side}" for side in self.settings.languages
-            ]
-            run_step(
-                f"text-{located.texts.name}",
-                self.stamps,
-                partial(write_pairs, read_pairs(located), outputs),
+            name = located.texts.name
+            outputs = [self.folder / TEXT / f"{name}.{side}" for side in self.settings.languages]
+            self._step(
+                f"text-{name}",
+                action=partial(write_pairs, read_pairs(located), outputs),
                 inputs=located.files,
                 outputs=outputs,
                 settings={"member": [located.texts.source, located.texts.target]},
             )
-        settings = {"corpora": [located.texts.name for located in corpora], "clean": self._cleaning()}
-        run_step(
-            "text",
-            self.stamps,
-            partial(self._write_shards, corpora),
-            inputs=[path for located in corpora for path in located.files],
-            outputs=[self.folder / TEXT / "shards.json"],
-            settings=settings,
-        )
+        cleaning = [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
+        names = [located.texts.name for located in corpora]
+        listing = self.folder / TEXT / "shards.json"
 
-    def _cleaning(self) -> list[float]:
-        """Return the settings that determine the shards."""
-        return [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
+        def write_shards() -> None:
+            key = {"files": [sha256(path) for located in corpora for path in located.files]}
+            pairs = clean(chain.from_iterable(map(read_pairs, corpora)), self.settings)
+            counts = []
+            with tqdm(desc="pairs", unit=" pairs", unit_scale=True, mininterval=0.5) as bar:
+                for number, shard in enumerate(shards(pairs, self.settings.shard)):
+                    outputs = self.shard_files(TEXT, number)
+                    settings = {**key, "clean": cleaning, "pairs": len(shard)}
+                    write = partial(write_pairs, shard, outputs)
+                    self._step(
+                        f"text-{number:05}", action=write, inputs=[], outputs=outputs, settings=settings
+                    )
+                    counts.append(len(shard))
+                    bar.update(len(shard))
+            if not counts:
+                raise UserError(f"no pairs are left in {', '.join(names)}; see data.yaml")
+            write_text(listing, json.dumps({"pairs": counts}) + "\n")
 
-    def _write_shards(self, corpora: Sequence[Located]) -> None:
-        """Write missing shards and their number."""
-        key = {"files": [sha256(path) for located in corpora for path in located.files]}
-        pairs = clean(chain.from_iterable(map(read_pairs, corpora)), self.settings)
-        bar = tqdm(desc="pairs", unit=" pairs", unit_scale=True, mininterval=0.5)
-        counts = []
-        for number, shard in enumerate(shards(pairs, self.settings.shard)):
-            outputs = self.shard_files(TEXT, number)
-            settings = {**key, "clean": self._cleaning(), "pairs": len(shard)}
-            write = partial(write_pairs, shard, outputs)
-            run_step(f"text-{number:05}", self.stamps, write, inputs=[], outputs=outputs, settings=settings)
-            counts.append(len(shard))
-            bar.update(len(shard))
-        bar.close()
-        if not counts:
-            raise UserError(
-                f"no pairs are left in {', '.join(each.texts.name for each in corpora)}; see data.yaml"
-            )
-        write_text(self.folder / TEXT / "shards.json", json.dumps({"pairs": counts}) + "\n")
+        inputs = [path for located in corpora for path in located.files]
+        settings = {"corpora": names, "clean": cleaning}
+        self._step("text", action=write_shards, inputs=inputs, outputs=[listing], settings=settings)
 
     def shard_files(self, folder: str | Path, number: int) -> list[Path]:
         """Return both sides of a shard in a folder."""
@@ -140,13 +317,10 @@ class Preparation:
         for_each(self.processes, self._tokenize, [*self.test_files(TEXT), *self.training_files(TEXT)], TOKENS)
 
     def _tokenize(self, text: Path) -> None:
-        """Tokenize one file."""
-        target = self.folder / TOKENS / text.name
-        language = text.name.rsplit(".", 1)[1]
-        run_step(
+        target, language = self.folder / TOKENS / text.name, text.suffix[1:]
+        self._step(
             f"tokens-{text.name}",
-            self.stamps,
-            partial(subwords.tokenize, text, target, language),
+            action=partial(subwords.tokenize, text, target, language),
             inputs=[text],
             outputs=[target],
             settings={"language": language},
@@ -159,24 +333,57 @@ class Preparation:
         texts, model = self.training_files(origin), home / f"{pieces.kind}.model"
         learn: Callable[[], None] = partial(subwords.learn_bpe, texts, model, pieces.size)
         if pieces.kind == "sentencepiece":
-            learn = partial(subwords.learn_sentencepiece, texts, model, pieces, self.settings.sentences)
-        settings = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
+            sizes = (pieces.size, pieces.model, self.settings.sentences)
+            learn = partial(subwords.learn_sentencepiece, texts, model, *sizes)
+        settings: dict[str, object] = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         settings["sentences"] = str(self.settings.sentences)
         learn = partial(in_own_process, learn)
-        run_step(f"{name}-learn", self.stamps, learn, inputs=texts, outputs=[model], settings=settings)
+        self._step(f"{name}-learn", action=learn, inputs=texts, outputs=[model], settings=settings)
         split = partial(self._split_into_pieces, name, model)
         for_each(self.processes, split, [*self.test_files(origin), *texts], name)
-        for language in self.settings.languages:
-            shards = [
-                path for path in self.training_files(f"{name}/shards") if path.name.endswith(f".{language}")
-            ]
-            joined = home / f"{TRAIN}.{language}"
-            join = partial(concatenate, shards, joined)
-            run_step(f"{name}-{joined.name}", self.stamps, join, inputs=shards, outputs=[joined], settings={})
-        self._write_vocabularies(name, pieces, model)
-        self._make_classes(name, pieces)
-        description = self._describe(name, pieces)
-        write_text(home / "data.json", json.dumps(description, indent=2) + "\n")
+        sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
+        for side in sides:
+            parts = [path for path in self.training_files(f"{name}/shards") if path.suffix == side.suffix]
+            join = partial(concatenate, parts, side)
+            self._step(f"{name}-{side.name}", action=join, inputs=parts, outputs=[side], settings={})
+        vocabularies = {"vocabulary": sides}
+        if not pieces.shared_vocabulary:
+            vocabularies = {f"vocabulary.{side.suffix[1:]}": [side] for side in sides}
+        for part, files in vocabularies.items():
+            write = partial(subwords.write_vocabulary, files, home / part)
+            if pieces.kind == "sentencepiece":
+                write = partial(subwords.write_sentencepiece_vocabulary, model, files, home / part)
+            inputs = [model, *files]
+            self._step(f"{name}-{part}", action=write, inputs=inputs, outputs=[home / part], settings={})
+        # All classes come from the same word vectors.
+        outputs = [home / classes_file(number) for number in pieces.classes]
+        for number, output in zip(pieces.classes, outputs, strict=True):
+            make = partial(make_classes, sides, home / "vocabulary", number, output, force=True)
+            inputs = [*sides, home / "vocabulary"]
+            if output != outputs[0]:
+                make, inputs = partial(regroup, outputs[0], number, output, force=True), outputs[:1]
+            classes = {"classes": number}
+            self._step(
+                f"{name}-{output.stem}", action=make, inputs=inputs, outputs=[output], settings=classes
+            )
+        files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
+        checksums = {path.name: sha256(path) for path in files}
+        description = {
+            "source": self.settings.source,
+            "target": self.settings.target,
+            "pieces": name,
+            "kind": pieces.kind,
+            "pairs": {TRAIN: sum(read_json(self.folder / TEXT / "shards.json")["pairs"])},
+            "vocabulary": {
+                path.name: sum(1 for _ in stream_lines(path))
+                for path in files
+                if path.name.startswith("vocabulary")
+            },
+            # Of the checksums of all files.
+            "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
+            "files": checksums,
+        }
+        write_json(home / "data.json", description)
 
     def _split_into_pieces(self, name: str, model: Path, text: Path) -> None:
         """Split one file into subwords."""
@@ -185,60 +392,7 @@ class Preparation:
         apply = partial(subwords.apply_sentencepiece, model, text, target)
         if self.settings.pieces[name].kind == "bpe":
             apply = partial(subwords.apply_bpe, model, [text], folder)
-        run_step(
-            f"{name}-{text.name}", self.stamps, apply, inputs=[model, text], outputs=[target], settings={}
-        )
-
-    def _write_vocabularies(self, name: str, pieces: Pieces, model: Path) -> None:
-        """Write the joint vocabulary, or one per language."""
-        home = self.folder / name
-        sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
-        parts = {"vocabulary": sides}
-        if not pieces.shared_vocabulary:
-            parts = {f"vocabulary.{side.suffix[1:]}": [side] for side in sides}
-        for part, texts in parts.items():
-            write = partial(subwords.write_vocabulary, texts, home / part)
-            if pieces.kind == "sentencepiece":
-                write = partial(subwords.write_sentencepiece_vocabulary, model, texts, home / part)
-            inputs, outputs = [model, *texts], [home / part]
-            run_step(f"{name}-{part}", self.stamps, write, inputs=inputs, outputs=outputs, settings={})
-
-    def _make_classes(self, name: str, pieces: Pieces) -> None:
-        """Write the files of semantic classes, all from the same word vectors."""
-        home = self.folder / name
-        texts = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
-        vocabulary = home / "vocabulary"
-        files = [home / classes_file(number) for number in pieces.classes]
-        for number, output in zip(pieces.classes, files, strict=True):
-            first = output == files[0]
-            make = partial(make_classes, texts, vocabulary, number, output, force=True)
-            regrouped = partial(regroup, files[0], number, output, force=True)
-            run_step(
-                f"{name}-{output.stem}",
-                self.stamps,
-                partial(print_result, make if first else regrouped),
-                inputs=[*texts, vocabulary] if first else [files[0]],
-                outputs=[output],
-                settings={"classes": number},
-            )
-
-    def _describe(self, name: str, pieces: Pieces) -> dict[str, Any]:
-        """Describe sizes and checksums; ``checksum`` is the SHA-256 of the checksums of all files."""
-        home = self.folder / name
-        files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
-        checksums = {path.name: sha256(path) for path in files}
-        vocabularies = {path.name: count_lines(path) for path in files if path.name.startswith("vocabulary")}
-        pairs = sum(read_json(self.folder / TEXT / "shards.json")["pairs"])
-        return {
-            "source": self.settings.source,
-            "target": self.settings.target,
-            "pieces": name,
-            "kind": pieces.kind,
-            "pairs": {TRAIN: pairs},
-            "vocabulary": vocabularies,
-            "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
-            "files": checksums,
-        }
+        self._step(f"{name}-{text.name}", action=apply, inputs=[model, text], outputs=[target], settings={})
 
 
 def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:
@@ -309,30 +463,6 @@ def concatenate(parts: Sequence[Path], whole: Path) -> None:
                 shutil.copyfileobj(opened, file, 1 << 20)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files of a killed run, which would count as data."""
-    for path in folder.rglob(".*.tmp"):
-        path.unlink()
-
-
-def count_lines(path: Path) -> int:
-    """Count the lines of a text."""
-    return sum(1 for _ in stream_lines(path))
-
-
-def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], list[Located]]:
-    """Locate or download the training and test texts.
-
-    The plain files ``train.LANGUAGE``, if they exist, replace all corpora.
-    """
-    tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
-    for folder in folders:
-        ready = plain_files(folder, TRAIN, settings.languages)
-        if ready:
-            return [Located(Texts(TRAIN, "", "", "", ""), ready)], tests
-    return [locate(texts, settings.languages, folders) for texts in settings.corpora], tests
-
-
 def smoke_settings(settings: Settings) -> Settings:
     """Return settings for a generated text of a few hundred pairs."""
     small = {
@@ -354,7 +484,9 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the data below $RUNS/RECIPE/data, from $DATA_DIR/RECIPE or from the network."""
     parser = Parser("preprocess.sh", description=main.__doc__)
     parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
-    parser.add_argument("--processes", type=int, default=1, help="shards at a time (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=positive, default=1, help="shards at a time (default: %(default)s)"
+    )
     parser.add_argument("--settings", type=PathOption.FILE, help="another file than the recipe's data.yaml")
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
@@ -365,26 +497,14 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         settings, recipe = smoke_settings(settings), recipe.smoke()
         folders = [recipe.home / "raw"]
         write_smoke_texts(folders[0], settings)
-    unknown = [name for name in options.pieces if name not in settings.pieces]
-    if unknown:
+    if unknown := [name for name in options.pieces if name not in settings.pieces]:
         raise UserError(f"no pieces {unknown[0]!r} in data.yaml; there are: {', '.join(settings.pieces)}")
-    if options.processes < 1:
-        raise UserError(f"--processes is {options.processes}; it must be at least 1")
-    prepare(recipe, settings, folders, options.pieces or list(settings.pieces), options.processes)
-
-
-def prepare(
-    recipe: Recipe, settings: Settings, folders: list[Path], names: Sequence[str], processes: int
-) -> None:
-    """Run all steps for the segmentations `names`.
-
-    Raises:
-        UserError: a text cannot be read, or another process uses the folder.
-    """
+    names = options.pieces or list(settings.pieces)
     with locked(recipe.data / "lock"):
-        remove_unfinished(recipe.data)
+        for path in recipe.data.rglob(".*.tmp"):  # of a killed run, which would count as data
+            path.unlink()
         corpora, tests = find_texts(settings, [*folders, recipe.home / "raw"])
-        preparation = Preparation(settings, recipe.data, processes)
+        preparation = Preparation(settings, recipe.data, options.processes)
         preparation.split_text(corpora, tests)
         if any(settings.pieces[name].kind == "bpe" for name in names):
             preparation.tokenize()

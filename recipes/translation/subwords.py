@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import sentencepiece
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe as learn_merges
+from tqdm import tqdm
 
-from recipes.common.corpus import stream_lines, with_progress, write_lines
-from recipes.translation.sources import Pieces
+from recipes.common.tools import stream_lines, write_lines
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 
@@ -99,8 +100,28 @@ def apply_bpe(codes: Path, sources: Iterable[Path], folder: Path) -> None:
     with codes.open(encoding="utf-8") as file:
         bpe = BPE(file, separator=SEPARATOR)
     for source in sources:
-        lines = with_progress(stream_lines(source), source.name)
+        lines = tqdm(stream_lines(source), desc=source.name, unit=" lines", unit_scale=True, mininterval=0.5)
         write_lines(folder / source.name, (bpe.segment(line) for line in lines))
+
+
+def run_bpe_steps(
+    step: Callable[..., None], training: Sequence[Path], texts: Sequence[Path], codes: Path, operations: int
+) -> None:
+    """Learn merges and split texts into subwords beside the codes, unless they are up to date.
+
+    Args:
+        step: `recipes.common.tools.run_step` with its ``stamps``.
+        training: tokenized texts that merges are learned from.
+        texts: tokenized texts.
+        codes: gets the merges.
+        operations: number of merges.
+    """
+    settings = {"operations": operations, "min_frequency": MIN_PAIR_FREQUENCY}
+    learn = partial(learn_bpe, training, codes, operations)
+    step("learn-bpe", action=learn, inputs=training, outputs=[codes], settings=settings)
+    outputs = [codes.parent / path.name for path in texts]
+    apply = partial(apply_bpe, codes, texts, codes.parent)
+    step("apply-bpe", action=apply, inputs=[codes, *texts], outputs=outputs, settings={})
 
 
 def join_bpe(subwords: str) -> str:
@@ -120,10 +141,15 @@ WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 _SENTENCEPIECE_MARKERS, _OPENNMT_MARKERS = 3, 4
 
 
-def learn_sentencepiece(texts: Sequence[Path], model: Path, pieces: Pieces, sentences: int) -> None:
+def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int, kind: str, sentences: int) -> None:
     """Learn a joint SentencePiece model from at most `sentences` evenly spaced lines.
 
-    Its size gives OpenNMT-py's vocabulary exactly ``pieces.size`` words.
+    Args:
+        texts: text files.
+        model: gets the model.
+        size: words that OpenNMT-py's vocabulary has then.
+        kind: ``unigram`` or ``bpe``.
+        sentences: maximum number of lines.
 
     Raises:
         UserError: the text is too short for the size.
@@ -133,27 +159,19 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, pieces: Pieces, sent
     learned = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=islice(_all_lines(texts), 0, None, step),
+            sentence_iterator=islice(chain.from_iterable(map(stream_lines, texts)), 0, None, step),
             model_writer=learned,
-            vocab_size=pieces.size - _OPENNMT_MARKERS + _SENTENCEPIECE_MARKERS,
-            model_type=pieces.model,
+            vocab_size=size - _OPENNMT_MARKERS + _SENTENCEPIECE_MARKERS,
+            model_type=kind,
             character_coverage=1.0,
             num_threads=1,
             minloglevel=2,
         )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise UserError(
-            f"SentencePiece cannot learn {pieces.size} pieces ({reason}); give more text"
-        ) from error
+        raise UserError(f"SentencePiece cannot learn {size} pieces ({reason}); give more text") from error
     with replacing(model) as temporary:
         temporary.write_bytes(learned.getvalue())
-
-
-def _all_lines(texts: Sequence[Path]) -> Iterator[str]:
-    """Yield the lines of all texts."""
-    for path in texts:
-        yield from stream_lines(path)
 
 
 def apply_sentencepiece(model: Path, text: Path, target: Path) -> None:

@@ -1,6 +1,7 @@
-"""Train one row of a recipe for translation or headlines, on any number of GPUs and machines.
+"""Train and evaluate one row of a recipe for translation or headlines.
 
-A training starts or resumes with ``onmt_train``; then its last checkpoints are averaged.
+A training, on any number of GPUs and machines, starts or resumes with ``onmt_train``; then its last
+checkpoints are averaged.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sacrebleu.metrics import BLEU, CHRF
+
 from recipes.common.recipe import Recipe, parse_row
+from recipes.common.results import write_result
 from recipes.common.rows import Row
 from recipes.common.tools import (
     Segment,
-    distillation_options,
     fit_model,
     kept_segments,
     option_value,
     peak_memory_of_children,
     read_json,
+    read_lines,
     run_tool,
     with_overrides,
     write_json,
+    write_lines,
     write_yaml,
 )
+from recipes.translation.subwords import joiner
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.files import locked, remove_leftovers, replacing
@@ -36,6 +42,28 @@ from shared_embeddings.utils.files import locked, remove_leftovers, replacing
 AVERAGED = "model_averaged.pt"
 # Settings that may change when a run is resumed.
 FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
+# Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
+TIMEOUT_SECONDS = 1800
+USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
+
+Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints ($AVERAGE of them, if set). Resumes from
+the latest complete checkpoint. Run preprocess.sh first, and train.sh for the teacher of ROW if it has one.
+Fitted rows have no options. With --smoke, trains a tiny network for a few steps on the CPU, in
+$RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
+MACHINES_USAGE = """
+Rows of papers have these additional options
+
+  --gpus N      GPUs of this machine, one process each (default: all; 0: one process on the CPU)
+  --machines M  number of machines with N GPUs each; run the command on each, with $RUNS on shared storage
+  --machine I   index of this machine, from 0; machine 0 writes
+  --address A   address of machine 0
+  --port P      port on machine 0 (default: 10000)
+
+Every step has as many tokens as in the paper: with fewer GPUs, more batches are accumulated."""
+EVAL_USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
+
+Translates every test set of ROW with its averaged model, scores the detokenized text with sacreBLEU and
+writes a line to $RUNS/{recipe}/results.jsonl. Run train.sh ROW first; use --smoke for both or neither."""
 
 
 class Checkpoint(NamedTuple):
@@ -82,47 +110,34 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
     """
     settings = {**row.train, "embedding": row.embedding}
     target = target_step(row, options)
-    checkpoints = run / "checkpoints"
-    paths = {"save_model": str(checkpoints / "model"), "log_file": str(run / "train.log")}
+    folder = run / "checkpoints"
+    paths = {"save_model": str(folder / "model"), "log_file": str(run / "train.log")}
     with locked(run / "lock") as lock:
         remove_leftovers(run / "train.yaml", run / "training.json", run / AVERAGED)
-        found = complete_checkpoints(checkpoints)
+        found = complete_checkpoints(folder)
         log: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
         log |= {"segments": [], "finished": None}
         if found:
             log.update(read_json(run / "training.json") or {})
-        _check_unchanged(run, log, settings, data.checksum)
+        before = {**log["settings"], "data": log["data_checksum"]}
+        now = {**settings, "data": data.checksum}
+        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        if changed := [key for key in changed if key not in FREE_TO_CHANGE]:
+            raise UserError(
+                f"{run}: started with a different {', '.join(changed)}; restore it, or move the folder away"
+            )
         write_yaml(run / "train.yaml", {**data.options, **paths, **settings})
         if found and log["finished"] == target:
             print(f"{run.name}: already trained to step {found[-1].step}", flush=True)
         else:
             _train(run, log, found[-1] if found else None, target, options, lock)
-        _average(complete_checkpoints(checkpoints)[-average:], run / AVERAGED)
-
-
-def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
-    """Fit the embedding of a row to its teacher's, without training.
-
-    Args:
-        row: a row with ``fit``.
-        run: folder for ``model_averaged.pt``, ``fit.json`` and ``training.json``.
-        data: training data of the teacher.
-        teacher: model of the teacher.
-        counts: file with word counts.
-        options: must be empty.
-
-    Raises:
-        UserError: there are options, or another process fits this row.
-    """
-    if options:
-        raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
-    with locked(run / "lock"):
-        started = time.time()
-        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED, row.fit or {})
-        log = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
-        log |= {"options": [], "seconds": round(time.time() - started, 1)}
-        log |= {"peak_memory_mib": peak_memory_of_children()}
-        write_json(run / "training.json", log)
+        checkpoints = complete_checkpoints(folder)[-average:]
+        if not checkpoints:
+            raise UserError(f"{run}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml")
+        print(f"averaging steps {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}", flush=True)
+        with replacing(run / AVERAGED) as temporary:
+            models = [checkpoint.path for checkpoint in checkpoints]
+            run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
 
 
 def _train(
@@ -151,6 +166,31 @@ def _train(
     write_json(run / "training.json", log)
 
 
+def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
+    """Fit the embedding of a row to its teacher's, without training.
+
+    Args:
+        row: a row with ``fit``.
+        run: folder for ``model_averaged.pt``, ``fit.json`` and ``training.json``.
+        data: training data of the teacher.
+        teacher: model of the teacher.
+        counts: file with word counts.
+        options: must be empty.
+
+    Raises:
+        UserError: there are options, or another process fits this row.
+    """
+    if options:
+        raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
+    with locked(run / "lock"):
+        started = time.time()
+        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED, row.fit or {})
+        log = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
+        log |= {"options": [], "seconds": round(time.time() - started, 1)}
+        log |= {"peak_memory_mib": peak_memory_of_children()}
+        write_json(run / "training.json", log)
+
+
 def checkpoints_to_average(default: int) -> int:
     """Return the number of checkpoints to average: ``$AVERAGE``, or the default.
 
@@ -163,30 +203,6 @@ def checkpoints_to_average(default: int) -> int:
     return int(given)
 
 
-def _average(checkpoints: Sequence[Checkpoint], target: Path) -> None:
-    """Average checkpoints and write the result to `target`."""
-    if not checkpoints:
-        raise UserError(
-            f"{target.parent}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml"
-        )
-    print(f"averaging steps {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}", flush=True)
-    with replacing(target) as temporary:
-        models = [checkpoint.path for checkpoint in checkpoints]
-        run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
-
-
-def _check_unchanged(run: Path, log: dict[str, Any], settings: dict[str, Any], checksum: str) -> None:
-    """Check that a run is resumed with the same settings and data."""
-    before = {**log["settings"], "data": log["data_checksum"]}
-    now = {**settings, "data": checksum}
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    changed = [key for key in changed if key not in FREE_TO_CHANGE]
-    if changed:
-        raise UserError(
-            f"{run}: started with a different {', '.join(changed)}; restore it, or move the folder away"
-        )
-
-
 def target_step(row: Row, options: Sequence[str]) -> int:
     """Return the last step of training: from the command line or the row.
 
@@ -197,10 +213,6 @@ def target_step(row: Row, options: Sequence[str]) -> int:
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"train_steps is {value!r}; it must be an integer of at least 1")
     return int(value)
-
-
-# Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
-TIMEOUT_SECONDS = 1800
 
 
 class Machines(NamedTuple):
@@ -263,26 +275,10 @@ def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
     return size, accumulated
 
 
-USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
-
-Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints ($AVERAGE of them, if set). Resumes from
-the latest complete checkpoint. Run preprocess.sh first, and train.sh for the teacher of ROW if it has one.
-Fitted rows have no options. With --smoke, trains a tiny network for a few steps on the CPU, in
-$RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
-MACHINES_USAGE = """
-Rows of papers have these additional options
-
-  --gpus N      GPUs of this machine, one process each (default: all; 0: one process on the CPU)
-  --machines M  number of machines with N GPUs each; run the command on each, with $RUNS on shared storage
-  --machine I   index of this machine, from 0; machine 0 writes
-  --address A   address of machine 0
-  --port P      port on machine 0 (default: 10000)
-
-Every step has as many tokens as in the paper: with fewer GPUs, more batches are accumulated."""
-
-
-def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Train the row of the command line."""
+    import torch
+
     has_papers = any(row.batch for row in recipe.rows.values())
     recipe, row, options = parse_row(recipe, USAGE + (MACHINES_USAGE if has_papers else ""), arguments)
     data, run = prepared_data(recipe, row), recipe.home / row.name
@@ -292,20 +288,13 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         return
     machine = 0
     if row.batch is not None:
-        machines, options = read_machines(options, gpus=0 if recipe.is_smoke else _gpus())
+        machines, options = read_machines(options, gpus=0 if recipe.is_smoke else torch.cuda.device_count())
         options, machine = with_overrides(machines.options(row.batch), options), machines.machine
     row = complete_row(recipe, row)
     if machine:
         join_training(run, row, data, machine, options)
     else:
         train_row(row, run, data, options, checkpoints_to_average(row.average))
-
-
-def _gpus() -> int:
-    """Return the number of GPUs of this machine."""
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
@@ -368,8 +357,8 @@ def complete_row(recipe: Recipe, row: Row) -> Row:
     row = replace(row, embedding=recipe.with_files(row.embedding, folder))
     if row.distill is None:
         return row
-    option: dict[str, Any] = distillation_options(row.distill, teacher_model(recipe, row))
-    return replace(row, train={**row.train, **option})
+    option = {**row.distill, "teacher": str(teacher_model(recipe, row))}
+    return replace(row, train={**row.train, "embedding_distillation": option})
 
 
 def teacher_model(recipe: Recipe, row: Row) -> Path:
@@ -398,3 +387,136 @@ def join_training(run: Path, row: Row, data: Data, machine: int, options: Sequen
     write_yaml(config, {**data.options, **paths, **row.train, "embedding": row.embedding})
     resumed = ["-train_from", str(found[-1].path)] if found else []
     run_tool("onmt_train", ["-config", str(config), *options, *resumed])
+
+
+class Trained(NamedTuple):
+    """A trained row.
+
+    Attributes:
+        data: content of ``data.json``.
+        training: content of ``training.json``.
+    """
+
+    data: dict[str, Any]
+    training: dict[str, Any]
+
+
+def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Evaluate the row of the command line."""
+    evaluate(*parse_row(recipe, EVAL_USAGE, arguments))
+
+
+def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
+    """Score a row; ``bleu`` and ``chrf`` are those of the first test set; rows of papers list all test sets.
+
+    Raises:
+        UserError: the data are not prepared, or the row is not trained on them.
+    """
+    run, folder = recipe.home / row.name, data_folder(recipe, row)
+    trained = read_trained(recipe, row)
+    join = joiner(trained.data.get("kind", "bpe"), trained.data["target"])
+    metrics: dict[str, Any] = {}
+    for test in row.data.get("tests", ["test"]):
+        speed = translate(row, run, folder / f"{test}.{trained.data['source']}", options, f"{test}.pieces")
+        lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
+        write_lines(run / f"{test}.translation", lines)
+        text = f"text/{test}.{trained.data['target']}" if row.data else "test.reference"
+        scores = {**corpus_scores(lines, read_lines(recipe.data / text)), "tokens_per_second": speed}
+        metrics = metrics or dict(scores)
+        if row.data:
+            metrics[test] = scores
+        scores_text = f"BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s"
+        print(f"{row.name}, {test}: {scores_text}", flush=True)
+    write_evaluation(recipe, row, trained, metrics, options)
+
+
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Score detokenized translations against one detokenized reference each, with sacreBLEU (Post, 2018).
+
+    Returns:
+        ``bleu`` and ``chrf`` (0 to 100), ``bleu_signature``, ``chrf_signature``, and ``sentences``.
+
+    Raises:
+        UserError: the sides differ in length or are empty.
+    """
+    if len(hypotheses) != len(references):
+        raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
+    if not references:
+        raise UserError("nothing to score: the test set is empty")
+    scores: dict[str, Any] = {"sentences": len(references)}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores
+
+
+def read_trained(recipe: Recipe, row: Row) -> Trained:
+    """Read the records of a trained row and its data.
+
+    Raises:
+        UserError: the data are not prepared, or the row is not trained on them.
+    """
+    folder = data_folder(recipe, row)
+    description = recipe.describe_data(folder)
+    run = recipe.home / row.name
+    training = read_json(run / "training.json")
+    if not (run / AVERAGED).exists() or not training or training["finished"] is None:
+        raise UserError(f"{run}: training is not complete; run {recipe.command('train.sh', row.name)}")
+    if training.get("data_checksum", description["checksum"]) != description["checksum"]:
+        raise UserError(
+            f"{run}: trained on different data than {folder} contains now; move it away and train again"
+        )
+    return Trained(description, training)
+
+
+def write_evaluation(
+    recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
+) -> None:
+    """Write the result of a row: its `metrics` and records of its training."""
+    from nmt.checkpoint.models import describe_checkpoint
+
+    run = recipe.home / row.name
+    counts = describe_checkpoint(run / AVERAGED)
+    options_of_model = counts.pop("config")
+    # Only the row's options; others are defaults or in train_options.
+    used = trained.training["settings"].keys() - {"embedding", "embedding_distillation"}
+    train = {name: options_of_model[name] for name in sorted(used) if name in options_of_model}
+    given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
+    settings = {name: value for name, value in row.settings().items() if name != "train"}
+    write_result(
+        recipe.home,
+        row.name,
+        config={**settings, **{name: value for name, value in given.items() if value}},
+        counts=counts,
+        metrics={**metrics, "training_seconds": trained.training["seconds"]},
+        data_checksum=trained.data["checksum"],
+        peak_memory_mib={
+            "training": trained.training["peak_memory_mib"],
+            "translation": peak_memory_of_children(),
+        },
+    )
+
+
+def translate(row: Row, run: Path, source: Path, options: list[str], output: str) -> float:
+    """Translate `source` into the file `output` of `run`; return tokens per second without loading."""
+    log = run / "translate.log"
+    log.unlink(missing_ok=True)
+    write_yaml(run / "translate.yaml", {**row.translate, "report_time": True, "log_file": str(log)})
+    with replacing(run / output) as temporary:
+        arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
+        arguments += ["-transforms", "none"]  # the data are tokenized
+        arguments += ["-src", source, "-output", temporary]
+        run_tool("onmt_translate", with_overrides(arguments, options))
+    return read_speed(log)
+
+
+def read_speed(log: Path) -> float:
+    """Return the tokens per second in the log of ``onmt_translate``.
+
+    Raises:
+        UserError: the log has none.
+    """
+    found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
+    if not found:
+        raise UserError(f"{log}: onmt_translate reported no speed; do not set report_time and log_file")
+    return float(found[-1])

@@ -20,8 +20,8 @@ import shared_embeddings as se
 from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import find_result, read_results
 from recipes.common.tools import run_main
-from recipes.glove_reconstruction import evaluate, preprocess, source, train
-from recipes.glove_reconstruction.grid import Cell, read_grid
+from recipes.glove_reconstruction import evaluate, preprocess, train
+from recipes.glove_reconstruction.train import Cell, read_grid
 from shared_embeddings.analysis.vectors import WordVectors
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.files import sha256
@@ -170,12 +170,12 @@ def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
 
 def test_words_by_count_and_lower_case() -> None:
     vectors = WordVectors(["a", "b", "c", "D", "e"], np.arange(5.0)[:, None].repeat(2, axis=1))
-    assert source.most_frequent(vectors, 2, None).words == ["a", "b"]
+    assert preprocess.most_frequent(vectors, 2, None).words == ["a", "b"]
     counts = {"c": 4, "D": 5, "A": 2, "a": 1, "b": 1, "unknown": 9, "<unk>": 9}
-    found = source.most_frequent(vectors, 3, counts)
+    found = preprocess.most_frequent(vectors, 3, counts)
     assert found.words == ["D", "c", "a"] and found.vectors[:, 0].tolist() == [3, 2, 0]
     with pytest.raises(UserError, match="there are 4 words"):
-        source.most_frequent(vectors, 5, counts)
+        preprocess.most_frequent(vectors, 5, counts)
 
 
 def test_own_vectors_of_a_text(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_own_vectors_of_a_text(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The sun <unk> shines\nthe moon shines\nrare\n" * 3 + "once\n")
     settings = {"dim": 4, "window": 2, "epochs": 1, "seed": 0, "min_count": 3}
-    source.train_source([text], settings, tmp_path / "own.npz")
-    found = source.read_source(tmp_path / "own.npz")
+    preprocess.train_source([text], settings, tmp_path / "own.npz")
+    found = train.read_source(tmp_path / "own.npz")
     assert found.words == ["the", "shines", "sun", "moon", "rare"] and found.vectors.shape == (5, 4)
 
 
@@ -194,9 +194,9 @@ def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
     with zipfile.ZipFile(archive, "w") as packed:
         packed.write(setting.vectors, "vectors.txt")
     entry = {"url": "https://example.invalid/vectors.zip", "file": "vectors.txt", "sha256": sha256(archive)}
-    assert source.download_glove(entry, archive.parent).read_bytes() == setting.vectors.read_bytes()
+    assert preprocess.download_glove(entry, archive.parent).read_bytes() == setting.vectors.read_bytes()
     with pytest.raises(UserError, match="lacks other.txt"):
-        source.download_glove({**entry, "file": "other.txt"}, archive.parent)
+        preprocess.download_glove({**entry, "file": "other.txt"}, archive.parent)
 
 
 def test_methods_get_as_many_bytes_as_alone() -> None:
@@ -213,22 +213,22 @@ def test_methods_get_as_many_bytes_as_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden": [16, "x"]}, "hidden is"),
-        ({"seeds": []}, "seeds is"),
+        ({"hidden": [16, "x"]}, "'hidden' is"),
+        ({"seeds": []}, "no hidden or seeds"),
         ({"words": 100}, "there are 80 words"),
-        ({"alone": {"funnel": {}}}, "which is a method"),
-        ({"training": {"epochs": 1}}, "training: it must contain"),
+        ({"alone": {"funnel": {}}}, "is also a method"),
+        ({"training": {"epoch": 1}}, "training: unknown option 'epoch'"),
         ({"training": {**GRID["training"], "learning_rate": 0}}, "learning_rate is 0"),
-        ({"training": {**GRID["training"], "learning_rate": math.nan}}, "learning_rate is nan"),
-        ({"training": {**GRID["training"], "learning_rate": math.inf}}, "learning_rate is inf"),
+        ({"training": {**GRID["training"], "learning_rate": math.nan}}, "'learning_rate' is nan"),
+        ({"training": {**GRID["training"], "learning_rate": math.inf}}, "'learning_rate' is inf"),
         ({"alone": {"alone_real": {"hidden_dim": 3}}}, "alone_real: 'hidden_dim' is set per cell"),
         ({"alone": {"alone_real": {"seed": 3}}}, "alone_real: 'seed' is set per cell"),
         ({"alone": {"alone_real": {1: 3}}}, "the key '1' is not text"),
         ({"learning_rates": {"none": 0.1}}, "learning_rates is {'none': 0.1}"),
-        ({"learning_rates": [0.1]}, "learning_rates is [0.1]"),
-        ({"fit_steps": 0}, "fit_steps is 0"),
+        ({"learning_rates": [0.1]}, "'learning_rates' is [0.1]"),
+        ({"fit_steps": 0}, "fit_steps < 1"),
         ({"fixed": {"half": {"method": "none"}}}, "fixed: half: method is 'none'"),
-        ({"more": 1}, "and nothing else"),
+        ({"more": 1}, "unknown option 'more'"),
     ],
 )
 def test_errors_in_the_grid(
@@ -281,6 +281,6 @@ def test_the_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out.split()
     assert listed == [f"alone_real-{hidden}-0" for hidden in (600, 1200, 1800, 2400)]
     short = read_grid(RECIPE, "short")
-    assert short.training["epochs"] == 100 and short.words == 5000 and short.learning_rates
+    assert short.training.epochs == 100 and short.words == 5000 and short.learning_rates
     with pytest.raises(UserError, match="no grid 'tiny'; there are: full, short"):
         read_grid(RECIPE, "tiny")

@@ -17,16 +17,14 @@ import yaml
 import shared_embeddings as se
 from nmt.summarization.characters import join_characters
 from recipes import __main__ as command
-from recipes.agnews_headline import preprocess as agnews
-from recipes.agnews_headline.preprocess import News, clean_news, clean_text, hash_of
 from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results
 from recipes.common.rows import padded_vocabulary
-from recipes.common.table import records_of
+from recipes.common.table import controls_length, headline_table, records_of
 from recipes.common.tools import run_main
-from recipes.gigaword_headline import preprocess as gigaword
 from recipes.headlines import evaluate as headlines
-from recipes.headlines.evaluate import headline_table
+from recipes.headlines import preprocess as data
+from recipes.headlines.preprocess import News, clean_news, clean_text, hash_of
 from recipes.translation.subwords import join_bpe
 from shared_embeddings.utils.files import sha256
 
@@ -91,17 +89,17 @@ def news(count: int) -> list[News]:
 
 def test_split_does_not_depend_on_the_order() -> None:
     pairs = news(60)
-    first = agnews.split_news(pairs, 5, 10)
+    first = data.split_news(pairs, 5, 10)
     assert {split: len(part) for split, part in first.items()} == {"test": 10, "valid": 5, "train": 45}
     random.Random(1).shuffle(pairs)
-    assert agnews.split_news(pairs, 5, 10) == first
+    assert data.split_news(pairs, 5, 10) == first
     assert first["test"] == sorted(pairs, key=hash_of)[:10]
 
 
 def test_no_text_is_in_two_splits_and_none_is_empty() -> None:
     pairs = news(40)
     twins = [News(pair.description.upper(), "another title") for pair in pairs]
-    parts = agnews.split_news([*pairs, *twins, News("", "t"), News("AP - ", "t (AP)")], 10, 10)
+    parts = data.split_news([*pairs, *twins, News("", "t"), News("AP - ", "t (AP)")], 10, 10)
     texts = [pair.description for part in parts.values() for pair in part]
     assert len(texts) == len(set(texts)) == 40
 
@@ -127,7 +125,7 @@ class Prepared:
         self.settings.write_text(yaml.safe_dump({**settings, **changes}))
 
     def prepare(self) -> int:
-        return run_main("preprocess", partial(agnews.main, AGNEWS), ["--settings", str(self.settings)])
+        return run_main("preprocess", partial(data.prepare_news, AGNEWS), ["--settings", str(self.settings)])
 
 
 @pytest.fixture
@@ -169,9 +167,9 @@ def test_preparation_from_end_to_end(small: Prepared, capsys: pytest.CaptureFixt
     [
         ({"sha256": "0" * 64}, "SHA-256"),
         ({"valid": 0}, "valid is 0"),
-        ({"lengths": ["x"]}, "lengths is ['x']"),
+        ({"lengths": ["x"]}, "'lengths' is ['x']"),
         ({"test": 58}, "60 pairs are too few"),
-        ({"surplus": 1}, "it must contain valid, test"),
+        ({"surplus": 1}, "unknown option 'surplus'"),
     ],
 )
 def test_user_errors_are_reported_in_one_line(
@@ -231,7 +229,7 @@ def test_every_row_can_be_read_and_built(name: str) -> None:
         )
         if row.paper:
             assert count / 1e6 == pytest.approx(row.paper["embedding"], rel=0.06)
-        assert headlines.controls_length(row) == (row_name != "standard")
+        assert controls_length(row) == (row_name != "standard")
 
 
 def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
@@ -273,7 +271,9 @@ class Licensed:
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
     def prepare(self) -> int:
-        return run_main("preprocess", partial(gigaword.main, GIGAWORD), ["--settings", str(self.settings)])
+        return run_main(
+            "preprocess", partial(data.prepare_gigaword, GIGAWORD), ["--settings", str(self.settings)]
+        )
 
 
 @pytest.fixture

@@ -27,12 +27,11 @@ from lm.evaluate.command import _parser as evaluation_parser
 from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
 from lm.train.config import parse
+from recipes import language_model as model_data
 from recipes.common.recipe import RECIPES, Recipe, find_recipe
 from recipes.common.rows import Row, describe_size
-from recipes.common.tools import distillation_options, run_main
-from recipes.language_model import preprocess as model_data
-from recipes.language_model.evaluate import as_options
-from recipes.language_model.preprocess import read_settings
+from recipes.common.tools import run_main
+from recipes.language_model import as_options, read_settings
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.compress import host as compression_hosts
@@ -86,7 +85,7 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     row = find_recipe(name).row(row_name)
     assert sum(p.numel() for p in model_of(name, stored(row.embedding), row.train).parameters()) > 0
     if row.distill is not None:
-        option = distillation_options(row.distill, Path("best.pt"))
+        option = {"embedding_distillation": {**row.distill, "teacher": "best.pt"}}
         parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train, **option})
     if row.finetune is not None:
         parse({"data": "d", "output_dir": "s", "init_from": "b", "embedding": row.embedding, **row.finetune})
@@ -206,13 +205,13 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 def test_classes_match_the_vocabulary_and_are_made_once(
     recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model_data.prepare(recipe)
+    model_data.preprocess(recipe, [])
     first = WordClasses.load(recipe.home / "data" / "classes.npz")
     words = [line.split("\t")[0] for line in (recipe.data / VOCABULARY).read_text().splitlines()]
     assert list(first.words) == words and first.num_classes == 4
     assert WordClasses.load(recipe.home / "data" / "few.npz").num_classes == 2
     capsys.readouterr()
-    model_data.prepare(recipe)
+    model_data.preprocess(recipe, [])
     assert re.findall(r"\w+: up to date", capsys.readouterr().out) == [
         "classes: up to date",
         "few: up to date",
@@ -230,7 +229,7 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
         return train_word_vectors(*arguments, **options)
 
     monkeypatch.setattr("shared_embeddings.classes.making.train_word_vectors", train)
-    model_data.prepare(recipe)
+    model_data.preprocess(recipe, [])
     files = [WordClasses.load(recipe.home / "data" / f"{name}.npz") for name in ("classes", "few", "many")]
     assert len(trained) == 2
     assert [made.num_classes for made in files] == [4, 2, 5]
@@ -241,17 +240,17 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("dataset: ptb", "must contain dataset and classes"),
-        ("{dataset: ptb, classes: {}, lower: true}", "must contain dataset and classes"),
+        ("dataset: ptb", "option 'classes' is missing"),
+        ("{dataset: ptb, classes: {}, lower: true}", "unknown option 'lower'"),
         ("{dataset: penn, classes: {}}", "dataset is 'penn'; it may be ptb, wikitext2, wikitext103"),
         (
             "{dataset: ptb, classes: {}, small: penn}",
             "small is 'penn'; it may be ptb, wikitext2, wikitext103",
         ),
-        ("{dataset: ptb, classes: [a]}", r"classes is \['a'\]"),
-        ("{dataset: ptb, classes: {a: 3}}", "classes a: expected num_classes and epochs"),
+        ("{dataset: ptb, classes: [a]}", r"'classes' is \['a'\]"),
+        ("{dataset: ptb, classes: {a: 3}}", "classes a: expected settings by name"),
         ("{dataset: ptb, classes: {a: {num_classes: 0, epochs: 1}}}", "num_classes is 0"),
-        ("{dataset: ptb, classes: {a: {num_classes: 3, epochs: 1.5}}}", "epochs is 1.5"),
+        ("{dataset: ptb, classes: {a: {num_classes: 3, epochs: 1.5}}}", "'epochs' is 1.5"),
     ],
 )
 def test_changed_settings_fail(recipe: Recipe, content: str, message: str) -> None:
@@ -261,12 +260,14 @@ def test_changed_settings_fail(recipe: Recipe, content: str, message: str) -> No
 
 
 def test_recipe_without_small_data_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["small"]) == 2
+    assert run_main("preprocess", partial(model_data.preprocess, find_recipe("ptb_awd_lstm")), ["small"]) == 2
     assert capsys.readouterr().err.startswith("preprocess: ptb_awd_lstm has no small data; ")
 
 
 def test_invalid_arguments_are_one_line_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main("preprocess", partial(model_data.main, find_recipe("ptb_awd_lstm")), ["--extra"]) == 2
+    assert (
+        run_main("preprocess", partial(model_data.preprocess, find_recipe("ptb_awd_lstm")), ["--extra"]) == 2
+    )
     message = "preprocess: '--extra' is not an argument of preprocess.sh; see preprocess.sh --help\n"
     assert capsys.readouterr().err == message
 
@@ -277,7 +278,7 @@ def test_preprocessing_help_lists_its_targets(capsys: pytest.CaptureFixture[str]
         ("wikitext103_lstm", "wikitext-2 in $RUNS"),
     ):
         with pytest.raises(SystemExit) as ended:
-            model_data.main(find_recipe(name), ["--help"])
+            model_data.preprocess(find_recipe(name), ["--help"])
         assert ended.value.code == 0 and printed in capsys.readouterr().out
 
 

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
+from recipes import language_model as evaluation
+from recipes import language_model as training
 from recipes.common.recipe import Recipe
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, records_of
 from recipes.common.tools import run_main
-from recipes.language_model import evaluate as evaluation
-from recipes.language_model import train as training
-from recipes.language_model.evaluate import as_options, evaluate
-from recipes.language_model.train import train
+from recipes.language_model import as_options, evaluate, train
 from shared_embeddings.errors import UserError
 from tests.lm.runs import write_corpus
 
@@ -257,7 +256,10 @@ def test_options_that_change_the_row_fail(
     task: str, options: list[str], recipe: Recipe, commands: Commands
 ) -> None:
     train(recipe, recipe.row("table1"), [])
-    main, done = {"train": training.main, "evaluate": evaluation.main}[task], len(commands.calls)
+    main, done = (
+        {"train": training.train_command, "evaluate": evaluation.eval_command}[task],
+        len(commands.calls),
+    )
     with pytest.raises(UserError, match="is set by the row and \\$RUNS; remove it"):
         main(recipe, ["table1", *options])
     assert len(commands.calls) == done
@@ -269,7 +271,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (recipe.home / "table1").write_text("notes")
-    assert run_main("recipe", partial(training.main, recipe), ["table1"]) == 2
+    assert run_main("recipe", partial(training.train_command, recipe), ["table1"]) == 2
     message = capsys.readouterr().err
     assert message.startswith(f"recipe: {recipe.home / 'table1'}") and message.count("\n") == 1
 

@@ -20,7 +20,7 @@ from recipes.common.results import read_results
 from recipes.common.rows import SPECIAL_TOKENS, describe_size
 from recipes.common.table import markdown_table
 from recipes.common.tools import run_main
-from recipes.multi30k_ende import preprocess
+from recipes.translation import multi30k as preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe
 from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.errors import UserError
@@ -172,7 +172,7 @@ def test_missing_file_offline_is_one_line(
 @pytest.mark.parametrize(
     ("changes", "printed"),
     [
-        ({"bpe_operation": 3}, "unknown settings ['bpe_operation']"),
+        ({"bpe_operation": 3}, "unknown option 'bpe_operation'"),
         ({"bpe_operations": 0}, "bpe_operations is 0"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"splits": {"train": "train"}}, "splits must be"),

@@ -21,8 +21,15 @@ from recipes.common.recipe import find_recipe
 from recipes.common.results import REPOSITORY
 from recipes.common.tools import run_main
 from recipes.translation import preprocess
-from recipes.translation.preprocess import clean, shards, write_smoke_texts
-from recipes.translation.sources import Texts, locate, read_pairs, read_settings
+from recipes.translation.preprocess import (
+    Texts,
+    clean,
+    locate,
+    read_pairs,
+    read_settings,
+    shards,
+    write_smoke_texts,
+)
 from recipes.translation.subwords import count_words, learn_bpe
 from recipes.translation.train import Machines, batch_size
 from shared_embeddings.errors import UserError
@@ -86,16 +93,16 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
         ({"tests": "x"}, "tests is 'x'; expected a nonempty list"),
         ({"pieces": [1]}, r"pieces is \[1\]; expected a nonempty dict"),
         ({"pieces": {}}, r"pieces is \{\}; expected a nonempty dict"),
-        ({"max_ratio": "x"}, "max_ratio is 'x'; expected a number of at least 1"),
-        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: size is 'x'; expected an integer"),
+        ({"max_ratio": "x"}, "option 'max_ratio' is 'x'"),
+        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: option 'size' is 'x'"),
         (
             {"pieces": {"a": {"kind": "sentencepiece", "size": 9, "model": "word"}}},
-            "model is 'word'; expected",
+            "option 'model' is 'word'",
         ),
-        ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "classes is 3; expected a list"),
+        ({"pieces": {"a": {"kind": "bpe", "size": 9, "classes": 3}}}, "option 'classes' is 3"),
         (
             {"pieces": {"a": {"kind": "bpe", "size": 9, "classes": [0]}}},
-            "classes is 0; expected an integer",
+            "classes is 0; it must be at least 1",
         ),
     ],
 )

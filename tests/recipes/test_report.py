@@ -15,9 +15,9 @@ import pytest
 from recipes.common.recipe import RECIPES, Recipe, recipe_names
 from recipes.common.tools import run_main
 from recipes.papers.ledger import Figure
-from recipes.report import build as command
-from recipes.report.build import as_page
-from recipes.report.document import Block, Details, Heading, Paragraph, Table, as_markdown
+from recipes.report import contents as command
+from recipes.report import document
+from recipes.report.document import Block, Details, Heading, Paragraph, Table, as_markdown, as_page
 from recipes.report.lines import Line, chosen, collect, commands, flatten, lines_of, of_runs, spreads
 from tests.recipes.browser import Page, browser_page, find_browser
 
@@ -76,8 +76,8 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_vega(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without the library of the charts, which takes seconds to bundle, unless a browser shows them."""
     if "page" not in request.fixturenames:
-        monkeypatch.setattr(command, "vega", lambda: "")
-        monkeypatch.setattr(command, "as_svg", lambda spec: "<svg></svg>")
+        monkeypatch.setattr(document, "vega", lambda: "")
+        monkeypatch.setattr(command.charts, "as_svg", lambda spec: "<svg></svg>")
 
 
 def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **changes: Any) -> dict[str, Any]:
@@ -372,7 +372,8 @@ def hover(page: Page, selector: str) -> None:
 def test_a_browser_shows_the_page_at_every_width(page: Page, recipes: Path, tmp_path: Path) -> None:
     write(tmp_path / "runs" / "small_lm" / "1", record("table1_a"))
     blocks = command.build(recipes, tmp_path / "runs")
-    command.write(blocks, tmp_path / "report")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.html").write_text(as_page(blocks))
     for width, dark in ((390, False), (1280, True), (2400, False)):
         page.open(tmp_path / "report" / "report.html", width=width, dark=dark)
         assert page.value("document.title") == "Compressed word embeddings: results"

@@ -13,11 +13,11 @@ import pytest
 import shared_embeddings as se
 from recipes import __main__ as command
 from recipes.common import plot, table
-from recipes.common.readme import update_tables
 from recipes.common.recipe import Recipe, find_recipe, recipe_names
-from recipes.common.results import FILE, REPOSITORY, find_result, is_smoke, read_results, write_result
+from recipes.common.results import FILE, REPOSITORY, find_result, read_results, write_result
+from recipes.common.table import update_tables
 from recipes.common.tools import run_main
-from recipes.translation.evaluate import corpus_scores
+from recipes.translation.train import corpus_scores
 from shared_embeddings.errors import UserError
 
 
@@ -94,12 +94,6 @@ def test_invalid_lines_are_named(tmp_path: Path, content: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file; run an evaluation first"):
         read_results(tmp_path / "absent")
-
-
-def test_smoke_runs_are_recognized_by_their_folder(tmp_path: Path) -> None:
-    assert is_smoke(tmp_path / "recipe" / "smoke" / FILE, tmp_path)
-    # A folder of runs may be inside a folder of this name.
-    assert not is_smoke(tmp_path / "smoke" / "recipe" / FILE, tmp_path / "smoke")
 
 
 def test_paths_are_relative_to_the_repository(tmp_path: Path) -> None:
@@ -212,8 +206,10 @@ def test_table_of_language_models(tmp_path: Path) -> None:
 
 
 def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ROWS.replace("row,paper_perplexity", "row,blue")
+    (recipe.folder / "rows.yaml").write_text(rows)
     with pytest.raises(UserError, match="no column 'blue'; there are: row, "):
-        table.chosen_columns("row,blue")
+        update_tables(recipe, tmp_path / "runs", recipe.folder / "README.md")
     assert run_main("table", command.main, ["table", "glove_reconstruction"]) == 2
     assert "glove_reconstruction has no tables that this command can make" in capsys.readouterr().err
     assert run_main("table", command.main, ["table", "quickstart", "--results", str(tmp_path)]) == 2
@@ -302,16 +298,17 @@ def row(name: str, size: int = 1000, quality: float = 30.0, **config: Any) -> di
     }
 
 
-def test_labels_are_in_the_figure_and_do_not_overlap() -> None:
+def test_labels_are_in_the_figure_and_do_not_overlap(tmp_path: Path) -> None:
     from matplotlib.text import Text
 
     figure, (axes,) = plot.new_figure(1, "title")
     records = [*(row(f"row_{number}") for number in range(6)), row("far_right", 90_000, 9.0)]
+    records = [{**record, "config": {"embedding": {"method": "funnel"}}} for record in records]
     plot.draw_points(axes, records, "bleu", lambda record: record["row"])
-    figure.draw_without_rendering()
-    plot.place_names(axes)
-    assert [name.get_text() for name in axes.texts] == [record["row"] for record in records]
-    boxes = [Text.get_window_extent(name) for name in axes.texts]
+    plot.finish(figure, [axes], tmp_path / "picture.png")
+    names = [text for text in axes.texts if text.get_text()]  # leaders are texts, too
+    assert [name.get_text() for name in names] == [record["row"] for record in records]
+    boxes = [Text.get_window_extent(name) for name in names]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
 

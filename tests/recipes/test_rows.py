@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.common import corpus
-from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names, step_module
+from recipes.common import tools
+from recipes.common.recipe import KINDS, RECIPES, Recipe, find_recipe, recipe_names
+from recipes.common.recipe import run_step as run_step_of
 from recipes.common.results import REPOSITORY
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.tools import run_main, run_step
@@ -36,7 +37,6 @@ rows:
     embedding: {method: funnel, rank: 2}
     train: {steps: 50}
     variants: [distilled, fitted]
-    start: {embedding: {method: funnel, rank: 3}, train: {steps: 8}}
   tiny: {group: small, embedding: {method: uncle, classes: data/c.npz}}
   away: {group: far, embedding: {method: standard}}
 tables:
@@ -83,8 +83,8 @@ def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
     assert list(rows)[:4] == ["standard", "funnel", "funnel_distilled", "funnel_fitted"]
     assert rows["funnel"].train["steps"] == 50 and rows["funnel"].teacher is None
     distilled, fitted = rows["funnel_distilled"], rows["funnel_fitted"]
-    assert distilled.embedding == fitted.embedding == {"method": "funnel", "rank": 3}
-    assert distilled.train == {"seed": 7, "steps": 8} and distilled.average == 5
+    assert distilled.embedding == fitted.embedding == {"method": "funnel", "rank": 2}
+    assert distilled.train == {"seed": 7, "steps": 9} and distilled.average == 5
     assert distilled.distill == {"teacher": "standard", "alpha": 0.1}
     assert fitted.fit == {"teacher": "standard"} and fitted.distill is None
     assert fitted.train == {"seed": 7, "steps": 100} and fitted.teacher == "standard"
@@ -111,7 +111,6 @@ def test_rows_of_papers_have_their_figures(folder: Path) -> None:
         ("{embedding: {}, average: 0}", "row: average is 0; it must be at least 1"),
         ("{embedding: {}, group: big}", "row: no group 'big'; there are: common, small, far"),
         ("{embedding: {}, variants: [halved]}", "row: no variant 'halved'; there are: distilled, fitted"),
-        ("{embedding: {}, start: {note: x}}", "row: start: unknown key 'note'"),
         ("{embedding: {}, distill: {alpha: 0}}", "row: distill: teacher is missing"),
         (
             "{embedding: {}, distill: {teacher: row}}",
@@ -156,13 +155,13 @@ def test_every_recipe_has_the_steps_of_its_scripts(name: str) -> None:
     recipe = find_recipe(name)
     scripts = sorted(path.stem for path in recipe.folder.glob("*.sh"))
     for step in scripts:
-        module = step_module(recipe, step)
+        assert step in KINDS[read_file(recipe.folder / "rows.yaml")["kind"]]
         text = (recipe.folder / f"{step}.sh").read_text()
-        assert module.startswith("recipes.") and f'-m recipes {name} {step} "$@"\n' in text
+        assert f'-m recipes {name} {step} "$@"\n' in text
     with pytest.raises(
         UserError, match=f"{name} has no step 'fly'; it has {'run' if scripts == ['run'] else 'pre'}"
     ):
-        step_module(recipe, "fly")
+        run_step_of(recipe, "fly", [])
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -291,7 +290,7 @@ def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) 
     path = tmp_path / "text.gz"
     text = "\ufeffa\u00a0b  c \r\n\n d\u2028e\u2003f\x85\nlast"
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
-    assert corpus.read_lines(path) == ["a b c", "", "d e f", "last"]
+    assert tools.read_lines(path) == ["a b c", "", "d e f", "last"]
 
 
 @pytest.mark.parametrize(
@@ -308,11 +307,11 @@ def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, message: s
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
-        corpus.read_lines(path)
+        tools.read_lines(path)
 
 
 def test_unequal_and_empty_sides_fail() -> None:
     with pytest.raises(UserError, match="a has 2 lines, b has 1 lines"):
-        corpus.check_pairs({"a": ["x", "y"], "b": ["x"]})
+        tools.check_pairs({"a": ["x", "y"], "b": ["x"]})
     with pytest.raises(UserError, match="no sentences in a and b"):
-        corpus.check_pairs({"a": [], "b": []})
+        tools.check_pairs({"a": [], "b": []})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
 from recipes import __main__ as command
 from recipes import smoke
-from recipes.common.recipe import RECIPES, find_recipe, parse_row, recipe_names, step_module
+from recipes.common.recipe import RECIPES, find_recipe, parse_row, recipe_names, run_step
 from recipes.common.smoke import (
     CLASSES,
     FIT_STEPS,
@@ -24,12 +23,11 @@ from recipes.common.smoke import (
     generated_words,
 )
 from recipes.common.tools import run_main
-from recipes.language_model.preprocess import write_smoke_corpus
+from recipes.language_model import write_smoke_corpus
 from recipes.quickstart import run as quickstart
 from recipes.report.lines import of_runs
-from recipes.translation.evaluate import read_trained
-from recipes.translation.preprocess import smoke_settings
-from recipes.translation.sources import read_settings
+from recipes.translation.preprocess import read_settings, smoke_settings
+from recipes.translation.train import read_trained
 from shared_embeddings.errors import UserError
 
 NAMES = recipe_names()
@@ -95,7 +93,7 @@ def test_scripts_and_readme_describe_the_option(name: str, capsys: pytest.Captur
     for script, *_ in smoke.commands(RECIPES / name, []):
         recipe, step = find_recipe(name), Path(script).stem
         with pytest.raises(SystemExit) as ended:
-            importlib.import_module(step_module(recipe, step)).main(recipe, ["--help"])
+            run_step(recipe, step, ["--help"])
         assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, script
 
 

@@ -17,16 +17,13 @@ import yaml
 from recipes import __main__ as command
 from recipes.__main__ import main
 from recipes.common import tools
-from recipes.common.comparison import comparison_table
-from recipes.common.curves import BLEU, LOSS, PERPLEXITY, read_curves, short_names, validation_curve
-from recipes.common.plot import PLAIN
+from recipes.common.plot import BLEU, LOSS, PERPLEXITY, PLAIN, read_curves, short_names, validation_curve
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
-from recipes.common.results import read_results, write_result
-from recipes.common.table import markdown_table, not_run
+from recipes.common.results import not_run, read_results, write_result
+from recipes.common.table import comparison_table, markdown_table
 from recipes.common.tools import run_main
-from recipes.glove_reconstruction.grid import read_grid
-from recipes.language_model.evaluate import evaluate
-from recipes.language_model.train import train
+from recipes.glove_reconstruction.train import read_grid
+from recipes.language_model import evaluate, train
 from recipes.papers.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.papers.tables import SIZES, Cell, read_papers
 from recipes.report.lines import Line
@@ -240,9 +237,8 @@ variants:
 rows:
   standard: {{embedding: {{method: standard, output_bias: true}}}}
   f_4x:
-    embedding: {{method: funnel, rank: 2}}
+    embedding: {{method: funnel, rank: 3, output_bias: true}}
     variants: [distilled, finetuned, fitted]
-    start: {{embedding: {{method: funnel, rank: 3, output_bias: true}}}}
 """
 
 

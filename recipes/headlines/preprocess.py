@@ -1,0 +1,377 @@
+"""Headline data: AG News, or the user's copies of English Gigaword and DUC 2004; subwords of the source,
+characters of the target, and a joint vocabulary.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import html
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from nmt.summarization.characters import (
+    convert_file,
+    count_characters,
+    count_tokens,
+    split_text,
+    vocabulary_text,
+)
+from recipes.common.recipe import Recipe, preprocess_options
+from recipes.common.smoke import LINES, MERGES, TEST_LINES, generated_words, sentence
+from recipes.common.tools import (
+    check_pairs,
+    locate,
+    read_lines,
+    read_settings,
+    run_step,
+    write_json,
+    write_lines,
+)
+from recipes.translation import subwords
+from shared_embeddings.errors import UserError
+from shared_embeddings.utils.files import replacing, sha256, write_text
+
+SOURCE, TARGET = "source", "target"
+SPLITS = ("train", "valid", "test")
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Return the inputs of `encode`: both sides of training and validation, and the test source."""
+    names = [f"{split}.{side}" for split in ("train", "valid") for side in (SOURCE, TARGET)]
+    return [folder / "text" / name for name in (*names, f"test.{SOURCE}")]
+
+
+def write_split(folder: Path, split: str, sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Write the text of one of `SPLITS`: texts as space-separated tokens, and headlines.
+
+    Raises:
+        UserError: the sides are empty or differ in length.
+    """
+    sides = {f"{split}.{SOURCE}": sources, f"{split}.{TARGET}": targets}
+    check_pairs(sides)
+    for name, lines in sides.items():
+        write_lines(folder / "text" / name, lines)
+
+
+def encode(folder: Path, operations: int, references: Sequence[Path], lengths: Sequence[int]) -> None:
+    """Create subwords, characters and the vocabulary unless they are up to date, and ``data.json``.
+
+    Args:
+        folder: folder of the prepared data, with the `text_files`.
+        operations: number of BPE merges, which are learned on the training source.
+        references: headlines of the test set.
+        lengths: desired lengths of headlines in characters.
+    """
+    step, texts = partial(run_step, stamps=folder / "steps"), text_files(folder)
+    sources, targets = ([path for path in texts if path.suffix == f".{side}"] for side in (SOURCE, TARGET))
+    subwords.run_bpe_steps(step, sources[:1], sources, folder / "bpe.codes", operations)
+
+    def split_into_characters() -> None:
+        for path in targets:
+            convert_file(path, folder / path.name, split_text)
+
+    outputs = [folder / path.name for path in targets]
+    step("characters", action=split_into_characters, inputs=targets, outputs=outputs, settings={})
+    pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
+
+    def write_vocabulary() -> None:
+        write_text(vocabulary, vocabulary_text(count_tokens(pieces[:1]) + count_characters(pieces[1:])))
+
+    step("vocabulary", action=write_vocabulary, inputs=pieces, outputs=[vocabulary], settings={})
+    files = [*(folder / path.name for path in texts), vocabulary, *references]
+    checksums = {str(path.relative_to(folder)): sha256(path) for path in files}
+    description = {
+        "source": SOURCE,
+        "target": TARGET,
+        "pairs": {split: len(read_lines(folder / f"{split}.{SOURCE}")) for split in SPLITS},
+        "vocabulary": len(read_lines(vocabulary)),
+        "references": [str(path.relative_to(folder)) for path in references],
+        "lengths": list(lengths),
+        # Of the checksums of all files.
+        "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
+        "files": checksums,
+    }
+    write_json(folder / "data.json", description)
+
+
+# AG News: cleaning, and a split that does not depend on the order of the file.
+# The files have a space in place of "&": " #39;" is an apostrophe, " quot;" a quotation mark.
+ENTITY = re.compile(r"(?:^| )(#\d{2,4}|amp|quot|lt|gt|nbsp|hellip|[mn]dash|[lr][sd]quo);")
+TAG = re.compile(r"<[^<>]*>")
+ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
+# "(CPB.N: Quote, Profile, Research)"
+QUOTE = re.compile(r"\s*\([^()]*Quote, Profile, Research[^()]*\)")
+# "(Reuters)" or "(SPACE.com)" at the end of a title whose description starts with "Reuters - "
+AGENCY = re.compile(r"\s*\(([^()]+)\)$")
+UPDATE = re.compile(r"\s*\(Update\d+\)$")
+# "NEW YORK (Reuters) - ", "BAGHDAD, Iraq - ", "ATHENS -- "
+DATELINE = re.compile(r"^[A-Z][A-Z .'/]+(?:, [^()-]{1,30}?)?(?:\s*\([^()]{1,40}\))? --? ")
+
+
+@dataclass(frozen=True)
+class NewsSettings:
+    """Content of the ``data.yaml`` of AG News, which explains each setting."""
+
+    valid: int
+    test: int
+    source_words: int
+    bpe_operations: int
+    lengths: tuple[int, ...]
+    file: str
+    url: str
+    sha256: str
+
+
+class News(NamedTuple):
+    """A description and its title."""
+
+    description: str
+    title: str
+
+
+def locate_news(settings: NewsSettings, downloads: Path) -> Path:
+    """Find the table in ``$DATA_DIR/ag_news`` or download it, and verify its checksum."""
+    return locate(settings.file, "ag_news", settings.url, downloads, settings.sha256)
+
+
+def read_news(path: Path) -> list[News]:
+    """Read a file of AG News, with the columns class, title and description.
+
+    Raises:
+        UserError: the file is not UTF-8 or has other columns.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; replace it") from error
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path}: {error}; replace it") from error
+    for number, row in enumerate(rows, 1):
+        if len(row) != 3:
+            raise UserError(
+                f"{path}: row {number} has {len(row)} columns; expected class, title, description"
+            )
+    return [News(description, title) for _, title, description in rows]
+
+
+def hash_of(news: News) -> str:
+    """Return a hash of a text and its title in hexadecimal, which determines the split of the pair."""
+    return hashlib.sha256("\t".join(news).encode()).hexdigest()
+
+
+def clean_text(text: str) -> str:
+    """Remove backslashes, broken entities, tags, URLs and stock quotes."""
+    text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
+    text = html.unescape(html.unescape(ENTITY.sub(r"&\1;", text)))
+    for markup in (TAG, ADDRESS, QUOTE):
+        text = markup.sub(" " if markup is ADDRESS else "", text)
+    return " ".join(text.split())
+
+
+def clean_news(news: News) -> News:
+    """Remove markup, agencies and datelines, and lowercase the text."""
+    description, title = clean_text(news.description), UPDATE.sub("", clean_text(news.title))
+    agency = AGENCY.search(title)
+    # The space matters for empty descriptions.
+    if agency and f"{description} ".startswith(f"{agency[1]} - "):
+        title = title[: agency.start()]
+        description = f"{description} ".removeprefix(f"{agency[1]} - ").strip()
+    return News(DATELINE.sub("", description).lower(), title.lower())
+
+
+def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]:
+    """Clean and split pairs, ordered by hash of the original pair.
+
+    Of pairs with the same description, the one with the smallest hash is kept, so that splits are disjoint.
+    Pairs without a description or title are removed.
+    """
+    kept: dict[str, News] = {}
+    for pair in sorted(news, key=hash_of):
+        cleaned = clean_news(pair)
+        if all(cleaned):
+            kept.setdefault(cleaned.description, cleaned)
+    pairs = list(kept.values())
+    if len(pairs) <= valid + test:
+        raise UserError(f"{len(pairs)} pairs are too few for {valid} to validate on and {test} to test on")
+    return {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
+
+
+def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
+    options = preprocess_options(recipe, prepare_news.__doc__, arguments)
+    settings = read_settings(options.settings, NewsSettings)
+    if options.smoke:
+        recipe = recipe.smoke()
+        small = {"valid": TEST_LINES, "test": TEST_LINES, "bpe_operations": MERGES, "lengths": (20,)}
+        settings, table = replace(settings, **small), recipe.home / "raw" / settings.file  # type: ignore[arg-type]
+        rows = [
+            [number % 4 + 1, f"{sentence(words[:3])} (AP)", f"AP - {sentence(words)} #36;{number}"]
+            for number, words in enumerate(generated_words(LINES, seed=0))
+        ]
+        with replacing(table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    else:
+        table = locate_news(settings, recipe.home / "raw")
+    folder = recipe.data
+
+    def write_texts() -> None:
+        tokenizer = subwords.Tokenizer("en")
+        for split, pairs in split_news(read_news(table), settings.valid, settings.test).items():
+            texts = tqdm([pair.description for pair in pairs], split, unit=" lines")
+            words = [tokenizer.tokenize(text).split()[: settings.source_words] for text in texts]
+            write_split(folder, split, [" ".join(each) for each in words], [pair.title for pair in pairs])
+
+    references = [folder / "text" / "test.target"]
+    run_step(
+        "texts",
+        folder / "steps",
+        write_texts,
+        inputs=[table],
+        outputs=[*text_files(folder), *references],
+        settings={name: getattr(settings, name) for name in ("valid", "test", "source_words")},
+    )
+    encode(folder, settings.bpe_operations, references, settings.lengths)
+    print(f"prepared {folder}")
+
+
+# Gigaword: the files are those that the scripts of Rush et al. (2015,
+# https://github.com/facebookarchive/NAMAS) create from Annotated English Gigaword (LDC2012T21) and DUC 2004
+# (NIST): one tokenized, lowercased text per line.
+# Candidates in $DATA_DIR/gigaword, optionally with suffix .gz; the first existing one is used. They follow
+# the layout of the archive "sumdata" and of the working folder of the scripts.
+TRAIN = {
+    "train.source": ("train/train.article.txt", "train.article.txt"),
+    "train.target": ("train/train.title.txt", "train.title.txt"),
+    "valid.source": ("train/valid.article.filter.txt", "valid.article.filter.txt", "valid.article.txt"),
+    "valid.target": ("train/valid.title.filter.txt", "valid.title.filter.txt", "valid.title.txt"),
+}
+TEST_FOLDERS = ("DUC2004", "duc2004", "DUC/2004")
+
+
+@dataclass(frozen=True)
+class GigawordSettings:
+    """Content of the ``data.yaml`` of Gigaword, which explains each setting."""
+
+    bpe_operations: int
+    lengths: tuple[int, ...]
+    valid: int
+    test: int
+    references: int
+
+
+def locate_licensed(folder: Path, references: int) -> tuple[dict[str, Path], list[Path]]:
+    """Find all files of the user.
+
+    Args:
+        folder: ``$DATA_DIR/gigaword``.
+        references: number of references of the test set.
+
+    Returns:
+        Both sides of training and validation and the test source, by name in the prepared data; references.
+
+    Raises:
+        UserError: files are missing.
+    """
+    places = {
+        **TRAIN,
+        "test.source": tuple(f"{place}/input.txt" for place in TEST_FOLDERS),
+        **{
+            f"reference {number}": tuple(f"{place}/task1_ref{number}.txt" for place in TEST_FOLDERS)
+            for number in range(references)
+        },
+    }
+    found = {}
+    for name, candidates in places.items():
+        paths_of = (folder / f"{each}{end}" for each in candidates for end in ("", ".gz"))
+        found[name] = next(filter(Path.is_file, paths_of), None)
+    if missing := [name for name, path in found.items() if path is None]:
+        listed = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
+        raise UserError(
+            f"{folder}: {len(missing)} of {len(places)} files are missing ({listed}; or with suffix .gz); "
+            "the texts are licensed, see recipes/gigaword_headline/README.md"
+        )
+    paths = {name: path for name, path in found.items() if path is not None}
+    numbered = [paths.pop(f"reference {number}") for number in range(references)]
+    return paths, numbered
+
+
+def check_lengths(lines: Mapping[Path, Sequence[str]], wanted: int | None = None) -> None:
+    """Check that files have equal numbers of lines, or `wanted` lines; raises `UserError` otherwise."""
+    counts = {path: len(each) for path, each in lines.items()}
+    if len({*counts.values(), *([] if wanted is None else [wanted])}) > 1:
+        listed = ", ".join(f"{path} has {number}" for path, number in counts.items())
+        also = "equal numbers" if wanted is None else f"{wanted} in each"
+        raise UserError(f"{listed} lines; expected {also}; create them again")
+
+
+def write_smoke_gigaword(folder: Path, references: int) -> None:
+    """Write generated texts in the layout of the archive of Rush et al."""
+    for seed, split in enumerate(("train", "valid")):
+        lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
+        write_lines(folder / TRAIN[f"{split}.source"][0], (" ".join(words) for words in lines))
+        write_lines(folder / TRAIN[f"{split}.target"][0], (" ".join(words[:3]) for words in lines))
+    tests = list(generated_words(TEST_LINES, seed=2))
+    write_lines(folder / TEST_FOLDERS[0] / "input.txt", (" ".join(words) for words in tests))
+    for number in range(references):
+        path = folder / TEST_FOLDERS[0] / f"task1_ref{number}.txt"
+        write_lines(path, (" ".join(words[number % 3 : 3]) for words in tests))
+
+
+def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
+    options = preprocess_options(recipe, prepare_gigaword.__doc__, arguments)
+    settings, data_dir = read_settings(options.settings, GigawordSettings), os.environ.get("DATA_DIR")
+    if options.smoke:
+        recipe = recipe.smoke()
+        small = {"bpe_operations": MERGES, "lengths": (20,), "valid": TEST_LINES, "test": TEST_LINES}
+        settings, raw = replace(settings, **small), recipe.home / "raw"  # type: ignore[arg-type]
+        write_smoke_gigaword(raw, settings.references)
+    elif data_dir:
+        raw = Path(data_dir).absolute() / "gigaword"
+    else:
+        raise UserError("DATA_DIR is not set; set it to the folder with the licensed texts in gigaword")
+    folder = recipe.data
+    sides, references = locate_licensed(raw, settings.references)
+    step, test_source = partial(run_step, stamps=folder / "steps"), folder / "text" / "test.source"
+    copies = [folder / "text" / f"test.reference.{number}" for number in range(settings.references)]
+
+    def write_test() -> None:
+        contents = {path: read_lines(path) for path in (sides["test.source"], *references)}
+        check_lengths(contents, settings.test)
+        for path, lines in zip((test_source, *copies), contents.values(), strict=True):
+            write_lines(path, lines)
+
+    def write_training() -> None:
+        for split, most in (("train", None), ("valid", settings.valid)):
+            paths = [sides[f"{split}.{side}"] for side in (SOURCE, TARGET)]
+            texts = {path: read_lines(path) for path in paths}
+            check_lengths(texts)
+            pairs = [pair for pair in zip(*texts.values(), strict=True) if all(pair)][:most]
+            write_split(folder, split, [source for source, _ in pairs], [target for _, target in pairs])
+
+    step(
+        "test",
+        action=write_test,
+        inputs=[sides["test.source"], *references],
+        outputs=[test_source, *copies],
+        settings={"test": settings.test},
+    )
+    step(
+        "training",
+        action=write_training,
+        inputs=[path for name, path in sides.items() if name != "test.source"],
+        outputs=[path for path in text_files(folder) if path != test_source],
+        settings={"valid": settings.valid},
+    )
+    encode(folder, settings.bpe_operations, copies, settings.lengths)
+    print(f"prepared {folder}")
