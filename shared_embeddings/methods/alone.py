@@ -110,6 +110,9 @@ class AloneEmbedding(SharedEmbedding):
     of one word differ. `table` and the output side have no dropout. The training loop calls
     `shared_embeddings.set_updates` so that the dropout ends after `relu_dropout_steps` updates.
 
+    New parameters have another scale than in the authors' code, which draws W1 and W2 as Xavier and o with a
+    std from D + H: here hidden units have variance one, and rows a std of D**-0.5, as in a new plain table.
+
     Parameters: `base` o ``(D_o,)``, a buffer if it is not trained; `first` W1 ``(H, D_o)``; `second` W2
     ``(D, H)``. They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for
     each code.

@@ -64,6 +64,9 @@ def test_rows_train_as_their_papers_print(recipe: str) -> None:
         wanted = [1.0, 4000, 0.98, [0.0], [0.1], 0.1]
         if name.startswith("define_"):
             wanted = [2.0, 8000, 0.998, [0.1], [0.1], 0.1]
+            assert (row.translate["beam_size"], row.translate["length_penalty"]) == (5, "none")
+        elif name.startswith("uncle_table12_"):
+            wanted[-1] = 0.0  # fairseq's loss of adaptive softmaxes does not smooth labels
         elif name.startswith("alone_") and name != "alone_table2_standard":
             wanted = [2.1466, 4000, 0.98, [0.0], [0.2], 0.1]
         assert [train[option] for option in names] == wanted, name
