@@ -96,17 +96,17 @@ def serialized(table: TableGraph) -> bytes:
 
 def _is_packable(module: QuantizedEmbedding) -> bool:
     """Whether ONNX Runtime reads the codes of an embedding."""
-    options, widths = module.options, list(module.word_counts)
+    options, rates = module.options, list(module.word_counts)
     has_size = block_size(module.embedding_dim, options.group_size) > 0
-    return options.codec == "uniform" and widths in ([4], [8]) and has_size
+    return options.codec == "uniform" and rates in ([4], [8]) and has_size
 
 
 def _add_blocks(graph: GraphBuilder, module: QuantizedEmbedding, has_output: bool) -> str:
     """Packed codes, which both sides share."""
-    (width,) = module.word_counts
-    codes, scales = module.get_buffer(f"codes{width}"), dense(module.get_parameter("scales"))
+    (rate,) = module.word_counts
+    codes, scales = module.codes(rate), dense(module.get_parameter("scales"))
     group, dim = module.options.group_size, module.embedding_dim
-    given = Blocks(codes, scales.view(len(codes), -1), width, dim, group)
+    given = Blocks(codes, scales.view(len(codes), -1), int(rate), dim, group)
     table = graph.blocks("table", given, module.padding_idx)
     graph.gathered(table, "ids", "vectors")
     if has_output:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from shared_embeddings.checkpoints.checksums import stamp_safetensors
 from shared_embeddings.errors import UserError
 from shared_embeddings.hf.entry import find_entry
+from shared_embeddings.quant.standalone import METHODS, check_decoder, program
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 from shared_embeddings.utils.reading import read_json
@@ -41,8 +42,6 @@ _COPIED = (
 CODE = "auto_map"
 # Loads compressed embeddings where this library is not installed; written by it, and never read.
 _REMOTE_CODE = "modeling_shared_embeddings.py"
-# The methods whose embeddings that file decodes.
-_DECODED = {"standard", "projective", "quantized"}
 _REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md", _REMOTE_CODE)
 _TEMPLATES = "additional_chat_templates"
 _CARD = "README.md"
@@ -99,23 +98,21 @@ def add_remote_code(folder: Path) -> None:
     ``config.json`` then names the classes of transformers that the file provides.
 
     Raises:
+        UserError: nothing but the library decodes the codec of an embedding.
         OSError: it cannot be written.
     """
     config = folder / "config.json"
     content = read_json(config)
     entry = find_entry(content)
-    if entry is None or not all(map(_is_decoded, entry["tables"].values())):
+    tables = [] if entry is None else list(entry["tables"].values())
+    for table in tables:
+        check_decoder(table["method"], table["options"])
+    if not tables or any(table["method"] not in METHODS for table in tables):
         return
-    source = Path(__file__).with_name("remote_code.py")
-    shutil.copyfile(source, folder / _REMOTE_CODE)
+    (folder / _REMOTE_CODE).write_text(program(Path(__file__).with_name("remote_code.py")), encoding="utf-8")
     classes, module = _auto_classes(content["model_type"]), Path(_REMOTE_CODE).stem
     content[CODE] = {auto: f"{module}.{kind}" for auto, kind in classes.items()}
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _is_decoded(table: Mapping[str, Any]) -> bool:
-    """Whether the file decodes an embedding that `config.json` describes."""
-    return table["method"] in _DECODED
 
 
 def _auto_classes(model_type: str) -> dict[str, str]:

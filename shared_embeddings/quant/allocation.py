@@ -1,6 +1,6 @@
 """How many bits each word, and each direction of its row, gets.
 
-Axes: ``V`` vocabulary.
+Axes: ``V`` vocabulary, ``R`` directions.
 """
 
 from __future__ import annotations
@@ -11,57 +11,54 @@ import torch
 from torch import Tensor
 
 
-def even_counts(num_words: int, bits: float) -> dict[int, int]:
-    """The number of words of each width for a mean of `bits`, with widths that differ by at most one."""
+def even_counts(num_words: int, bits: float) -> dict[float, int]:
+    """The number of words of each rate for a mean of `bits`, with whole bits that differ by at most one."""
     low = int(bits)
     high = round((bits - low) * num_words)
-    return {width: count for width, count in ((low, num_words - high), (low + 1, high)) if count}
+    return {float(rate): count for rate, count in ((low, num_words - high), (low + 1, high)) if count}
 
 
-def widths_within(
+def rates_within(
     importance: Tensor,
-    limit: int,
-    size_of: Callable[[Mapping[int, int]], int],
-    widths: Sequence[int],
+    is_small: Callable[[Mapping[float, int]], bool],
+    rates: Sequence[float],
     sizes: Sequence[int],
-    error_shares: Tensor,
+    errors: Tensor,
 ) -> Tensor:
-    """The widths ``(V,)`` with the least total error that take `limit` bytes at most.
+    """The rates ``(V,)`` with the least total error that are small enough together.
 
-    The squared error of a word is estimated as its importance times the share for its width. Words get the
-    next width one by one, first those whose error it lowers most for each byte.
+    The squared error of a word is estimated as its importance times the share for its rate. Words get the
+    next rate one by one, first those whose error it lowers most for each byte.
 
     Args:
         importance: ``(V,)`` nonnegative: the squared norm of the row, times a weight.
-        limit: bytes.
-        size_of: the bytes for numbers of words by width.
-        widths: ascending by size; all words have at least the first.
-        sizes: the bytes of the codes of a word for each width.
-        error_shares: for each width; falls.
+        is_small: whether numbers of words by rate take as few bytes as wanted.
+        rates: ascending by size; all words have at least the first.
+        sizes: the bytes of the codes of a word for each rate.
+        errors: the share of the error for each rate; falls.
     """
-    gains = importance.double().unsqueeze(1) * _slopes(sizes, error_shares)
+    gains = importance.double().unsqueeze(1) * _slopes(sizes, errors)
     order = gains.flatten().argsort(descending=True, stable=True)
-    by_step = torch.tensor(widths, dtype=torch.uint8)
 
-    def found(extra: int) -> Tensor:
+    def steps(extra: int) -> Tensor:
         chosen = torch.zeros(gains.numel(), dtype=torch.uint8)
         chosen[order[:extra]] = 1
-        return by_step[chosen.view_as(gains).sum(dim=1)]
+        return chosen.view_as(gains).sum(dim=1)
 
     # The size grows with the number of bits but for a few codebooks: bisect.
     least, most = 0, len(order)
     while least < most:
         middle = (least + most + 1) // 2
-        counts = torch.bincount(found(middle).long()).tolist()
-        if size_of(dict(enumerate(counts))) <= limit:
+        counts = torch.bincount(steps(middle), minlength=len(rates)).tolist()
+        if is_small(dict(zip(rates, counts))):
             least = middle
         else:
             most = middle - 1
-    return found(least)
+    return torch.tensor(rates)[steps(least)]
 
 
 def _slopes(sizes: Sequence[int], errors: Tensor) -> Tensor:
-    """How much each width lowers the error for each byte, of the convex hull of all: descending."""
+    """How much each rate lowers the error for each byte, of the convex hull of all: descending."""
     points = list(zip(sizes, errors.tolist()))
     slopes: list[float] = []
     start = 0

@@ -1,69 +1,96 @@
-"""What a codec provides: bytes for rows of a table, with a scale for each row or group of numbers.
+"""What a codec provides: bytes for rows of a table, and rows for bytes. Also the codecs by name.
 
-A row has a *width*, the bits of each of its numbers; the widths 9 and 10 stand for a half and a quarter of a
-bit. Codecs see rows after the rotation, if they want one.
+A codec is one file in `shared_embeddings.quant.codecs` with a class that `register` names. It is then a value
+of the option `codec` of `quantized`, a candidate of ``compress``, and a case of the tests and benchmarks.
 
-Axes: ``n`` rows, ``D`` dimensions, ``S`` scales of a row.
+A row has a *rate*, the bits of each of its numbers, such as 4 or 0.5. Codecs see rows after the rotation, if
+they want one.
+
+Axes: ``V`` vocabulary, ``n`` rows, ``N`` hidden states, ``D`` dimensions, ``S`` scales of a row, ``R``
+numbers of a decoded row.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
+from shared_embeddings.quant.allocation import rates_within
+from shared_embeddings.quant.decoder import DECODERS, RATES
 
-Codebooks = dict[str, Tensor]
-
-# The bits of a number by width.
-RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
+Books = dict[str, Tensor]
+Kind = TypeVar("Kind", bound="type[Codec]")
 
 # Scales of rows are stored as powers of 2 in steps of one over this.
 STEPS_PER_OCTAVE = 16
-
 # Rows that are computed with together, so that no dense table is in memory.
-_BLOCK = 512
-# More tokens than this are scored faster by a product with decoded rows.
-_FEW_TOKENS = 4
+BLOCK = 512
+# More hidden states than this are scored faster by a product with decoded rows.
+FEW_STATES = 4
 
 
 class Encoded(NamedTuple):
-    """Rows as a codec stores them.
-
-    Attributes:
-        codes: ``(n, row_bytes)`` uint8.
-        scales: ``(n, S)``.
-    """
+    """Rows as a codec stores them: codes ``(n, row_bytes)`` uint8, and scales ``(n, S)``."""
 
     codes: Tensor
     scales: Tensor
 
 
+class Fitted(NamedTuple):
+    """What a codec derives from a table, before any row is encoded.
+
+    Attributes:
+        codec: with the layout for this table.
+        rates: of all words ``(V,)``.
+        books: the codebooks, or None to `learn` them from rotated rows.
+    """
+
+    codec: Codec
+    rates: Tensor
+    books: Books | None = None
+
+
 class Codec(ABC):
     """One way to store rows in few bits.
 
+    Args:
+        dim: D.
+        group_size: numbers that share a scale, for codecs with `has_groups`.
+        layout: sizes that depend on the table, as `fit` found them; the option `directions`.
+
     Attributes:
         name: the value of the option `codec`.
+        about: what the codec does, for the description of that option.
         rotates: whether rows are rotated before they are encoded.
-        adapts: whether the sizes of its codebooks and the bits of its numbers depend on the table.
-        widths: the widths that it supports, ascending by bits; 0 for rows without codes.
-        row_scales: whether scales are positive and one for each row, which 8 bits are enough for.
-        dim: D.
+        has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row at
+            most, which 8 bits are enough for.
+        example_bits: a typical rate, for tests.
+        standalone: functions that decode rows with numpy only; the last one is called as
+            `shared_embeddings.quant.decoder.DECODERS` says. They may use what that module imports and has.
+            Without any, models that are also loaded without the library refuse to be saved.
+        rates: those that it supports, ascending from 0, which stands for rows without codes.
     """
 
     name: ClassVar[str]
+    about: ClassVar[str]
     rotates: ClassVar[bool] = True
-    adapts: ClassVar[bool] = False
-    row_scales: ClassVar[bool] = True
-    widths: tuple[int, ...] = tuple(range(9))
+    has_groups: ClassVar[bool] = False
+    example_bits: ClassVar[float] = 4.0
+    standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
+    rates: tuple[float, ...] = RATES[:9]
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         self.dim = dim
+        self.group_size = min(group_size, dim)
+        self.layout = tuple(layout)
+
+    # Sizes.
 
     @property
     def num_scales(self) -> int:
@@ -71,112 +98,135 @@ class Codec(ABC):
         return 1
 
     @abstractmethod
-    def row_bytes(self, width: int) -> int:
-        """The bytes of the codes of a row."""
+    def row_bytes(self, rate: float) -> int:
+        """The bytes of the codes of a row with codes."""
 
-    def codebook_shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """The codebooks for rows of these widths by name; none by default."""
+    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
+        """The codebooks for rows of these rates by name; none by default."""
         return {}
 
-    def initial_codebooks(self, widths: Sequence[int]) -> Codebooks:
+    # Fitting.
+
+    def fit(
+        self,
+        table: Tensor,
+        bits: float,
+        importance: Tensor | None,
+        is_small: Callable[[Codec, Mapping[float, int]], bool],
+    ) -> Fitted:
+        """The rates of words, and what else depends on the table. By default the codec stays the same.
+
+        Args:
+            table: ``(V, D)``, not rotated.
+            bits: the mean bits of a number.
+            importance: the weights ``(V,)`` of the squared errors of words; None for equal weights.
+            is_small: whether a codec for numbers of words by rate takes as few bytes as wanted.
+        """
+        if importance is None and bits == int(bits):
+            return Fitted(self, torch.full((len(table),), float(bits)))
+        return Fitted(self, self.allocate(squared_norms(table), importance, is_small, self.errors()))
+
+    def allocate(
+        self,
+        energy: Tensor,
+        importance: Tensor | None,
+        is_small: Callable[[Codec, Mapping[float, int]], bool],
+        errors: Tensor,
+    ) -> Tensor:
+        """The rates ``(V,)`` with the least error.
+
+        Args:
+            energy: the squared error ``(V,)`` of words without codes.
+            importance, is_small: as in `fit`.
+            errors: as from `errors`.
+        """
+        weights = energy if importance is None else energy * importance
+        sizes = [self.row_bytes(rate) if rate else 0 for rate in self.rates]
+        return rates_within(weights.cpu(), lambda counts: is_small(self, counts), self.rates, sizes, errors)
+
+    def errors(self) -> Tensor:
+        """The share of the squared error that each rate leaves; by default the limit for normal numbers."""
+        return 4.0 ** -torch.tensor(self.rates, dtype=torch.float64)
+
+    def initial_books(self, rates: Sequence[float]) -> Books:
         """Codebooks for normal numbers with a variance of one."""
         return {}
 
-    def learn(self, rows: Tensor, widths: Sequence[int], seed: int) -> Codebooks:
-        """Codebooks for these rows ``(n, D)``; by default the initial ones."""
-        return self.initial_codebooks(widths)
+    def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
+        """Codebooks for a sample of rotated rows ``(n, D)``; by default the initial ones."""
+        return self.initial_books(rates)
 
-    def adapted(self, rows: Tensor, bits: float) -> Codec:
-        """The codec for a table ``(V, D)`` and a mean of `bits` for each number; by default the same."""
-        return self
-
-    def error_shares(self) -> Tensor:
-        """The estimated share of the squared error of rows at each width; the limit for normal numbers."""
-        return 4.0 ** -torch.tensor([RATES[width] for width in self.widths], dtype=torch.float64)
-
-    def energy(self, rows: Tensor) -> Tensor:
-        """The squared error ``(n,)`` of rows ``(n, D)`` without codes."""
-        found = rows.new_empty(len(rows), dtype=torch.float64)
-        for ids in torch.arange(len(rows), device=rows.device).split(_BLOCK):
-            found[ids] = rows[ids].double().square().sum(dim=1)
-        return found
-
-    def laid_out(self, rows: Tensor, widths: Tensor) -> Codec:
-        """The codec for a table ``(V, D)`` of words with `widths` ``(V,)``; by default the same."""
-        return self
-
-    def options(self) -> dict[str, object]:
-        """The options of `quantized` that make this codec, for codecs that adapt."""
-        return {}
+    # Coding.
 
     @abstractmethod
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
         """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32."""
 
     @abstractmethod
-    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """Rows ``(n, D)`` before scaling, of codes ``(n, row_bytes)``, in the type of the codebooks."""
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        """Rows ``(n, R)`` as `restore` takes them, in the type of the scales ``(n, S)``."""
 
-    def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
-        """Decoded `values` ``(n, D)`` times their `scales` ``(n, S)``."""
-        return values.to(scales.dtype) * scales
-
-    def uncoded(self, codebooks: Codebooks, scales: Tensor) -> Tensor:
-        """The rows ``(n, D)`` of words without codes, for their scales ``(n, S)``: zeros."""
+    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
+        """What `decode` returns for words without codes: zeros."""
         return scales.new_zeros(scales.size(0), self.dim)
 
-    def rows(self, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor) -> Tensor:
-        """The decoded rows ``(n, D)`` times their scales, a block of rows at a time."""
-        blocks = zip(codes.split(_BLOCK), scales.split(_BLOCK))
-        return torch.cat(
-            [self.scaled(self.decode(part, width, codebooks), factors) for part, factors in blocks]
-        )
+    def restore(self, rows: Tensor, books: Books) -> Tensor:
+        """The vectors ``(n, D)`` of decoded rows ``(n, R)``: by a linear map, by default none."""
+        return rows
 
-    def scored_states(self, hidden: Tensor, codebooks: Codebooks) -> Tensor:
-        """Hidden states ``(N, D)`` as `scores` takes them, for rows of all widths; by default the same."""
+    def project(self, hidden: Tensor, books: Books) -> Tensor:
+        """Hidden states ``(N, D)`` as ``(N, R)``: their products with decoded rows are those with vectors."""
         return hidden
 
-    def scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
-    ) -> Tensor:
-        """The products ``(N, n)`` of hidden states ``(N, D)``, from `scored_states`, with scaled rows.
-
-        Compiled loops score a few tokens without storing decoded rows; more take a block of rows at a time.
-        """
-        if len(hidden) <= _FEW_TOKENS and kernels.usable(hidden, codes, scales, *codebooks.values()):
-            direct = self.direct_scores(hidden, codes, width, codebooks, scales)
-            if direct is not None:
-                return direct
+    def scores(self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        """The products ``(N, n)`` of projected hidden states ``(N, R)`` with decoded rows, in blocks."""
+        if len(hidden) <= FEW_STATES and kernels.usable(hidden, codes, scales, *books.values()):
+            found = self.direct_scores(hidden, codes, scales, rate, books)
+            if found is not None:
+                return found
         # Results of blocks in a list would keep the memory of decoded blocks from being used again.
         found = hidden.new_empty(len(hidden), len(codes))
-        for start in range(0, len(codes), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            values = self.scored_rows(codes[block], width, codebooks)
-            found[:, block] = self.products(hidden, values, scales[block])
+        for start in range(0, len(codes), BLOCK):
+            block = slice(start, start + BLOCK)
+            found[:, block] = F.linear(hidden, self.decode(codes[block], scales[block], rate, books))
         return found
 
-    def scored_rows(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """The rows ``(n, D)`` before scaling that `scores` multiplies with; by default those of `decode`."""
-        return self.decode(codes, width, codebooks)
-
     def direct_scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+        self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        """`scores` by a compiled loop for a few tokens; None if there is none."""
-        tables = self.byte_tables(hidden, width, codebooks)
-        return None if tables is None else kernels.table_scores(codes, tables, scales)
-
-    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
-        """What every byte at every place of a row adds to the products with hidden states ``(N, D)``.
-
-        Returns:
-            ``(N, row_bytes, 256)`` before scaling, or None if bytes cannot be read one by one.
-        """
+        """`scores` of a few hidden states by a compiled loop, without decoded rows; None if there is none."""
         return None
 
-    def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-        """The products ``(N, n)`` of hidden states ``(N, D)`` with decoded `values` times their `scales`."""
-        return F.linear(hidden, values.to(scales.dtype)) * scales.t()
+
+_registered: dict[str, type[Codec]] = {}
+
+
+def register(name: str) -> Callable[[Kind], Kind]:
+    """Class decorator: register a codec by its name."""
+
+    def add(codec: Kind) -> Kind:
+        if name in _registered:
+            raise ValueError(f"two codecs are registered as '{name}': rename one")
+        codec.name = name
+        _registered[name] = codec
+        if codec.standalone:
+            DECODERS[name] = codec.standalone[-1]
+        return codec
+
+    return add
+
+
+def codecs() -> dict[str, type[Codec]]:
+    """All codecs by name, sorted."""
+    return dict(sorted(_registered.items()))
+
+
+# Parts of several codecs.
+
+
+def squared_norms(rows: Tensor, mean: float | Tensor = 0.0) -> Tensor:
+    """The squared distances ``(n,)`` of rows ``(n, D)`` from their mean, in float64."""
+    return torch.cat([(part - mean).double().square().sum(dim=1) for part in rows.split(BLOCK)])
 
 
 def fitted_scales(rows: Tensor, values: Tensor) -> Tensor:

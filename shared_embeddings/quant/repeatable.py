@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.quant.bits import pack_bits
-from shared_embeddings.quant.codec import Codebooks, Encoded
-from shared_embeddings.quant.codecs.uniform import UniformCodec, nearest_levels
+from shared_embeddings.quant.codec import Books, Encoded
+from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
 
 SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(SCALE_TYPE)
@@ -22,25 +22,23 @@ _RANGE = torch.finfo(SCALE_TYPE)
 class RepeatableCodec(UniformCodec):
     """See the module."""
 
-    widths = tuple(range(2, 9))
-
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
         """As in the base class, with scales in bfloat16; finite rows of any size in float32."""
-        zero = 1 << (width - 1)
+        zero = 1 << (int(rate) - 1)
         groups = self.grouped(rows).flatten(0, 1).clone()
         scales, is_exact = _exact_scales(groups, zero)
         rest = ~is_exact
         groups[rest] = self._rounded(groups[rest], zero)
         scales[rest] = _exact_scales(groups[rest], zero)[0]
         codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).view(len(rows), -1)
-        return Encoded(pack_bits(codes[:, : self.dim], width), scales.to(SCALE_TYPE).view(len(rows), -1))
+        return Encoded(pack_bits(codes[:, : self.dim], int(rate)), scales.to(SCALE_TYPE).view(len(rows), -1))
 
     def _rounded(self, groups: Tensor, zero: int) -> Tensor:
         """The nearest numbers to groups ``(N, G)`` that are levels times scales in bfloat16."""
         # Squares of numbers in float32 do not overflow in float64.
         groups = groups.double()
         limit = _RANGE.max / zero
-        scales = self.best_scales(groups.unsqueeze(1), zero).squeeze(1).clamp(-limit, limit)
+        scales = best_scales(groups, zero).clamp(-limit, limit)
         scales = scales.to(SCALE_TYPE).double()
         # Scales below the smallest normal number are not exact; such groups become zero.
         scales = scales.masked_fill(scales.abs() < _RANGE.tiny, 0.0)

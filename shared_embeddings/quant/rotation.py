@@ -12,18 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-# The largest Hadamard matrix; longer powers of two are split into several.
-_LARGEST = 64
-
-
-def factors_of(dim: int) -> list[int]:
-    """The sizes of the orthogonal matrices for D dimensions: an odd number, then powers of two."""
-    odd = dim // (dim & -dim)
-    rest, factors = dim // odd, [odd] if odd > 1 else []
-    while rest > 1:
-        factors.append(min(rest, _LARGEST))
-        rest //= factors[-1]
-    return factors
+from shared_embeddings.quant.decoder import factors_of
 
 
 def rotate(values: Tensor, signs: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictio
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.standalone import check_decoder, program
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
 from shared_embeddings.sizing.accounting import distinct_state
@@ -152,6 +153,7 @@ class VectorsModel(WordTokens):
         """Write a safetensors file, and the module that reads it with numpy, all or nothing."""
         words = np.frombuffer("\n".join(self.words).encode("utf-8"), np.uint8)
         settings = {"method": self.module.method, **self.module.stored_options()}
+        check_decoder(self.module.method, settings)
         sizes = [self.module.num_embeddings, self.module.embedding_dim]
         metadata = {
             "format": load_vectors.FORMAT,
@@ -270,4 +272,4 @@ def _encoded(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
 
 def _loader() -> bytes:
     """The content of the module that reads files with numpy."""
-    return Path(load_vectors.__file__).read_bytes()
+    return program(Path(load_vectors.__file__)).encode()

@@ -4,7 +4,7 @@
     vectors = load("small.safetensors")
     vectors["word"]
 
-Reads the method ``quantized`` with codec ``principal``, and ``standard``, stored as fp16 or fp32.
+Reads the methods ``quantized``, ``projective`` and ``standard``.
 
 Axes: ``V`` words, ``D`` dimensions.
 """
@@ -17,10 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
+from shared_embeddings.quant.decoder import decoded_table, unpacked
+
 FORMAT = "shared-embeddings-vectors"
-_TYPES = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
-_NAMES = {"float32": "torch.float32", "float16": "torch.float16", "uint8": "torch.uint8"}
-_BLOCK = 4096
+# The types of safetensors for numpy, which has no bfloat16, and for torch.
+_TYPES = {
+    "F32": ("<f4", "torch.float32"),
+    "F16": ("<f2", "torch.float16"),
+    "BF16": ("<u2", "torch.bfloat16"),
+    "BOOL": ("?", "torch.bool"),
+    "I64": ("<i8", "torch.int64"),
+    "I32": ("<i4", "torch.int32"),
+    "I16": ("<i2", "torch.int16"),
+    "I8": ("i1", "torch.int8"),
+    "U8": ("u1", "torch.uint8"),
+}
 
 
 class WordVectors:
@@ -55,14 +66,14 @@ def load(path: str | Path) -> WordVectors:
         ValueError: the file is damaged, or of another format or method.
     """
     header, tensors = _read(Path(path))
-    settings = json.loads(header.get("embedding", "{}"))
+    options = json.loads(header["embedding"])
     words = bytes(tensors.pop("words")).decode("utf-8").split("\n")
-    if settings.get("method") == "standard" and tensors["weight"].dtype != np.uint8:
-        return WordVectors(words, tensors["weight"].astype(np.float32))
-    is_principal = settings.get("codec") == "principal" and tensors["basis"].dtype != np.uint8
-    if not is_principal:
-        raise ValueError(f"{path}: needs shared_embeddings: not of codec principal in fp16 or fp32")
-    return WordVectors(words, _decoded(len(words), settings, tensors))
+    try:
+        count, dim = json.loads(header["sizes"])
+        table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return WordVectors(words, table)
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -74,72 +85,30 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         metadata = entries.pop("__metadata__")
         if metadata["format"] != FORMAT:
             raise ValueError("no word vectors")
-        tensors = {}
+        tensors, digests = {}, dict[str, str | bytes](metadata)
         for name, entry in entries.items():
             first, last = (start + offset for offset in entry["data_offsets"])
-            values = np.frombuffer(content[first:last], _TYPES[entry["dtype"]])
-            tensors[name] = values.reshape(entry["shape"])
+            kind, torch_name = _TYPES[entry["dtype"]]
+            values = np.frombuffer(content[first:last], kind).reshape(entry["shape"])
+            described = f"{torch_name} {values.shape} torch.strided"
+            digests[name] = hashlib.sha256(described.encode() + values.tobytes()).digest()
+            if entry["dtype"] == "BF16":  # the first half of a number in 32 bits
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            tensors[name] = values
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({error})") from error
-    checksum = metadata.pop("checksum", None)  # missing in files of older versions
-    if checksum is not None and checksum != _digest({**tensors, **metadata}):
+    checksum = digests.pop("checksum", None)  # missing in files of older versions
+    if checksum is not None and checksum != _digest(digests):
         raise ValueError(f"{path}: does not match its checksum: it is damaged; copy or create it again")
     return metadata, tensors
 
 
-def _digest(content: dict[str, str | np.ndarray]) -> str:
-    """The SHA-256 of texts and tensors, as ``shared_embeddings.checkpoints.checksums.state_digest``."""
+def _digest(content: dict[str, str | bytes]) -> str:
+    """The SHA-256 of texts and of digests of tensors, as that of the library for the whole file."""
     digest = hashlib.sha256()
     parts = [f"mapping of {len(content)}".encode()]
-    for name in sorted(content):
-        value = content[name]
-        if isinstance(value, str):
-            own = f"str {value}".encode()
-        else:
-            kind = f"{_NAMES[value.dtype.name]} {value.shape} torch.strided"
-            own = hashlib.sha256(kind.encode() + value.tobytes()).digest()
-        parts += [f"str {name}".encode(), own]
+    for name, value in sorted(content.items()):
+        parts += [f"str {name}".encode(), f"str {value}".encode() if isinstance(value, str) else value]
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
-
-
-def _decoded(count: int, settings: dict[str, list[int]], tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """The vectors ``(V, D)`` of codec principal."""
-    basis, spread, levels = (tensors[name].astype(np.float32) for name in ("basis", "spread", "levels"))
-    widths = _widths(count, settings, tensors)
-    vectors = np.tile(basis[0], (count, 1))
-    for width in range(1, 9):
-        ids = np.flatnonzero(widths == width)
-        layout = settings["directions"][9 * width - 9 : 9 * width]
-        for first in range(0, len(ids), _BLOCK):
-            codes = tensors[f"codes{width}"][first : first + _BLOCK]
-            factors = _factors(codes, layout, levels)
-            rank = factors.shape[1]
-            vectors[ids[first : first + _BLOCK]] += (factors * spread[width - 1, :rank]) @ basis[1 : 1 + rank]
-    return vectors
-
-
-def _factors(codes: np.ndarray, layout: list[int], levels: np.ndarray) -> np.ndarray:
-    """The factors ``(n, R)`` of codes; the directions with the most bits come first."""
-    stream, start, parts = np.unpackbits(codes, axis=1), 0, []
-    for bits in range(8, 0, -1):
-        end = start + bits * layout[bits]
-        fields = stream[:, start:end].reshape(len(codes), layout[bits], bits)
-        numbers = fields @ (1 << np.arange(bits - 1, -1, -1))
-        # Those of 1 bit come first, then those of 2 bits and so on.
-        parts.append(levels[numbers + 2**bits - 2])
-        start = end
-    return np.concatenate(parts, axis=1)
-
-
-def _widths(count: int, settings: dict[str, list[int]], tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """The width ``(V,)`` of every word."""
-    if "widths" not in tensors:
-        return np.full(count, int(np.argmax(settings["words_per_width"])))
-    header = json.loads(bytes(tensors["packed_tensors"]))["tensors"] if "packed_tensors" in tensors else {}
-    if "widths" not in header:
-        return tensors["widths"]
-    (width,) = header["widths"]["widths"]
-    bits = np.unpackbits(tensors["widths"], count=count * width).reshape(count, width)
-    return bits @ (1 << np.arange(width))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from shared_embeddings.fitting.fit import fit
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.allocation import even_counts, widths_within
+from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
 from shared_embeddings.quant.codec import Codec
-from shared_embeddings.quant.codecs import spectral, trellis
+from shared_embeddings.quant.codecs import trellis
 from shared_embeddings.quant.codecs.lloyd_max import LloydMaxCodec, normal_error, normal_levels
+from shared_embeddings.quant.codecs.principal import PrincipalCodec
 from shared_embeddings.quant.codecs.residual import ResidualCodec
 from shared_embeddings.quant.codecs.spectral import SpectralCodec
 from shared_embeddings.quant.codecs.trellis import TrellisCodec
@@ -36,29 +38,28 @@ def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(5))
 
 
-def recoded(codec: Codec, rows: Tensor, width: int) -> tuple[Tensor, float]:
+def recoded(codec: Codec, rows: Tensor, rate: float) -> tuple[Tensor, float]:
     """Decoded rows, and the bits of a number with the scales as stored."""
-    codebooks = codec.learn(rows, [width], 0)
-    found = codec.encode(rows, width, codebooks)
-    assert found.codes.dtype == torch.uint8 and found.codes.shape == (len(rows), codec.row_bytes(width))
-    assert found.scales.shape == (len(rows), codec.num_scales)
-    values = codec.scaled(codec.decode(found.codes, width, codebooks), found.scales)
-    bits_of_scale = 8 if codec.row_scales else 16
-    return values, (8 * codec.row_bytes(width) + bits_of_scale * codec.num_scales) / codec.dim
+    books = codec.learn(rows, [rate], 0)
+    codes, scales = codec.encode(rows, rate, books)
+    assert codes.dtype == torch.uint8 and codes.shape == (len(rows), codec.row_bytes(rate))
+    assert scales.shape == (len(rows), codec.num_scales)
+    values = codec.restore(codec.decode(codes, scales, rate, books), books)
+    bits_of_scale = 16 if codec.has_groups else 8
+    return values, (8 * codec.row_bytes(rate) + bits_of_scale * codec.num_scales) / codec.dim
 
 
 def error(values: Tensor, rows: Tensor) -> float:
     return float((values - rows).norm() / rows.norm())
 
 
-# The least error is 2**-bits; the widths 9 and 10 have a half and a quarter of a bit.
+# The least error is 2**-bits.
 @pytest.mark.parametrize(
-    ("width", "rate", "bound"),
-    [(1, 1, 0.515), (2, 2, 0.268), (3, 3, 0.140), (4, 4, 0.075), (9, 0.5, 0.715), (10, 0.25, 0.84)],
+    ("rate", "bound"), [(1, 0.515), (2, 0.268), (3, 0.140), (4, 0.075), (0.5, 0.715), (0.25, 0.84)]
 )
-def test_trellis_codes_are_near_the_theoretical_limit(width: int, rate: float, bound: float) -> None:
+def test_trellis_codes_are_near_the_theoretical_limit(rate: float, bound: float) -> None:
     rows = normal_rows()
-    values, bits = recoded(TrellisCodec(DIM), rows, width)
+    values, bits = recoded(TrellisCodec(DIM), rows, rate)
     assert 2.0**-bits < error(values, rows) <= bound
     assert bits <= rate + 0.13
 
@@ -93,19 +94,27 @@ def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
 def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    adapted = SpectralCodec(95).adapted(correlated_rows(95), 2.0)
-    codecs = (LloydMaxCodec(96), TrellisCodec(96), TrellisCodec(95), ResidualCodec(96), adapted)
-    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), *codecs):
+    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, lambda codec, counts: True).codec
+    others = (
+        LloydMaxCodec(96),
+        TrellisCodec(96),
+        TrellisCodec(95),
+        ResidualCodec(96),
+        fitted,
+        PrincipalCodec(95),
+    )
+    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), *others):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
-        for width in filter(None, codec.widths):
-            codebooks = codec.initial_codebooks([width])
-            codes, scales = codec.encode(rows, width, codebooks)
+        for rate in filter(None, codec.rates):
+            books = codec.initial_books([rate])
+            codes, scales = codec.encode(rows, rate, books)
             results = []
             for is_usable in (True, False):
                 monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
-                states = codec.scored_states(hidden, codebooks)
-                scores = codec.scores(states, codes, width, codebooks, scales)
-                results.append((codec.rows(codes, width, codebooks, scales), scores))
+                vectors = codec.restore(codec.decode(codes, scales, rate, books), books)
+                scores = codec.scores(codec.project(hidden, books), codes, scales, rate, books)
+                torch.testing.assert_close(scores, hidden @ vectors.t(), rtol=1e-4, atol=1e-4)
+                results.append((vectors, scores))
             torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
@@ -113,11 +122,11 @@ def test_compiled_loops_agree_with_torch(threads: int, monkeypatch: pytest.Monke
 def test_compiled_search_is_as_accurate_as_torch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.usable(torch.zeros(1)), "numba is not installed"
     rows = normal_rows(37, 96)
-    for width in (1, 2, 4, 8, *codec.widths[1:3]):
-        compiled = error(recoded(codec, rows, width)[0], rows)
+    for rate in (1, 2, 4, 8, *codec.rates[1:3]):
+        compiled = error(recoded(codec, rows, rate)[0], rows)
         with monkeypatch.context() as patched:
             patched.setattr(kernels, "usable", lambda *_: False)
-            plain = error(recoded(codec, rows, width)[0], rows)
+            plain = error(recoded(codec, rows, rate)[0], rows)
         assert compiled == pytest.approx(plain, rel=3e-3)
 
 
@@ -125,24 +134,26 @@ def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     codec = LloydMaxCodec(16)
     levels = normal_levels(3).clone().requires_grad_()
     codes = codec.encode(normal_rows(4, 16), 3, {"levels3": levels.detach()}).codes
-    codec.decode(codes, 3, {"levels3": levels}).sum().backward()
+    codec.decode(codes, torch.ones(4, 1), 3, {"levels3": levels}).sum().backward()
     assert levels.grad is not None and levels.grad.sum() == 64
 
 
 @pytest.mark.parametrize(
-    ("width", "dim", "bits", "gain"), [(1, 5, 12, 0.9), (9, 8, 11, 0.7), (9, 7, 11, 0.7), (10, 11, 10, 0.55)]
+    ("rate", "dim", "bits", "gain"),
+    [(1, 5, 12, 0.9), (0.5, 8, 11, 0.7), (0.5, 7, 11, 0.7), (0.25, 11, 10, 0.55)],
 )
 @pytest.mark.parametrize("is_usable", [False, True])
 def test_the_path_is_optimal(
-    width: int, dim: int, bits: int, gain: float, is_usable: bool, monkeypatch: pytest.MonkeyPatch
+    rate: float, dim: int, bits: int, gain: float, is_usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against all streams of a few numbers."""
     monkeypatch.setattr(kernels, "usable", lambda *_: is_usable)
     rows = normal_rows(4, dim)
     codec = TrellisCodec(dim)
-    values, _ = recoded(codec, rows, width)
+    values, _ = recoded(codec, rows, rate)
     numbers = torch.arange(2**bits) << 16 - bits
-    every = codec.decode(torch.stack([numbers >> 8, numbers & 0xFF], dim=1).to(torch.uint8), width, {})
+    streams = torch.stack([numbers >> 8, numbers & 0xFF], dim=1).to(torch.uint8)
+    every = codec.decode(streams, torch.ones(len(streams), 1), rate, {})
     # Paths are chosen at a size that 8 bits can store, before the scale is fitted.
     exponents = (rows.square().mean(dim=1, keepdim=True).log2() / 2 * 16).round() / 16
     sized = rows / (gain * 2**exponents)
@@ -176,7 +187,7 @@ def test_uniform_codes_worked_by_hand() -> None:
     # The scale of a group is that of -8, so it is negative where the largest number is positive.
     assert found.scales.tolist() == [[1.0, -2.0]]
     assert found.codes.tolist() == [[0x0F, 0x8B, 0x00]]
-    assert codec.scaled(codec.decode(found.codes, 4, {}), found.scales).tolist() == rows.tolist()
+    assert codec.decode(found.codes, found.scales, 4, {}).tolist() == rows.tolist()
 
 
 def test_packing_worked_by_hand() -> None:
@@ -213,55 +224,46 @@ def test_a_rotation_spreads_single_numbers() -> None:
     assert float(rotated.max()) < 2 / math.sqrt(384)
 
 
-def size_of_codes(counts: dict[int, int]) -> int:
-    return sum(width * count for width, count in counts.items())
-
-
 SHARES = 4.0 ** -torch.arange(4, dtype=torch.float64)
+
+
+def allocated(
+    importance: list[float], limit: int, rates: list[float], sizes: list[int], errors: Tensor
+) -> Tensor:
+    """The rates of words within a number of bytes."""
+    size = dict(zip(rates, sizes))
+
+    def is_small(counts: Mapping[float, int]) -> bool:
+        return sum(size[rate] * count for rate, count in counts.items()) <= limit
+
+    return rates_within(torch.tensor(importance), is_small, rates, sizes, errors)
 
 
 def test_bits_of_words_worked_by_hand() -> None:
     """Gains are 16 1; 4 1/4; 1 1/16 for the bits of three words, so the first gets most."""
-    importance = torch.tensor([16.0, 4.0, 1.0])
     found = [
-        widths_within(importance, bits, size_of_codes, range(4), range(4), SHARES).tolist()
-        for bits in range(7)
+        allocated([16.0, 4.0, 1.0], bits, [0, 1, 2, 3], [0, 1, 2, 3], SHARES).tolist() for bits in range(7)
     ]
     assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
 
 
 def test_bits_of_words_are_optimal() -> None:
     importance = torch.rand(5, generator=torch.Generator().manual_seed(1)) ** 3
+    every = torch.tensor(list(itertools.product(range(4), repeat=5))).double()
     for limit in range(2, 15):
-        found = widths_within(importance, limit, size_of_codes, range(4), range(4), SHARES).double()
-        every = [
-            torch.tensor(widths).double()
-            for widths in itertools.product(range(4), repeat=5)
-            if sum(widths) <= limit
-        ]
-        least = min(float((importance * 4.0**-widths).sum()) for widths in every)
-        assert float((importance * 4.0**-found).sum()) == pytest.approx(least)
+        found = allocated(importance.tolist(), limit, [0, 1, 2, 3], [0, 1, 2, 3], SHARES).double()
+        least = (importance * 4.0 ** -every[every.sum(dim=1) <= limit]).sum(dim=1).min()
+        assert float((importance * 4.0**-found).sum()) == pytest.approx(float(least))
 
 
-def test_widths_that_are_not_worth_their_bytes_are_skipped() -> None:
-    """The second width lowers the error by 1/8 for each byte, the third one by 5/16 from the first."""
+def test_rates_that_are_not_worth_their_bytes_are_skipped() -> None:
+    """The second rate lowers the error by 1/8 for each byte, the third one by 5/16 from the first."""
     shares = torch.tensor([1.0, 0.875, 0.375, 0.25], dtype=torch.float64)
-    sizes = [0, 1, 2, 4]
-
-    def found(limit: int) -> list[int]:
-        importance = torch.tensor([4.0, 1.0])
-        size_of = {0: 0, 9: 1, 3: 2, 4: 4}
-        widths = widths_within(
-            importance,
-            limit,
-            lambda counts: sum(size_of.get(width, 0) * count for width, count in counts.items()),
-            [0, 9, 3, 4],
-            sizes,
-            shares,
-        )
-        return widths.tolist()
-
-    assert [found(limit) for limit in (0, 2, 4, 6, 8)] == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
+    found = [
+        allocated([4.0, 1.0], limit, [0, 0.5, 3, 4], [0, 1, 2, 4], shares).tolist()
+        for limit in (0, 2, 4, 6, 8)
+    ]
+    assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
 
 
 def test_even_bits() -> None:
@@ -287,8 +289,8 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
 
 def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
     rows = correlated_rows(12)
-    codec = SpectralCodec(12, [3, *SpectralCodec(12).counts])
-    reflected = spectral._reflected(rows, codec.learn(rows, [2], 0)["axes"])
+    codec = SpectralCodec(12, layout=[3, *[0] * 110])
+    reflected = codec.project(rows, codec.learn(rows, [2], 0))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
     wanted = torch.linalg.svdvals(rows)[:3]
     torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.quant import kernels
+from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, Packed
 from shared_embeddings.quant.packed_tensor import (
     PackedTensor,
@@ -242,7 +243,7 @@ def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
     for method in se.methods():
         for options in se.options(method).examples(words, dim).values():
             yield from ((method, options, store) for store in ("int8", "int4"))
-    for codec in ("uniform", "lloyd_max", "residual", "trellis", "principal", "spectral"):
+    for codec in codecs():
         for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
             yield "quantized", {"bits": bits, "codec": codec}, "fp16"
 

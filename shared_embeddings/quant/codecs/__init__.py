@@ -1,1 +1,7 @@
-"""One codec each. Importing this package imports them all."""
+"""One module for each codec. Importing this package imports them all, and each registers its codec."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

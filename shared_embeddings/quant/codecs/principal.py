@@ -1,7 +1,7 @@
 """Bits for each principal direction of the table (reverse water-filling), and a mean.
 
 A row is the mean plus a sum of principal directions. A factor of a row is one of the levels of its direction:
-the directions with the largest variance have the most bits, those with the smallest none. Words of each width
+the directions with the largest variance have the most bits, those with the smallest none. Words of each rate
 have their own bits and spreads; the directions and the levels are shared. There are no scales.
 
 Axes: ``n`` rows, ``D`` dimensions, ``R`` directions with bits.
@@ -10,17 +10,19 @@ Axes: ``n`` rows, ``D`` dimensions, ``R`` directions with bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
-from shared_embeddings.quant.codec import Codebooks, Codec, Encoded
-from shared_embeddings.quant.codecs.lloyd_max import normal_error, normal_levels
+from shared_embeddings.quant.codec import Books, Codec, Encoded, Fitted, register, squared_norms
+from shared_embeddings.quant.codecs.lloyd_max import nearest_entries, normal_error, normal_levels
+from shared_embeddings.quant.decoder import windows
 from shared_embeddings.utils.tracing import cache_tensor
 
 _MOST_BITS = 8
@@ -34,233 +36,206 @@ _STEPS = 8
 _BINS = 4096
 
 
+def decode_principal(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
+    """The mean plus a sum of directions; each factor is one of the levels for its bits."""
+    basis, width = parts["basis"], int(rate)
+    if not width:
+        return np.broadcast_to(basis[0], (len(codes), dim))
+    counts = parts["directions"][9 * (width - 1) : 9 * width] or [dim * (bits == width) for bits in range(9)]
+    bits = np.array([one for one in range(8, 0, -1) for _ in range(counts[one])], np.int64)
+    numbers = windows(codes, bits.cumsum(), bits).astype(np.int64) + 2**bits - 2
+    factors = parts["levels"][numbers] * parts["spread"][width - 1, : len(bits)]
+    return basis[0] + factors @ basis[1 : 1 + len(bits)]
+
+
 class _Field(NamedTuple):
     """Directions with the same number of bits, one after another.
 
     Attributes:
         bits: of each of them.
-        first, last: the directions, the last excluded.
+        columns: the directions.
         start: the position of the first bit in the codes of a row.
     """
 
     bits: int
-    first: int
-    last: int
+    columns: slice
     start: int
 
+    @property
+    def entries(self) -> slice:
+        """Where the levels of these bits are."""
+        return _entries(self.bits)
 
+
+@register("principal")
 class PrincipalCodec(Codec):
     """See the module.
 
-    Codebooks: ``basis`` ``(1 + R, D)``, the mean and the directions; ``spread`` ``(widest, R)``; ``levels``,
-    those of 1 bit, of 2 bits and so on.
+    Codebooks: ``basis`` ``(1 + R, D)``, the mean and the directions; ``spread`` ``(highest rate, R)``;
+    ``levels``, those of 1 bit, of 2 bits and so on. A decoded row ``(1 + R,)`` is a 1 and the factors.
 
-    Args:
-        directions: for each width from 1 to 8 the number of directions with 0, 1, ... 8 bits; by default all
-            directions have as many bits as the width.
+    The layout is for each rate from 1 to 8 the number of directions with 0, 1, ... 8 bits; by default all
+    directions have as many bits as the rate.
     """
 
-    name = "principal"
+    about = "more bits for principal directions with more variance, for word vectors"
     rotates = False
-    adapts = True
+    example_bits = 3.0
+    standalone = (decode_principal,)
 
-    def __init__(self, dim: int, directions: Sequence[int] = ()) -> None:
-        super().__init__(dim)
-        counts = list(directions) or [
-            dim * (bits == width) for width in self.widths[1:] for bits in range(_MOST_BITS + 1)
-        ]
-        self.directions = counts
+    def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
+        super().__init__(dim, group_size, layout)
+        counts = layout or [dim * (bits == rate) for rate in self.rates[1:] for bits in range(_MOST_BITS + 1)]
         parts = [counts[start : start + 9] for start in range(0, len(counts), 9)]
         self.rank = max(dim - part[0] for part in parts)
         self._most = max(bits for part in parts for bits, count in enumerate(part) if count)
-        self._fields = {width: list(_fields(part)) for width, part in enumerate(parts, 1)}
-        self._shares: Tensor | None = None
-        self._learned: Codebooks = {}
+        self._fields = {float(rate): list(_fields(part)) for rate, part in enumerate(parts, 1)}
 
     @property
     def num_scales(self) -> int:
-        """As in the base class."""
         return 0
 
-    def row_bytes(self, width: int) -> int:
-        """As in the base class."""
-        return bytes_for(width * self.dim)
+    def row_bytes(self, rate: float) -> int:
+        return bytes_for(int(rate) * self.dim)
 
-    def options(self) -> dict[str, object]:
-        """As in the base class."""
-        return {"directions": self.directions}
-
-    def codebook_shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """As in the base class."""
+    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         return {
             "basis": (1 + self.rank, self.dim),
-            "spread": (max(widths, default=0), self.rank),
+            "spread": (int(max(rates, default=0)), self.rank),
             "levels": (2 ** (self._most + 1) - 2,),
         }
 
-    def initial_codebooks(self, widths: Sequence[int]) -> Codebooks:
-        """As in the base class: random directions, levels for normal numbers, spreads for random codes.
+    def initial_books(self, rates: Sequence[float]) -> Books:
+        """Random directions, levels for normal numbers, spreads for random codes.
 
         The entries of rows have a std near D**-0.5.
         """
-        shapes = self.codebook_shapes(widths)
+        shapes = self.book_shapes(rates)
         basis = torch.randn(shapes["basis"], device="cpu") * max(self.rank * self.dim, 1) ** -0.5
         basis[0] = 0.0
-        levels = self._normal_levels()
-        spread = torch.ones(shapes["spread"])
-        for width, row in enumerate(spread, 1):
-            for field in self._fields[width]:
-                row[field.first : field.last] /= levels[_entries(field.bits)].square().mean().sqrt()
+        levels, spread = self._normal_levels(), torch.ones(shapes["spread"])
+        for rate, row in enumerate(spread, 1):
+            for field in self._fields[rate]:
+                row[field.columns] /= levels[field.entries].square().mean().sqrt()
         return {"basis": basis, "spread": spread, "levels": levels}
 
     def _normal_levels(self) -> Tensor:
         """Levels for normal numbers."""
         return torch.cat([torch.empty(0, device="cpu"), *map(normal_levels, range(1, self._most + 1))])
 
-    # Adapting to a table.
+    # Fitting.
 
-    def adapted(self, rows: Tensor, bits: float) -> Codec:
-        """As in the base class: the principal directions that are worth their bytes at a mean of `bits`."""
-        found = copy.copy(self)
-        mean = _mean(rows)
-        variances, basis = principal_directions(rows, mean)
-        gains = variances.unsqueeze(1) * _errors().diff().neg()
+    def fit(
+        self,
+        table: Tensor,
+        bits: float,
+        importance: Tensor | None,
+        is_small: Callable[[Codec, Mapping[float, int]], bool],
+    ) -> Fitted:
+        """The principal directions that are worth their bytes, their bits for the words of each rate, and the
+        levels and spreads for them.
+        """
+        draft, errors = copy.copy(self), _errors()
+        mean = _mean(table)
+        variances, directions = principal_directions(table, mean)
+        gains = variances.unsqueeze(1) * errors.diff().neg()
         least = gains.flatten().sort(descending=True).values[max(round(bits * self.dim), 1) - 1]
         # The net gain of a direction, against the same bits for others.
-        net = ((gains - least).clamp(min=0).sum(dim=1) * len(rows) - _BASIS_BITS * self.dim * least) > 0
-        found.rank = max(int(net.sum()), 1)
-        found._learned = {"basis": torch.cat([mean.unsqueeze(0), basis[: found.rank]]).float()}
-        left = float(variances[found.rank :].sum())
-        kept = variances[: found.rank]
+        net = ((gains - least).clamp(min=0).sum(dim=1) * len(table) - _BASIS_BITS * self.dim * least) > 0
+        draft.rank = rank = max(int(net.sum()), 1)
+        basis = torch.cat([mean.unsqueeze(0), directions[:rank]]).to(table)
+        kept, left = variances[:rank], float(variances[rank:].sum())
         shares = [
-            float((kept * _errors()[direction_bits(kept, range(9), _errors(), width * self.dim)]).sum())
-            + left
-            for width in self.widths
+            float((kept * errors[direction_bits(kept, range(9), errors, rate * self.dim)]).sum()) + left
+            for rate in self.rates
         ]
-        found._shares = torch.tensor(shares, dtype=torch.float64) / variances.sum().clamp(min=1e-30)
-        return found
+        missed = torch.tensor(shares, dtype=torch.float64) / variances.sum().clamp(min=1e-30)
+        rates = draft.allocate(squared_norms(table, basis[0]), importance, is_small, missed)
 
-    def error_shares(self) -> Tensor:
-        """As in the base class, of the table that it was adapted to."""
-        return super().error_shares() if self._shares is None else self._shares
+        # The bits of directions for the words of each rate.
+        sample, layout = {}, []
+        spread = torch.ones(int(rates.max()), rank)
+        every = -(-int((rates > 0).sum()) * rank // _SAMPLE)
+        for rate in self.rates[1:]:
+            words = (rates == rate).nonzero().flatten().to(table.device)
+            chosen = torch.zeros(rank, dtype=torch.long)
+            if len(words):
+                sample[rate] = ((table[words[::every]] - basis[0]) @ basis[1:].t()).cpu()
+                variances = torch.zeros(rank, dtype=torch.float64)
+                for ids in words.split(_BLOCK):
+                    part = (table[ids] - basis[0]) @ basis[1:].t()
+                    variances += part.double().square().sum(dim=0).cpu() / len(words)
+                chosen = direction_bits(variances, range(9), errors, rate * self.dim)
+                chosen = chosen.sort(descending=True).values
+                spread[int(rate) - 1] = variances.sqrt().clamp(min=1e-30).float()
+            counts = torch.bincount(chosen, minlength=_MOST_BITS + 1)
+            counts[0] += self.dim - rank
+            layout += counts.tolist()
+        codec = PrincipalCodec(self.dim, layout=layout)
+        levels, spread = codec._normal_levels(), spread[:, : codec.rank]
+        codec._train(sample, levels, spread)
+        books = {"basis": basis[: 1 + codec.rank].cpu(), "spread": spread, "levels": levels}
+        return Fitted(codec, rates, books)
 
-    def energy(self, rows: Tensor) -> Tensor:
-        """As in the base class, around the mean."""
-        mean, found = self._learned["basis"][0].to(rows), rows.new_empty(len(rows), dtype=torch.float64)
-        for part, energy in zip(rows.split(_BLOCK), found.split(_BLOCK), strict=True):
-            energy.copy_((part - mean).double().square().sum(dim=1))
-        return found
-
-    def laid_out(self, rows: Tensor, widths: Tensor) -> Codec:
-        """As in the base class: the bits of directions for the words of each width, and their codebooks."""
-        basis = self._learned["basis"].to(rows)
-        factors, directions = {}, []
-        spread = torch.ones(int(widths.max()), self.rank)
-        every = -(-int((widths > 0).sum()) * self.rank // _SAMPLE)
-        for width in self.widths[1:]:
-            mine = (widths == width).nonzero().flatten().to(rows.device)
-            bits = torch.zeros(self.rank, dtype=torch.long)
-            if len(mine):
-                factors[width] = ((rows[mine[::every]] - basis[0]) @ basis[1:].t()).cpu()
-                variances = torch.zeros(self.rank, dtype=torch.float64)
-                for ids in mine.split(_BLOCK):
-                    part = (rows[ids] - basis[0]) @ basis[1:].t()
-                    variances += part.double().square().sum(dim=0).cpu() / len(mine)
-                bits = direction_bits(variances, range(9), _errors(), width * self.dim)
-                bits = bits.sort(descending=True).values
-                spread[width - 1] = variances.sqrt().clamp(min=1e-30).float()
-            counts = torch.bincount(bits, minlength=_MOST_BITS + 1)
-            counts[0] += self.dim - self.rank
-            directions += counts.tolist()
-        found = PrincipalCodec(self.dim, directions)
-        levels = found._normal_levels()
-        found._learned = {
-            "basis": basis[: 1 + found.rank].cpu(),
-            "spread": spread[:, : found.rank],
-            "levels": levels,
-        }
-        found._train(factors)
-        return found
-
-    def _train(self, sample: dict[int, Tensor]) -> None:
-        """Alternate between levels and spreads with the least squared error for the factors by width."""
-        levels, spread = self._learned["levels"], self._learned["spread"]
+    def _train(self, sample: Mapping[float, Tensor], levels: Tensor, spread: Tensor) -> None:
+        """Alternate between levels and spreads with the least squared error for the factors by rate."""
+        fields = [(rate, field) for rate in sample for field in self._fields[rate]]
         for bits in range(1, self._most + 1):
             pooled = [
-                (values[:, field.first : field.last] / spread[width - 1, field.first : field.last]).flatten()
-                for width, values in sample.items()
-                for field in self._fields[width]
+                (sample[rate][:, field.columns] / spread[int(rate) - 1, field.columns]).flatten()
+                for rate, field in fields
                 if field.bits == bits
             ]
             if pooled:
                 levels[_entries(bits)] = _companded(torch.cat(pooled), bits)
         for _ in range(_STEPS):
             sums, norms = torch.zeros_like(levels), torch.zeros_like(levels)
-            for width, values in sample.items():
-                for field in self._fields[width]:
-                    scales, entry = spread[width - 1, field.first : field.last], _entries(field.bits)
-                    wanted = values[:, field.first : field.last]
-                    codes = _nearest(wanted / scales, levels[entry])
-                    sums[entry].index_add_(0, codes.flatten(), (wanted * scales).flatten())
-                    norms[entry].index_add_(0, codes.flatten(), scales.square().expand_as(wanted).flatten())
-                    coded = levels[entry][codes]
-                    best = (wanted * coded).sum(dim=0) / coded.square().sum(dim=0).clamp(min=1e-30)
-                    spread[width - 1, field.first : field.last] = torch.where(best > 0, best, scales)
+            for rate, field in fields:
+                scales, entries = spread[int(rate) - 1, field.columns], field.entries
+                wanted = sample[rate][:, field.columns]
+                codes = nearest_entries(wanted / scales, levels[entries])
+                sums[entries].index_add_(0, codes.flatten(), (wanted * scales).flatten())
+                norms[entries].index_add_(0, codes.flatten(), scales.square().expand_as(wanted).flatten())
+                coded = levels[entries][codes]
+                best = (wanted * coded).sum(dim=0) / coded.square().sum(dim=0).clamp(min=1e-30)
+                spread[int(rate) - 1, field.columns] = torch.where(best > 0, best, scales)
             levels.copy_(torch.where(norms > 0, sums / norms.clamp(min=1e-30), levels))
             for bits in range(1, self._most + 1):
                 levels[_entries(bits)] = levels[_entries(bits)].sort().values
 
-    def learn(self, rows: Tensor, widths: Sequence[int], seed: int) -> Codebooks:
-        """As in the base class: those that `laid_out` found."""
-        return self._learned
-
     # Coding.
 
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: the nearest levels."""
-        basis, spread, levels = codebooks["basis"], codebooks["spread"], codebooks["levels"]
-        factors = (rows - basis[0]) @ basis[1:].t() / spread[width - 1]
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+        """The nearest levels."""
+        basis, levels = books["basis"], books["levels"]
+        factors = (rows - basis[0]) @ basis[1:].t() / books["spread"][int(rate) - 1]
         bits = [
-            bits_of(_nearest(factors[:, field.first : field.last], levels[_entries(field.bits)]), field.bits)
-            for field in self._fields[width]
+            bits_of(nearest_entries(factors[:, field.columns], levels[field.entries]), field.bits)
+            for field in self._fields[rate]
         ]
-        missing = width * self.dim - sum(part.size(1) for part in bits)
+        missing = int(rate) * self.dim - sum(part.size(1) for part in bits)
         packed = pack_bits(F.pad(torch.cat(bits, dim=1), (0, missing)), 1)
         return Encoded(packed, rows.new_empty(len(rows), 0))
 
-    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """As in the base class."""
-        factors, basis = self._factors(codes, width, codebooks), codebooks["basis"]
-        return torch.addmm(basis[0], factors, basis[1 : 1 + factors.size(1)])
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        parts = [scales.new_ones(codes.size(0), 1)]
+        for field in self._fields[rate]:
+            columns = field.columns
+            numbers = read_windows(codes, columns.stop - columns.start, field.bits, field.bits, field.start)
+            factors = F.embedding(numbers, books["levels"][field.entries].unsqueeze(1)).squeeze(-1)
+            parts.append((factors * books["spread"][int(rate) - 1, columns]).to(scales.dtype))
+        rows = torch.cat(parts, dim=1)
+        return F.pad(rows, (0, 1 + self.rank - rows.size(1)))
 
-    def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
-        """The values unchanged."""
-        return values.to(scales.dtype)
+    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
+        """The mean only."""
+        return F.pad(scales.new_ones(scales.size(0), 1), (0, self.rank))
 
-    def uncoded(self, codebooks: Codebooks, scales: Tensor) -> Tensor:
-        """The mean."""
-        return codebooks["basis"][0].to(scales.dtype).expand(scales.size(0), -1)
+    def restore(self, rows: Tensor, books: Books) -> Tensor:
+        return rows @ books["basis"].to(rows.dtype)
 
-    def scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
-    ) -> Tensor:
-        """As in the base class, from the factors."""
-        products = F.linear(hidden, codebooks["basis"].to(hidden.dtype))
-        found = hidden.new_empty(len(hidden), len(codes))
-        for start in range(0, len(codes), _BLOCK):
-            factors = self._factors(codes[start : start + _BLOCK], width, codebooks).to(hidden.dtype)
-            scored = products[:, 1 : 1 + factors.size(1)] @ factors.t()
-            found[:, start : start + _BLOCK] = scored + products[:, :1]
-        return found
-
-    def _factors(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """The factors ``(n, m)`` of the first m directions."""
-        levels, parts = codebooks["levels"], []
-        for bits, first, last, start in self._fields[width]:
-            numbers = read_windows(codes, last - first, bits, bits, start)
-            parts.append(F.embedding(numbers, levels[_entries(bits)].unsqueeze(1)).squeeze(-1))
-        factors = torch.cat(parts, dim=1)
-        return factors * codebooks["spread"][width - 1, : factors.size(1)]
+    def project(self, hidden: Tensor, books: Books) -> Tensor:
+        return F.linear(hidden, books["basis"].to(hidden.dtype))
 
 
 @cache_tensor
@@ -274,7 +249,7 @@ def _fields(counts: Sequence[int]) -> Iterator[_Field]:
     first = start = 0
     for bits in range(len(counts) - 1, 0, -1):
         if counts[bits]:
-            yield _Field(bits, first, first + counts[bits], start)
+            yield _Field(bits, slice(first, first + counts[bits]), start)
             first, start = first + counts[bits], start + bits * counts[bits]
 
 
@@ -292,11 +267,6 @@ def _companded(values: Tensor, bits: int) -> Tensor:
     shares = torch.histc(values, _BINS, low, high).pow(1 / 3).cumsum(0)
     ranks = (torch.arange(2**bits) + 0.5) / 2**bits * shares[-1]
     return low + (high - low) / _BINS * (torch.searchsorted(shares, ranks) + 0.5)
-
-
-def _nearest(values: Tensor, levels: Tensor) -> Tensor:
-    """The numbers of the nearest of ascending levels."""
-    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
 def _mean(rows: Tensor) -> Tensor:

@@ -8,27 +8,41 @@ Axes: ``n`` rows, ``D`` dimensions, ``K`` reflections.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant.allocation import direction_bits
-from shared_embeddings.quant.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.quant.codec import (
+    RATES,
+    Books,
+    Codec,
+    Encoded,
+    Fitted,
+    fitted_scales,
+    register,
+    row_sizes,
+    squared_norms,
+)
 from shared_embeddings.quant.codecs.principal import principal_directions
 from shared_embeddings.quant.codecs.trellis import (
     Runs,
+    TrellisCodec,
     entries_of,
-    errors_of,
     gains_for,
     nearest_states,
     packed_states,
+    path_books,
+    path_entries,
+    path_gain,
     path_scores,
     read_entries,
     steps_for,
     stream_bytes,
-    trellis_widths,
 )
 
 # The bits of a number of a reflection as stored, and the share of all bits that reflections may take.
@@ -36,136 +50,135 @@ _AXIS_BITS = 16
 _SHARE = 0.04
 
 
-class SpectralCodec(Codec):
+def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
+    """Trellis codes with the bits and the size of each direction, reflected back."""
+    axes, spread = parts["axes"], parts["spread"]
+    start = 1 + len(RATES) * (RATES.index(rate) - 1)
+    counts = parts["directions"][start : start + len(RATES)] or [dim * (other == rate) for other in RATES]
+    each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
+    sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
+    gains = np.array([path_gain(one) for one in each], np.float32)
+    rows = np.pad(path_entries(codes, each) * (sizes * gains), ((0, 0), (0, dim - len(each))))
+    for axis in axes[::-1]:
+        axis = axis / max(np.linalg.norm(axis), 1e-12)
+        rows = rows - 2 * (rows @ axis)[:, None] * axis
+    return rows
+
+
+@register("spectral")
+class SpectralCodec(TrellisCodec):
     """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``spread`` ``(K + 1,)``, the size of
     numbers along each principal direction, then of the others.
 
-    Args:
-        directions: K, then for each width from 1 to 10 how many dimensions have each width; by default all
-            have that of the word, with an eighth of D reflections.
+    The layout is K, then for each rate in the order of `RATES`, without 0, how many dimensions have each
+    rate; by default all have that of the word, with an eighth of D reflections.
     """
 
-    name = "spectral"
-    adapts = True
+    about = "trellis, with more bits for principal directions"
+    example_bits = 2.5
+    standalone = (path_gain, path_books, path_entries, decode_spectral)
 
-    def __init__(self, dim: int, directions: Sequence[int] = ()) -> None:
-        super().__init__(dim)
-        self.widths = trellis_widths(dim)
-        plain = [dim * (other == width) for width in range(1, len(RATES)) for other in range(len(RATES))]
-        self.num_axes, *self.counts = directions or (dim // 8, *plain)
-        self._shares: Tensor | None = None
+    def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
+        super().__init__(dim, group_size, layout)
+        plain = [dim * (other == rate) for rate in RATES[1:] for other in RATES]
+        self.num_axes, *self._counts = layout or (dim // 8, *plain)
 
-    def row_bytes(self, width: int) -> int:
-        """As in the base class."""
-        return stream_bytes(steps_for(((RATES[width], self.dim),)))
-
-    def options(self) -> dict[str, object]:
-        """As in the base class."""
-        return {"directions": [self.num_axes, *self.counts]}
-
-    def codebook_shapes(self, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """As in the base class."""
+    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         return {"axes": (self.num_axes, self.dim), "spread": (self.num_axes + 1,)}
 
-    def initial_codebooks(self, widths: Sequence[int]) -> Codebooks:
-        """As in the base class: reflections that exchange signs only."""
+    def initial_books(self, rates: Sequence[float]) -> Books:
+        """Reflections that exchange signs only."""
         return {"axes": torch.eye(self.num_axes, self.dim), "spread": torch.ones(self.num_axes + 1)}
 
-    def runs(self, width: int) -> Runs:
+    def runs(self, rate: float) -> Runs:
         """The bits of the dimensions of a row, descending, each with how many dimensions have them."""
-        counts = self.counts[len(RATES) * (width - 1) : len(RATES) * width]
-        return tuple(
-            (rate, count) for rate, count in sorted(zip(RATES, counts), reverse=True) if rate * count
-        )
+        start = len(RATES) * (RATES.index(rate) - 1)
+        pairs = zip(RATES, self._counts[start : start + len(RATES)])
+        return tuple((one, count) for one, count in sorted(pairs, reverse=True) if one * count)
 
-    # Adapting to a table.
+    def fit(
+        self,
+        table: Tensor,
+        bits: float,
+        importance: Tensor | None,
+        is_small: Callable[[Codec, Mapping[float, int]], bool],
+    ) -> Fitted:
+        """As many directions as fit into a small share of the bits, and their bits for each rate."""
+        most = min(int(_SHARE * bits * len(table) / _AXIS_BITS), self.dim // 4)
+        variances, _ = _spectrum(table, most)
+        limits, shares, layout = super().errors(), {0.0: 1.0}, [most]
+        for rate in RATES[1:]:
+            chosen = self._direction_rates(variances, rate, limits)
+            missed = (variances * limits[chosen]).sum() / variances.sum().clamp(min=1e-30)
+            shares[rate] = float(missed)
+            counts = chosen.bincount(minlength=len(self.rates)).tolist()
+            layout += [dict(zip(self.rates, counts)).get(one, 0) for one in RATES]
+        codec = SpectralCodec(self.dim, layout=layout)
+        errors = torch.tensor([shares[rate] for rate in self.rates], dtype=torch.float64)
+        return Fitted(codec, codec.allocate(squared_norms(table), importance, is_small, errors))
 
-    def adapted(self, rows: Tensor, bits: float) -> Codec:
-        """As in the base class: as many directions as fit into a small share of the bits, and their bits."""
-        most = int(_SHARE * bits * len(rows) / _AXIS_BITS)
-        found = SpectralCodec(self.dim, [min(most, self.dim // 4), *self.counts])
-        variances = found._spectrum(rows)[0]
-        shares, counts = {0: 1.0}, []
-        for width in range(1, len(RATES)):
-            chosen = found._chosen_widths(variances, width)
-            shares[width] = float((variances * errors_of(chosen)).sum() / variances.sum().clamp(min=1e-30))
-            counts += torch.tensor(chosen).bincount(minlength=len(RATES)).tolist()
-        found.counts = counts
-        found._shares = torch.tensor([shares[width] for width in self.widths], dtype=torch.float64)
-        return found
-
-    def _chosen_widths(self, variances: Tensor, width: int) -> list[int]:
-        """The width of every direction, for rows that are as long as those with `width`."""
-        rates = [RATES[one] for one in self.widths]
-        errors = errors_of(self.widths)
-        total = RATES[width] * self.dim + max(RATES)  # the bits of the first state are not those of a step
+    def _direction_rates(self, variances: Tensor, rate: float, errors: Tensor) -> Tensor:
+        """The place of every direction's rate among `rates`, for rows as long as trellis codes of `rate`."""
+        total = rate * self.dim + max(RATES)  # the bits of the first state are not those of a step
         while True:
-            chosen = direction_bits(variances, rates, errors, total)
-            counts = chosen.bincount(minlength=len(rates)).tolist()
-            runs = tuple((rate, count) for rate, count in zip(rates, counts) if rate * count)
-            if stream_bytes(steps_for(runs[::-1])) <= self.row_bytes(width):
-                return [self.widths[one] for one in chosen.tolist()]
+            chosen = direction_bits(variances, self.rates, errors, total)
+            counts = chosen.bincount(minlength=len(self.rates)).tolist()
+            runs = tuple((one, count) for one, count in zip(self.rates, counts) if one * count)
+            if stream_bytes(steps_for(runs[::-1])) <= self.row_bytes(rate):
+                return chosen
             total -= 1
 
-    def error_shares(self) -> Tensor:
-        """As in the base class, of the table that it was adapted to."""
-        return super().error_shares() if self._shares is None else self._shares
-
-    def learn(self, rows: Tensor, widths: Sequence[int], seed: int) -> Codebooks:
-        """As in the base class: reflections onto the principal directions."""
-        variances, directions = self._spectrum(rows)
+    def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
+        """Reflections onto the principal directions."""
+        variances, directions = _spectrum(rows, self.num_axes)
         axes = torch.geqrf(directions).a.tril(-1).t() if self.num_axes else directions.t()
         axes = axes + torch.eye(self.num_axes, self.dim)
         spread = variances[: self.num_axes + 1].sqrt().clamp(min=1e-4)
         return {"axes": F.normalize(axes).to(rows), "spread": spread.to(rows)}
 
-    def _spectrum(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Variances ``(D,)`` of rows with a variance of one, equal but for K; the K directions ``(D, K)``."""
-        variances, basis = principal_directions(rows, torch.zeros(self.dim))
-        variances = variances / variances.mean().clamp(min=1e-30)
-        variances[self.num_axes :] = variances[self.num_axes :].mean()
-        return variances, basis[: self.num_axes].t().contiguous()
-
-    # Coding.
-
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: the path with the least squared error for rows at the size of entries."""
-        reflected = _reflected(rows, codebooks["axes"])
-        steps, sizes = steps_for(self.runs(width)), self._sizes(width, codebooks)
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+        """The path with the least squared error for reflected rows at the size of entries."""
+        reflected = self.project(rows, books)
+        steps, sizes = steps_for(self.runs(rate)), self._sizes(rate, books)
         targets = reflected[:, : len(sizes)] / (row_sizes(rows) * sizes)
         states = nearest_states(targets, steps, sizes.square())
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes)))
         codes = packed_states(states, steps)
-        missing = self.row_bytes(width) - codes.size(1)
+        missing = self.row_bytes(rate) - codes.size(1)
         return Encoded(F.pad(codes, (0, missing)), fitted_scales(reflected, values))
 
-    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """As in the base class."""
-        return _reflected(self.scored_rows(codes, width, codebooks), codebooks["axes"].flip(0))
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        """Reflected rows."""
+        sizes = self._sizes(rate, books)
+        values = read_entries(codes, steps_for(self.runs(rate))) * sizes
+        return F.pad(values, (0, self.dim - len(sizes))).to(scales.dtype) * scales
 
-    def scored_states(self, hidden: Tensor, codebooks: Codebooks) -> Tensor:
-        """As in the base class; the hidden states are reflected instead of the rows."""
-        return _reflected(hidden, codebooks["axes"].to(hidden.dtype))
+    def restore(self, rows: Tensor, books: Books) -> Tensor:
+        return _reflected(rows, books["axes"].flip(0))
+
+    def project(self, hidden: Tensor, books: Books) -> Tensor:
+        return _reflected(hidden, books["axes"])
 
     def direct_scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+        self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        """As in the base class."""
-        sizes = self._sizes(width, codebooks)
-        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self.runs(width)), scales)
+        sizes = self._sizes(rate, books)
+        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self.runs(rate)), scales)
 
-    def scored_rows(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """As in the base class: reflected rows."""
-        sizes = self._sizes(width, codebooks)
-        values = read_entries(codes, steps_for(self.runs(width))) * sizes
-        return F.pad(values, (0, self.dim - len(sizes)))
-
-    def _sizes(self, width: int, codebooks: Codebooks) -> Tensor:
+    def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size of the entries of every dimension with bits."""
-        spread, runs = codebooks["spread"], self.runs(width)
+        spread, runs = books["spread"], self.runs(rate)
         sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
         gains = gains_for(runs, spread.device)
         return sizes[: len(gains)] * gains.to(spread.dtype)
+
+
+def _spectrum(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Variances ``(D,)`` of rows with a variance of one, equal but for K; the K directions ``(D, K)``."""
+    variances, basis = principal_directions(rows, torch.zeros(rows.size(1)))
+    variances = variances / variances.mean().clamp(min=1e-30)
+    variances[count:] = variances[count:].mean()
+    return variances, basis[:count].t().contiguous()
 
 
 def _reflected(values: Tensor, axes: Tensor) -> Tensor:

@@ -12,30 +12,30 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
-from shared_embeddings.quant.codec import RATES, Codebooks, Codec, Encoded, fitted_scales, row_sizes
+from shared_embeddings.quant.codec import RATES, Books, Codec, Encoded, fitted_scales, register, row_sizes
+from shared_embeddings.quant.decoder import windows
 from shared_embeddings.utils.tracing import cache_tensor, has_values
 
 STATE_BITS = 12
 _STATES = 2**STATE_BITS
 # The free bits of a row's first state; the bits before them are zero.
 START_BITS = 8
-# The most numbers that share a state.
-_MOST_NUMBERS = 4
 # Fractions of a bit are worth their table look-ups in rows of at least so many numbers.
 _LEAST_DIM = 32
 # Rows whose path costs are updated together; their costs fit into the cache of a core.
 _ROWS = 32
-# The mean squared errors of normal numbers, as measured in 128 dimensions, by bits of a number.
-_ERRORS = {
+# The mean squared errors of normal numbers by rate, as measured in 128 dimensions.
+ERRORS = {
     0.0: 1.0,
     0.25: 0.693,
     0.5: 0.502,
@@ -48,8 +48,6 @@ _ERRORS = {
     7.0: 0.00015,
     8.0: 0.00007,
 }
-# The nearest paths to normal numbers vary less than these; entries are multiplied by this factor.
-_GAINS = {0.25: 0.55, 0.5: 0.7, 1.0: 0.9}
 
 
 class Step(NamedTuple):
@@ -70,10 +68,10 @@ Runs = tuple[tuple[float, int], ...]
 
 
 @functools.cache
-def steps_for(rates: Runs) -> Steps:
+def steps_for(runs: Runs) -> Steps:
     """The steps for runs of numbers."""
     steps: list[Step] = []
-    for rate, count in rates:
+    for rate, count in runs:
         each = max(1, round(1 / rate))
         whole, rest = divmod(count, each)
         steps += [Step(max(1, int(rate)), each)] * whole + [Step(1, rest)] * (rest > 0)
@@ -81,72 +79,103 @@ def steps_for(rates: Runs) -> Steps:
 
 
 @cache_tensor
-def gains_for(rates: Runs, device: torch.device) -> Tensor:
+def gains_for(runs: Runs, device: torch.device) -> Tensor:
     """The factors of the entries of all numbers."""
-    factors = [_GAINS.get(rate, 1.0) for rate, count in rates for _ in range(count)]
-    return torch.tensor(factors, device=device)
+    return torch.tensor([path_gain(rate) for rate, count in runs for _ in range(count)], device=device)
 
 
-def errors_of(widths: Sequence[int]) -> Tensor:
-    """The mean squared errors of normal numbers for `widths`."""
-    return torch.tensor([_ERRORS[RATES[width]] for width in widths], dtype=torch.float64)
+# Stand-alone decoding.
 
 
-def trellis_widths(dim: int) -> tuple[int, ...]:
-    """The widths of rows of D numbers, ascending by bits."""
-    widths = range(len(RATES)) if dim >= _LEAST_DIM else range(9)
-    return tuple(sorted(widths, key=lambda width: RATES[width]))
+def path_gain(rate: float) -> float:
+    """The factor of entries: the nearest paths to normal numbers vary less than these."""
+    return {0.25: 0.55, 0.5: 0.7, 1.0: 0.9}.get(rate, 1.0)
 
 
+@functools.cache
+def path_books() -> Any:
+    """The entries ``(4, 4096)`` of all states for the first to fourth number that shares a state.
+
+    They are quantiles of the normal distribution, each in another scrambled order: that of the finalizer of
+    MurmurHash3, in 64-bit numbers that hold 32 bits.
+    """
+    from statistics import NormalDist  # this function is also part of stand-alone programs
+
+    count = 4096
+    quantiles = np.array([NormalDist().inv_cdf((rank + 0.5) / count) for rank in range(count)], np.float32)
+    hashed = np.arange(4 * count, dtype=np.int64).reshape(4, count)
+    for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
+        hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
+    return quantiles[(hashed ^ hashed >> 16).argsort().argsort()]
+
+
+def path_entries(codes: Any, rates: list[float]) -> Any:
+    """Entries of states, each of which gives one number, or two or four with less than one bit for each."""
+    ends: list[int] = []
+    books: list[int] = []
+    left = 0
+    for place, rate in enumerate(rates):
+        is_new = left == 0 or rate != rates[place - 1]
+        left = max(1, round(1 / rate)) if is_new else left
+        ends.append(ends[-1] + is_new * max(1, int(rate)) if ends else 8)
+        books.append(0 if is_new else books[-1] + 1)
+        left -= 1
+    return path_books()[books, windows(codes, np.array(ends), 12)]
+
+
+def decode_trellis(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
+    """Entries of the states along a path (after QTIP, Tseng et al., 2024)."""
+    return path_entries(codes, [rate] * dim)
+
+
+@register("trellis")
 class TrellisCodec(Codec):
     """See the module."""
 
-    name = "trellis"
+    about = "paths through a trellis, the most exact of these"
+    standalone: ClassVar[Sequence[Callable[..., Any]]] = (path_books, path_entries, decode_trellis)
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.widths = trellis_widths(dim)
+    def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
+        super().__init__(dim, group_size, layout)
+        self.rates = tuple(sorted(RATES)) if dim >= _LEAST_DIM else RATES[:9]
 
-    def row_bytes(self, width: int) -> int:
-        """As in the base class."""
-        return stream_bytes(self._steps(width))
+    def row_bytes(self, rate: float) -> int:
+        return stream_bytes(self._steps(rate))
 
-    def error_shares(self) -> Tensor:
-        """As in the base class, as measured."""
-        return errors_of(self.widths)
+    def errors(self) -> Tensor:
+        """As measured."""
+        return torch.tensor([ERRORS[rate] for rate in self.rates], dtype=torch.float64)
 
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: the path with the least squared error for rows at the size of entries."""
-        steps = self._steps(width)
-        targets = rows / (row_sizes(rows) * _GAINS.get(RATES[width], 1.0))
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+        """The path with the least squared error for rows at the size of entries."""
+        steps = self._steps(rate)
+        targets = rows / (row_sizes(rows) * path_gain(rate))
         states = nearest_states(targets, steps, rows.new_ones(self.dim))
         return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps)))
 
-    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """As in the base class."""
-        if RATES[width] < 1:
-            return read_entries(codes, self._steps(width))
-        if kernels.usable(codes):
-            return kernels.decode_windows(codes, self.dim, width, START_BITS, codebook(codes.device)[0])
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        if rate < 1 or kernels.usable(codes):
+            return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales
+        width = int(rate)
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
             entries = codebook(codes.device)[0].unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
         start = START_BITS - STATE_BITS
-        windows = read_windows(codes, -(-self.dim // each), bits, width * each, start)
-        return F.embedding(windows, entries).flatten(1)[:, : self.dim]
+        found = read_windows(codes, -(-self.dim // each), bits, width * each, start)
+        return F.embedding(found, entries).flatten(1)[:, : self.dim].to(scales.dtype) * scales
 
     def direct_scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+        self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        """As in the base class."""
-        if RATES[width] < 1:
-            return path_scores(hidden, codes, self._steps(width), scales)
-        return kernels.window_scores(hidden, codes, width, START_BITS, codebook(codes.device)[0], scales)
+        if rate < 1:
+            return path_scores(hidden, codes, self._steps(rate), scales)
+        entries = codebook(codes.device)[0]
+        return kernels.window_scores(hidden, codes, int(rate), START_BITS, entries, scales)
 
-    def _steps(self, width: int) -> Steps:
-        return steps_for(((RATES[width], self.dim),))
+    def _steps(self, rate: float) -> Steps:
+        return steps_for(((rate, self.dim),))
 
 
 def stream_bytes(steps: Steps) -> int:
@@ -171,28 +200,13 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor) -> Tensor:
     return torch.cat([nearest_paths(block, steps, weights, lowest) for block in blocks])[: len(rows)]
 
 
-def _codebook() -> Tensor:
-    books = []
-    for number in range(_MOST_NUMBERS):
-        # The finalizer of MurmurHash3, in 64-bit numbers that hold 32 bits.
-        hashed = torch.arange(number * _STATES, (number + 1) * _STATES, device="cpu")
-        for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
-            hashed = (hashed ^ hashed >> shift) * factor + factor & 0xFFFFFFFF
-        hashed = hashed ^ hashed >> 16
-        ranks = hashed.argsort().argsort().double()
-        books.append(torch.special.ndtri((ranks + 0.5) / _STATES).float())
-    return torch.stack(books)
-
-
-_CODEBOOK = _codebook()
+_CODEBOOK = torch.from_numpy(path_books())
 
 
 def codebook(device: torch.device) -> Tensor:
-    """The entries ``(4, 4096)`` of all states for the first to fourth number that shares a state.
-
-    They are quantiles of the normal distribution, each in another scrambled order.
-    """
-    return (_CODEBOOK if has_values() else _codebook()).to(device)
+    """The entries ``(4, 4096)`` of `path_books`."""
+    # Graphs without values take no tensors from outside.
+    return (_CODEBOOK if has_values() else torch.tensor(path_books(), device="cpu")).to(device)
 
 
 @cache_tensor

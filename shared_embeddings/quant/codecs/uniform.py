@@ -1,119 +1,110 @@
 """Evenly spaced levels with a scale for each group of numbers, without a rotation.
 
 As in ONNX Runtime's GatherBlockQuantized and MatMulNBits, a number is ``(code - zero) * scale`` with the zero
-point 2**(width - 1). One bit is -1/2 or 1/2.
+point 2**(rate - 1). One bit is -1/2 or 1/2.
 
-Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row.
+Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row, ``G`` numbers in a group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
-from shared_embeddings.quant.codec import Codebooks, Codec, Encoded
+from shared_embeddings.quant.codec import Books, Codec, Encoded, register
+from shared_embeddings.quant.decoder import windows
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
 _REFINEMENTS = 3
 
 
+def decode_uniform(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
+    """Evenly spaced levels around zero."""
+    numbers = windows(codes, int(rate) * np.arange(1, dim + 1), int(rate)).astype(np.float32)
+    return numbers - (0.5 if rate == 1 else 2 ** (rate - 1))
+
+
+@register("uniform")
 class UniformCodec(Codec):
-    """See the module.
+    """See the module. The last group of a row may be smaller."""
 
-    Args:
-        group_size: numbers that share a scale; the last group of a row may be smaller.
-    """
-
-    name = "uniform"
+    about = "evenly spaced levels, a scale for each group, as in ONNX Runtime"
     rotates = False
-    row_scales = False
-
-    def __init__(self, dim: int, group_size: int) -> None:
-        super().__init__(dim)
-        self.group_size = min(group_size, dim)
+    has_groups = True
+    standalone = (decode_uniform,)
 
     @property
     def num_scales(self) -> int:
-        """As in the base class."""
         return -(-self.dim // self.group_size)
 
-    def row_bytes(self, width: int) -> int:
-        """As in the base class."""
-        return bytes_for(width * self.dim)
+    def row_bytes(self, rate: float) -> int:
+        return bytes_for(int(rate) * self.dim)
 
-    def encode(self, rows: Tensor, width: int, codebooks: Codebooks) -> Encoded:
-        """As in the base class: for each group the scale with the least squared error."""
-        groups = self.grouped(rows)
-        zero = _zero_point(width)
-        scales = self.best_scales(groups, zero)
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+        groups, zero = self.grouped(rows), zero_point(rate)
+        return self.encode_with(groups, best_scales(groups, zero), rate)
+
+    def encode_with(self, groups: Tensor, scales: Tensor, rate: float) -> Encoded:
+        """The nearest codes to groups ``(n, S, G)`` for scales ``(n, S)``."""
+        zero = zero_point(rate)
         codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).flatten(1)[:, : self.dim]
-        return Encoded(pack_bits(codes, width), scales)
+        return Encoded(pack_bits(codes, int(rate)), scales)
 
-    def best_scales(self, groups: Tensor, zero: float) -> Tensor:
-        """The scales ``(n, S)`` of groups ``(n, S, G)`` with levels from -zero to zero - 1."""
-        best, best_error = groups.new_zeros(groups.shape[:2]), groups.square().sum(dim=-1)
-        # Negative numbers have one level more; the largest number is there, so its sign is the scale's.
-        largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
-        for trial in _TRIALS:
-            scales = largest * (-trial / zero)
-            for _ in range(_REFINEMENTS):
-                levels = nearest_levels(groups, scales, zero)
-                norm = levels.square().sum(dim=-1).clamp(min=1e-30)
-                scales = (groups * levels).sum(dim=-1) / norm
-            error = (
-                (groups - nearest_levels(groups, scales, zero) * scales.unsqueeze(-1)).square().sum(dim=-1)
-            )
-            is_better = error < best_error
-            best, best_error = torch.where(is_better, scales, best), torch.where(is_better, error, best_error)
-        return best
-
-    def decode(self, codes: Tensor, width: int, codebooks: Codebooks) -> Tensor:
-        """As in the base class."""
-        return read_entries(codes, self.dim, width, _levels(width, codes))
-
-    def scaled(self, values: Tensor, scales: Tensor) -> Tensor:
-        """As in the base class, with the scale of each group."""
-        values = values.to(scales.dtype)
+    def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        values = read_entries(codes, self.dim, int(rate), _levels(rate, codes)).to(scales.dtype)
         if self.dim % self.group_size == 0:
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
         return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
 
     def direct_scores(
-        self, hidden: Tensor, codes: Tensor, width: int, codebooks: Codebooks, scales: Tensor
+        self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        """As in the base class, if groups are whole bytes."""
-        if self.dim % self.group_size or width * self.group_size % 8:
+        if self.dim % self.group_size or int(rate) * self.group_size % 8:  # groups are not whole bytes
             return None
-        if width in (4, 8):
-            return kernels.uniform_scores(hidden, codes, width, scales)
-        return super().direct_scores(hidden, codes, width, codebooks, scales)
-
-    def byte_tables(self, hidden: Tensor, width: int, codebooks: Codebooks) -> Tensor | None:
-        """As in the base class."""
-        return byte_products(hidden, width, _levels(width, hidden))
-
-    def products(self, hidden: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-        """As in the base class."""
-        return F.linear(hidden, self.scaled(values, scales))
+        if rate in (4, 8):
+            return kernels.uniform_scores(hidden, codes, int(rate), scales)
+        tables = byte_products(hidden, int(rate), _levels(rate, hidden))
+        return None if tables is None else kernels.table_scores(codes, tables, scales)
 
     def grouped(self, rows: Tensor) -> Tensor:
-        """Rows ``(n, D)`` as groups ``(n, S, group_size)``, padded with zeros."""
+        """Rows ``(n, D)`` as groups ``(n, S, G)``, padded with zeros."""
         missing = self.num_scales * self.group_size - self.dim
         return F.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
 
 
-def _zero_point(width: int) -> float:
+def zero_point(rate: float) -> float:
     """The code of the number 0; with one bit, 0 is between both codes."""
-    return 0.5 if width == 1 else 2 ** (width - 1)
+    return 0.5 if rate == 1 else 2 ** (rate - 1)
 
 
-def _levels(width: int, like: Tensor) -> Tensor:
-    """The levels ``(2**width,)`` of all codes, on the device of a tensor."""
-    return (torch.arange(2**width, device=like.device) - _zero_point(width)).float()
+def _levels(rate: float, like: Tensor) -> Tensor:
+    """The levels ``(2**rate,)`` of all codes, on the device of a tensor."""
+    return (torch.arange(2 ** int(rate), device=like.device) - zero_point(rate)).float()
+
+
+def best_scales(groups: Tensor, zero: float) -> Tensor:
+    """The scales ``(...)`` of groups ``(..., G)`` with the least error for levels -zero to zero - 1."""
+    best, least = groups.new_zeros(groups.shape[:-1]), groups.square().sum(dim=-1)
+    # Negative numbers have one level more; the largest number is there, so its sign is the scale's.
+    largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True)).squeeze(-1)
+    for trial in _TRIALS:
+        scales = largest * (-trial / zero)
+        for _ in range(_REFINEMENTS):
+            levels = nearest_levels(groups, scales, zero)
+            scales = (groups * levels).sum(dim=-1) / levels.square().sum(dim=-1).clamp(min=1e-30)
+        levels = nearest_levels(groups, scales, zero)
+        error = (groups - levels * scales.unsqueeze(-1)).square().sum(dim=-1)
+        is_better = error < least
+        best, least = torch.where(is_better, scales, best), torch.where(is_better, error, least)
+    return best
 
 
 def nearest_levels(groups: Tensor, scales: Tensor, zero: float) -> Tensor:

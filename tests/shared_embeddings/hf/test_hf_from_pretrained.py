@@ -19,6 +19,8 @@ import shared_embeddings as se
 from shared_embeddings import hf
 from shared_embeddings.hf import remote_code
 from shared_embeddings.hf.entry import InputSide
+from shared_embeddings.quant.codec import codecs
+from shared_embeddings.quant.decoder import decoded_table
 from tests.helpers import (
     check_each,
     example,
@@ -245,15 +247,13 @@ transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], tru
 
 @pytest.mark.slow_except("*-3.0")
 @pytest.mark.parametrize("bits", [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0])
-@pytest.mark.parametrize("codec", ["uniform", "lloyd_max", "residual", "trellis", "spectral", "principal"])
+@pytest.mark.parametrize("codec", codecs())
 def test_tables(tmp_path: Path, codec: str, bits: float) -> None:
     """Every codec at every width."""
     shrink("bert", tmp_path / "small", "fp16", "quantized", bits=bits, codec=codec)
     model = hf.load(tmp_path / "small")
     entry = model.config.quantization_config.to_dict()
-    state = remote_code._embedding_tensors(entry, [tmp_path / "small/model.safetensors"])
-    own = {name.removeprefix("shared_embeddings.words."): tensor for name, tensor in state.items()}
-    table = remote_code.decoded_table(entry["tables"]["words"], own)
+    ((_, table), *_) = remote_code.embedding_tables(entry, [tmp_path / "small/model.safetensors"])
     assert table.shape == (WORDS, DIM)
     torch.testing.assert_close(table, model.shared_embeddings["words"].table(), rtol=1e-5, atol=1e-5)
 
@@ -273,8 +273,7 @@ def test_bits_of_words_and_directions(codec: str, dim: int, bits: float, narrowe
     embedding, _ = se.fit("quantized", torch.randn(WORDS, dim) * scales + 0.1, codec=codec, bits=bits)
     options = embedding.stored_options()
     assert 0 < options["words_per_width"][narrowest] < WORDS
-    described = {"method": "quantized", "num_embeddings": WORDS, "embedding_dim": dim, "options": options}
-    table = remote_code.decoded_table(described, embedding.state_dict())
+    table = torch.from_numpy(decoded_table("quantized", WORDS, dim, options, embedding.state_dict()))
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 
 

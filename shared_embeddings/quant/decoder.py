@@ -1,0 +1,150 @@
+"""Decodes embeddings with numpy only: tensors of files in few bits, then tables of a few methods.
+
+`shared_embeddings.quant.standalone` writes this module, with the decoders of codecs, into programs that need
+no library. In the library, `shared_embeddings.quant.codec.register` adds those decoders.
+
+Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+HEADER = "packed_tensors"
+# The bits of a number, in the order in which files number them: the tensor ``codes9`` has rows of half a bit.
+RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
+# For each codec a function of codes ``(n, bytes)``, their rate, D, and the options and other tensors by name.
+# It returns rows ``(n, D)`` before they are scaled and rotated back. Codecs without scales are called with a
+# rate of 0, too.
+DECODERS: dict[str, Callable[..., Any]] = {}
+# Options that files leave out.
+_DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}
+# Rows that are decoded together.
+_BLOCK = 2048
+
+
+def windows(codes: Any, ends: Any, width: Any) -> Any:
+    """Numbers ``(n, T)`` of `width` bits, at most 16, before each of `ends` ``(T,)`` in streams ``(n, B)``.
+
+    Bits before the first byte are zero.
+    """
+    padded = np.pad(codes, ((0, 0), (3, 0))).astype(np.uint32)
+    last = (ends - 1) // 8 + 3
+    joined = padded[:, last - 2] << 16 | padded[:, last - 1] << 8 | padded[:, last]
+    return joined >> (7 - (ends - 1) % 8).astype(np.uint32) & (1 << np.uint32(width)) - 1
+
+
+def unpacked(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a file as numbers by name; those in few bits are described in the array `HEADER`."""
+    found = dict(arrays)
+    header = found.pop(HEADER, None)
+    forms = {} if header is None else json.loads(bytes(header))["tensors"]
+    for name, form in forms.items():
+        found[name] = _numbers(found[name], found.pop(f"{name}.scale", None), form)
+    return found
+
+
+def _numbers(codes: Any, scales: Any, form: Mapping[str, Any]) -> Any:
+    """Numbers of the storages fp16, int8, int4 and log8, and integers in bits."""
+    if form["as"] == "fp16":
+        return codes.astype(np.float32)
+    if form["as"] == "int8":
+        return codes.astype(np.float32) * scales
+    if form["as"] == "log8":
+        return np.where(codes == 0, 0, np.exp2((codes.astype(np.float32) - 255) / 16)) * scales
+    shape = form["shape"]
+    if form["as"] == "int4":
+        dim = math.prod(shape) // len(codes)
+        rows = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), -1)[:, :dim].astype(np.float32)
+        group = dim if scales.shape[1] == 1 else 32
+        return ((rows - 8) * np.repeat(scales, group, axis=1)[:, :dim]).reshape(shape)
+    ends = np.cumsum(form["widths"])
+    rows = math.prod(shape) // len(ends)
+    bits = np.unpackbits(codes, count=rows * int(ends[-1])).reshape(rows, -1).astype(np.int64)
+    columns = [bits[:, end - size : end] @ (1 << np.arange(size)) for end, size in zip(ends, form["widths"])]
+    return np.stack(columns, axis=1).reshape(shape)
+
+
+def decoded_table(
+    method: str,
+    num_embeddings: int,
+    embedding_dim: int,
+    options: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+) -> Any:
+    """The table ``(V, D)`` in float32 of an embedding.
+
+    Args:
+        method, num_embeddings, embedding_dim, options: as it was built.
+        tensors: its numbers by name, see `unpacked`.
+
+    Raises:
+        ValueError: this program does not decode the method or codec.
+    """
+    if method == "standard":
+        return np.asarray(tensors["weight"], np.float32)
+    if method == "projective":
+        return np.asarray(tensors["codes"], np.float32) @ np.asarray(tensors["basis"], np.float32)
+    settings = {**_DEFAULTS, **options}
+    decode = DECODERS.get(settings["codec"])
+    if method != "quantized" or decode is None:
+        name = f"codec {settings['codec']}" if method == "quantized" else f"method {method}"
+        raise ValueError(f"embeddings of {name} need shared-embeddings: install it")
+    codes = {name: array for name, array in tensors.items() if name.startswith("codes")}
+    numbers = {name: np.asarray(array, np.float32) for name, array in tensors.items() if name not in codes}
+    only = int(min(codes).removeprefix("codes")) if codes else 0
+    places = numbers.get("widths", np.full(num_embeddings, only))
+    scales = numbers.get("row_scales", numbers.get("scales"))
+    table = np.zeros((num_embeddings, embedding_dim), np.float32)
+    for place, rate in enumerate(RATES):
+        words = np.flatnonzero(places == place)
+        if not rate and scales is not None:
+            continue
+        rows = np.asarray(codes.get(f"codes{place}", np.zeros((len(words), 0))), np.uint8)
+        for start in range(0, len(words), _BLOCK):
+            ids = words[start : start + _BLOCK]
+            found = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
+            if scales is not None:
+                group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
+                found = found * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
+            table[ids] = rotated_back(found, numbers["signs"]) if "signs" in numbers else found
+    return table
+
+
+def rotated_back(rows: Any, signs: Any) -> Any:
+    """Rows ``(n, D)`` before the rotation: small orthogonal matrices along the factors of D, then signs."""
+    dim, done = rows.shape[1], 1
+    for size in factors_of(dim):
+        rows = orthogonal(size).T.astype(np.float32) @ rows.reshape(-1, size, dim // (done * size))
+        done *= size
+    return rows.reshape(-1, dim) * (1 - 2 * signs)
+
+
+def factors_of(dim: int) -> list[int]:
+    """The sizes of the orthogonal matrices for D dimensions: an odd number, then powers of two up to 64."""
+    odd = dim // (dim & -dim)
+    rest, factors = dim // odd, [odd] if odd > 1 else []
+    while rest > 1:
+        factors.append(min(rest, 64))
+        rest //= factors[-1]
+    return factors
+
+
+@functools.cache
+def orthogonal(size: int) -> Any:
+    """A Hadamard matrix for a power of two, the cosine transform (DCT-II) otherwise, in float64."""
+    if size & (size - 1) == 0:
+        matrix = np.ones((1, 1))
+        while len(matrix) < size:
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        return matrix / math.sqrt(size)
+    places = np.arange(size)
+    matrix = np.cos(math.pi / size * (places + 0.5) * places[:, None]) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
