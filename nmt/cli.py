@@ -89,11 +89,17 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.checkpoint.files import check_output, peek
     from nmt.data.corpora import check_single_texts, check_targets
     from nmt.data.vocabulary import read_vocabulary
-    from nmt.model.plan import OPTION_NAMES, check_combinations, check_sizes, parse_settings, read_plan
+    from nmt.model.plan import (
+        OPTION_NAMES,
+        check_combinations,
+        check_sizes,
+        parse_mapping,
+        parse_settings,
+        read_plan,
+    )
     from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
     from nmt.summarization.length_control import check_positions
-    from nmt.train import distillation
-    from nmt.train.embeddings import parse_quantization_option
+    from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
 
     check_training(opt)
     corpora = _check_data(opt)
@@ -125,11 +131,11 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         if plan is not None:
             check_sizes(plan, sizes, vocabs)
         check_memory(sizes, vocabs)
-    opt.embedding_distillation = distillation.parse_mapping(opt.embedding_distillation)
-    opt.embedding_quantization = parse_quantization_option(opt.embedding_quantization, plan)
-    parsed = distillation.parse_distillation(opt.embedding_distillation)
-    if parsed is not None and not opt.train_from:
-        distillation.check_new(parsed, plan, _new_vocabularies(opt))
+    opt.embedding_quantization = parse_quantization(opt.embedding_quantization, plan)
+    distillation = parse_distillation(opt.embedding_distillation)
+    opt.embedding_distillation = parse_mapping("embedding_distillation", opt.embedding_distillation, "")
+    if distillation is not None and not opt.train_from:
+        check_new_student(distillation, plan, _new_vocabularies(opt))
     return corpora
 
 

@@ -27,7 +27,7 @@ from nmt.model.plan import (
     padding_of,
     words_of,
 )
-from nmt.train.distillation import OPTION, REQUESTED
+from nmt.train.embeddings import OPTION, REQUESTED
 from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.compress.host import (
     TRAINING_STATE_NOTE,

@@ -47,18 +47,16 @@ from nmt.model.embeddings import (
     fill_aliases,
     insert_embeddings,
     options_without_files,
-    reset_embeddings,
     shared_embeddings_of,
 )
 from nmt.model.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
 from nmt.options import check_gpu, check_translator
 from nmt.summarization import length_control
 from nmt.summarization.length_control import LengthControlledPositions
-from nmt.train import distillation
 from nmt.train.progress import check_finite
 from nmt.train.runs import CHOICES
 from shared_embeddings.errors import UserError
-from shared_embeddings.fitting import straight_through
+from shared_embeddings.fitting import distillation, straight_through
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
@@ -184,7 +182,8 @@ def build_model(
     """Initialize the embeddings of a new model last; make those of a loaded one trainable."""
     model: nn.Module = original(model_opt, opt, vocabs, checkpoint, device_id)
     if checkpoint is None:
-        reset_embeddings(model)
+        for embedding in shared_embeddings_of(model):
+            embedding.reset_parameters()
     else:
         unfreeze(model)
     return model

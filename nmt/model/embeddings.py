@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from nmt.model.plan import (
     build_embedding,
     padding_of,
     parse_settings,
-    settings_without_files,
     side_width,
     words_of,
 )
@@ -69,32 +67,23 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
 
 
 def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
-    """Insert the embeddings of `EmbeddingPlan.sides` into a model."""
+    """Insert the embeddings of `EmbeddingPlan.sides` into a model; tables of word features are kept."""
     if "target" in built:
-        _set_word_lookup(model.decoder, built["target"])
+        model.decoder.embeddings.emb_luts[0] = built["target"]
     if plan.source is not None:
-        _set_word_lookup(model.encoder, built.get("source", built.get("target")))
+        model.encoder.embeddings.emb_luts[0] = built.get("source", built.get("target"))
     if plan.share_output or plan.output is not None:
-        _set_scoring_layer(model, SharedGenerator(built["target" if plan.share_output else "output"]))
-
-
-def _set_word_lookup(stack: Any, embedding: nn.Module | None) -> None:
-    """Replace the word table of an encoder or decoder; tables of word features are kept."""
-    stack.embeddings.emb_luts[0] = embedding
+        layer = SharedGenerator(built["target" if plan.share_output else "output"])
+        if hasattr(model.generator, "linear"):
+            model.generator.linear = layer
+        else:
+            model.generator = layer
 
 
 def scoring_layer(model: Any) -> nn.Module:
     """Return the output layer, or the linear layer of a copy generator."""
     generator: nn.Module = model.generator
     return getattr(generator, "linear", generator)
-
-
-def _set_scoring_layer(model: Any, layer: SharedGenerator) -> None:
-    """Replace the layer that `scoring_layer` returns."""
-    if hasattr(model.generator, "linear"):
-        model.generator.linear = layer
-    else:
-        model.generator = layer
 
 
 def words_module(model: Any, side: str) -> nn.Module | None:
@@ -129,14 +118,10 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
         settings = parse_settings(name, getattr(opt, name, None))
         module = words_module(model, _SIDES.get(name, "target"))
         if settings is not None and isinstance(module, se.SharedEmbedding):
-            setattr(stored, name, settings_without_files(settings, module))
+            if any(name in settings for name in se.options(module.method).file_options):
+                settings = {"method": module.method, **module.stored_options()}
+            setattr(stored, name, settings)
     return stored
-
-
-def reset_embeddings(model: nn.Module) -> None:
-    """Initialize every shared embedding; called after the host has initialized the rest."""
-    for embedding in shared_embeddings_of(model):
-        embedding.reset_parameters()
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
@@ -175,9 +160,10 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     missing = [name for name in own if name not in complete]
     unexpected = [name for name in complete if name not in own]
     if missing or unexpected:
+        first, second = (", ".join(names[:3]) or "nothing" for names in (missing, unexpected))
         raise UserError(
-            "the checkpoint does not match its options: "
-            f"missing {_some(missing)}, unexpected {_some(unexpected)}"
+            f"the checkpoint does not match its options: missing {first}, unexpected {second} "
+            f"({len(missing)} and {len(unexpected)} tensors)"
         )
     for name, tensor in complete.items():
         if tensor.shape != own[name].shape:
@@ -189,23 +175,6 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     nn.Module.load_state_dict(model, install(model, complete), strict=False)
 
 
-def _some(names: list[str]) -> str:
-    """Return the first names of a list, for a message."""
-    if not names:
-        return "nothing"
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _numel(parameters: Iterator[nn.Parameter] | list[nn.Parameter], seen: set[int]) -> int:
-    """Sum the sizes of parameters that are not in `seen`, and add them to it."""
-    total = 0
-    for parameter in parameters:
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            total += parameter.numel()
-    return total
-
-
 def count_model(model: Any) -> dict[str, int | float]:
     """Count parameters by role, each tensor once.
 
@@ -215,21 +184,26 @@ def count_model(model: Any) -> dict[str, int | float]:
         tables and the same tying: ``dense_embedding``, ``dense_total``; and the ratio ``compression``.
     """
     seen: set[int] = set()
+
+    def count(module: nn.Module) -> int:
+        new = [p for p in module.parameters() if id(p) not in seen]
+        seen.update(map(id, new))
+        return sum(p.numel() for p in {id(p): p for p in new}.values())
+
     stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     lookups = [stack.embeddings.emb_luts[0] for stack in stacks if hasattr(stack, "embeddings")]
     distinct = list({_table_identity(lookup): lookup for lookup in lookups}.values())
-    embedding = sum(_numel(list(lookup.parameters()), seen) for lookup in distinct)
-    scoring = words_module(model, "output")
-    assert scoring is not None  # every model scores words
-    scores = _numel(list(scoring.parameters()), seen)
-    copying = _numel(list(model.generator.parameters()), seen)
-    encoder = _numel(list(model.encoder.parameters()), seen) if hasattr(model, "encoder") else 0
-    decoder = _numel(list(model.decoder.parameters()), seen)
+    embedding = sum(map(count, distinct))
+    scoring: Any = words_module(model, "output")
+    scores, copying = count(scoring), count(model.generator)
+    encoder, decoder = count(model.encoder) if hasattr(model, "encoder") else 0, count(model.decoder)
     dense = sum(lookup.num_embeddings * lookup.embedding_dim for lookup in distinct)
     dense_scores, score_bits = scores, 32 * scores
     if scores and isinstance(scoring, se.SharedEmbedding):
-        dense_scores, score_bits = _dense_output(scoring), _stored_bits(scoring)
-    bits = sum(_stored_bits(lookup) for lookup in distinct) + score_bits + 32 * (encoder + decoder + copying)
+        bias = scoring.output_bias()
+        dense_scores = scoring.num_embeddings * scoring.score_dim + (0 if bias is None else bias.numel())
+        score_bits = _stored_bits(scoring)
+    bits = sum(map(_stored_bits, distinct)) + score_bits + 32 * (encoder + decoder + copying)
     return {
         "embedding": embedding,
         "output": scores + copying,
@@ -244,12 +218,6 @@ def count_model(model: Any) -> dict[str, int | float]:
     }
 
 
-def _dense_output(embedding: se.SharedEmbedding) -> int:
-    """Return the parameters of the equivalent plain output layer, including its bias."""
-    bias = embedding.output_bias()
-    return embedding.num_embeddings * embedding.score_dim + (0 if bias is None else bias.numel())
-
-
 def _table_identity(lookup: nn.Module) -> int:
     """Return a number that is equal for embeddings that share their parameters."""
     return id(next(lookup.parameters()))
@@ -262,16 +230,8 @@ def _stored_bits(lookup: nn.Module) -> int:
     return 32 * sum(parameter.numel() for parameter in lookup.parameters())
 
 
-def describe_parameters(model: nn.Module) -> str:
+def describe_parameters(model: Any) -> str:
     """Describe which sides are tied, and the parameter counts."""
-    counts = count_model(model)
-    rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
-    rows.append(("with plain tables", counts["dense_total"]))
-    return parameter_table("Embeddings: " + "; ".join(_describe_ties(model)), rows, counts)
-
-
-def _describe_ties(model: Any) -> list[str]:
-    """Describe each distinct table and its uses."""
     uses: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
     for name, stack in (("source", getattr(model, "encoder", None)), ("target", model.decoder)):
@@ -289,14 +249,15 @@ def _describe_ties(model: Any) -> list[str]:
         phrases.append(f"output: {_name(scoring.embedding)}")
     elif not tied:
         phrases.append(f"output: a separate layer ({type(model.generator).__name__})")
-    return phrases
+    counts = count_model(model)
+    rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
+    rows.append(("with plain tables", counts["dense_total"]))
+    return parameter_table("Embeddings: " + "; ".join(phrases), rows, counts)
 
 
 def _name(lookup: nn.Module) -> str:
-    """Return the method of an embedding with its options."""
-    if isinstance(lookup, se.SharedEmbedding):
-        return f"{lookup.method} {lookup.options}"
-    return "plain table"
+    is_shared = isinstance(lookup, se.SharedEmbedding)
+    return f"{lookup.method} {lookup.options}" if is_shared else "plain table"
 
 
 def broadcast_parameters(model: nn.Module) -> None:

@@ -33,11 +33,14 @@ GIVEN_BY = {
 
 # Options of OpenNMT-py that need a plain table, and what to do instead.
 UNSUPPORTED = {
-    "freeze_word_vecs_enc": "it would freeze an untrained embedding; remove it",
-    "freeze_word_vecs_dec": "it would freeze an untrained embedding; remove it",
-    "both_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
-    "src_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
-    "tgt_embeddings": "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    **dict.fromkeys(
+        ("freeze_word_vecs_enc", "freeze_word_vecs_dec"),
+        "it would freeze an untrained embedding; remove it",
+    ),
+    **dict.fromkeys(
+        ("both_embeddings", "src_embeddings", "tgt_embeddings"),
+        "pretrained tables cannot be loaded into a compressed embedding; remove it",
+    ),
     "update_vocab": "the parameters of a compressed embedding belong to one vocabulary; train a new model",
     "lora_layers": "LoRA checkpoints hold a part of the model only; fine-tune with -train_from instead",
     "lora_embedding": "LoRA wraps a plain table; fine-tune with -train_from instead",
@@ -113,9 +116,15 @@ def _with_numbers(value: Any) -> Any:
         return {key: _with_numbers(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_with_numbers(one) for one in value]
-    if isinstance(value, str) and EXPONENT.fullmatch(value):
-        return float(value)
-    return value
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
+
+
+def parse_mapping(name: str, value: Any, example: str) -> dict[str, Any] | None:
+    """Parse the value of an option that is a mapping, see `parse_text`; None if it is not set."""
+    given = parse_text(name, value, example)
+    if given is not None and not isinstance(given, dict):
+        raise UserError(f"{name}: {value!r} is not a mapping; write it like {example}")
+    return given
 
 
 def for_input(settings: dict[str, Any]) -> dict[str, Any]:
@@ -211,6 +220,16 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
         raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
 
 
+def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
+    """Return the words of one side, ordered by id."""
+    return vocabs["src" if side == "source" else "tgt"].ids_to_tokens  # type: ignore[no-any-return]
+
+
+def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
+    """Return the id of the padding word of one side; None for an output embedding."""
+    return None if side == "output" else vocabs["src" if side == "source" else "tgt"][PADDING]
+
+
 def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
     """Check the embeddings against vocabularies and widths.
 
@@ -220,30 +239,17 @@ def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> 
             impossible.
     """
     for side, settings in plan.sides().items():
-        _check_side(side, settings, plan, opt, words_of(vocabs, side))
+        is_scored = plan.is_scored(side)
+        with torch.device("meta"):
+            embedding = build_embedding(
+                side, settings, words_of(vocabs, side), side_width(opt, side), None, is_scored
+            )
+        if is_scored:
+            _check_output(side, settings, embedding, int(opt.dec_hid_size))
 
 
-def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
-    """Return the words of one side, ordered by id."""
-    words: list[str] = vocabs["src" if side == "source" else "tgt"].ids_to_tokens
-    return words
-
-
-def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
-    """Return the id of the padding word of one side; None for an output embedding."""
-    if side == "output":
-        return None
-    padding: int = vocabs["src" if side == "source" else "tgt"][PADDING]
-    return padding
-
-
-def _check_side(
-    side: str, settings: dict[str, Any], plan: EmbeddingPlan, opt: Namespace, words: list[str]
-) -> None:
-    """Check the options and widths of the embedding of one side."""
-    embedding = _build_on_meta(side, settings, words, side_width(opt, side), plan.is_scored(side))
-    if not plan.is_scored(side):
-        return
+def _check_output(side: str, settings: dict[str, Any], embedding: se.SharedEmbedding, hidden: int) -> None:
+    """Check that an embedding can score the words for states of width `hidden`."""
     if not embedding.has_output:
         asked, other = "output_embedding", "another `output`"
         if side == "target":
@@ -252,13 +258,11 @@ def _check_side(
         raise UserError(
             f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
         )
-    hidden = int(opt.dec_hid_size)
     if embedding.score_dim != hidden:
         raise UserError(
             f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
             f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
-            "them, or "
-            "word_vec_size equal to hidden_size"
+            "them, or word_vec_size equal to hidden_size"
         )
     scoring = {id(parameter) for parameter in embedding.output_parameters()}
     unused = [parameter for parameter in embedding.parameters() if id(parameter) not in scoring]
@@ -267,21 +271,6 @@ def _check_side(
             f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that an output "
             "layer does not use; set another `output` or method"
         )
-
-
-def _build_on_meta(
-    side: str, settings: dict[str, Any], words: list[str], width: int, with_output: bool
-) -> se.SharedEmbedding:
-    """Build the embedding of one side on the meta device, to check its options and widths."""
-    with torch.device("meta"):
-        return build_embedding(side, settings, words, width, None, with_output)
-
-
-def settings_without_files(settings: dict[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
-    """Return settings that rebuild `embedding` from a checkpoint without other files."""
-    if not any(name in settings for name in se.options(embedding.method).file_options):
-        return settings
-    return {"method": embedding.method, **embedding.stored_options()}
 
 
 def side_width(opt: Namespace, side: str) -> int:

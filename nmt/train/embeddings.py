@@ -1,7 +1,12 @@
-"""Embeddings in training: distillation from a teacher, and quantization."""
+"""Embeddings in training: distillation from a teacher (``embedding_distillation``), and quantization.
+
+`shared_embeddings.fitting.distillation` defines the keys of the option.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +17,7 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from nmt.checkpoint.files import peek
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from nmt.model.embeddings import (
@@ -26,26 +32,138 @@ from nmt.model.plan import (
     EmbeddingPlan,
     method_options,
     padding_of,
-    parse_text,
+    parse_mapping,
     read_plan,
     words_of,
 )
-from nmt.train.distillation import REQUESTED, check_words, parse_distillation
 from shared_embeddings.checkpoints.token_counts import completed
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting import straight_through
 from shared_embeddings.fitting.distillation import (
+    EXAMPLE,
     OPTION,
+    Distillation,
     Reconstruction,
     SoftTargets,
     TeacherLosses,
+    check_seed,
     copy_network,
     fit_line,
     freeze,
 )
+from shared_embeddings.fitting.distillation import parse_distillation as parse_given
 from shared_embeddings.fitting.straight_through import OPTION as QUANTIZATION
+
+# Option in checkpoints: the embedding options before the fit, which may change sizes.
+REQUESTED = "embeddings_before_fit"
+
+
+# Options
+
+
+def parse_distillation(value: Any) -> Distillation | None:
+    """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults.
+
+    Raises:
+        UserError: a key or value is invalid, the teacher is missing, or keys contradict each other.
+    """
+    given = parse_mapping(OPTION, value, EXAMPLE)
+    return None if given is None else parse_given(given)
+
+
+def check_new_student(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
+    """Check the distillation of a new model, as far as possible without building it.
+
+    Raises:
+        UserError: the model has no shared embedding, or sets a seed that the fit sets; or the teacher cannot
+            be read, has another vocabulary, or lacks ties of this model.
+    """
+    if plan is None:
+        raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
+    for settings in plan.sides().values():
+        check_seed(distillation, settings)
+    path = distillation.teacher
+    try:
+        checkpoint = peek(path)
+    except UserError as error:
+        raise UserError(f"{OPTION}: teacher: {error}") from error
+    _check_words(distillation, plan, checkpoint["vocab"], vocabs)
+    shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
+    for name, is_shared in shared.items():
+        if is_shared and not getattr(checkpoint["opt"], name, False):
+            raise UserError(
+                f"{name}: true, but the teacher {path} was trained with {name}: false, and its "
+                f"tables cannot be merged; set {name}: false, or use another teacher"
+            )
+
+
+def _check_words(
+    distillation: Distillation, plan: EmbeddingPlan, stored: dict[str, Any], vocabs: dict[str, Any]
+) -> None:
+    """Check that the teacher has the vocabularies of this model, both if the network is copied."""
+    copied = ("source", "target") if distillation.network_start == "teacher" else ()
+    for side in {**plan.sides(), **dict.fromkeys(copied)}:
+        found, wanted = stored.get("src" if side == "source" else "tgt"), words_of(vocabs, side)
+        if found != wanted:
+            raise UserError(
+                f"{OPTION}: the {side} vocabulary of the teacher {distillation.teacher} ({len(found or ())} "
+                f"words) differs from that of this model ({len(wanted)} words); use the teacher's"
+            )
+
+
+def resume_distillation(opt: Namespace, saved: Namespace) -> None:
+    """Resume the distillation of a checkpoint; only the path of the teacher may change.
+
+    Args:
+        opt: options of this run.
+        saved: options of the checkpoint; its path of the teacher is replaced.
+
+    Raises:
+        UserError: the option differs from that of the checkpoint.
+    """
+    asked, found = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
+    if asked is None:
+        return
+    if found is None or dataclasses.replace(asked, teacher=found.teacher) != found:
+        trained = "none" if found is None else dataclasses.asdict(found)
+        raise UserError(
+            f"{OPTION}: {dataclasses.asdict(asked)} has no effect with train_from because the checkpoint was "
+            f"trained with {trained}; remove the option, or train a new model"
+        )
+    setattr(saved, OPTION, getattr(opt, OPTION))
+
+
+def requested_options(saved: Namespace) -> Namespace:
+    """Return the options of a checkpoint with the embedding options before the fit."""
+    asked = copy.copy(saved)
+    vars(asked).update(getattr(saved, REQUESTED, {}))
+    return asked
+
+
+def parse_quantization(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
+    """Parse and check the option ``embedding_quantization``.
+
+    Args:
+        value: a mapping, YAML text, or ``None``.
+        plan: the embeddings of the model.
+
+    Raises:
+        UserError: it is not a mapping, a key or value is invalid, or an embedding's method is not standard.
+    """
+    given = parse_mapping(QUANTIZATION, value, straight_through.EXAMPLE)
+    if given is None:
+        return None
+    straight_through.parse_quantization(given)
+    if plan is None:
+        raise UserError(f"{QUANTIZATION}: has no effect without `embedding`; set it, or remove the option")
+    for settings in plan.sides().values():
+        straight_through.check_method(settings["method"])
+    return given
+
+
+# Teacher and student
 
 
 @dataclass(frozen=True)
@@ -57,16 +175,14 @@ class Teacher:
         model: the model in evaluation mode.
         vocab: the vocabularies in the checkpoint.
         tables: the table ``(V, D)`` of each side, including the output.
-        state: all tensors by name.
         table_tensors: names of the tensors of its embeddings.
-        output_bias: the output bias ``(V,)``, or ``None``.
+        output_bias: the output bias ``(V,)`` of linear scores, or ``None``.
     """
 
     path: str
     model: Any
     vocab: dict[str, Any]
     tables: dict[str, Tensor]
-    state: dict[str, Tensor]
     table_tensors: frozenset[str]
     output_bias: Tensor | None
 
@@ -81,32 +197,21 @@ def read_teacher(path: str) -> Teacher:
         model, *_, checkpoint = build_from_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    modules = {side: words_module(model, side) for side in ("source", "target", "output")}
-    present = {side: module for side, module in modules.items() if module is not None}
+    parts: dict[str, Any] = {side: words_module(model, side) for side in ("source", "target", "output")}
+    parts = {side: part for side, part in parts.items() if part is not None}
     with torch.no_grad():
-        tables = {side: _table_of(module) for side, module in present.items()}
-    names = _names_of(model, list(present.values()))
-    return Teacher(path, model, checkpoint["vocab"], tables, model.state_dict(), names, _bias_of_table(model))
+        tables = {
+            side: (part.table() if isinstance(part, se.SharedEmbedding) else part.weight).detach().clone()
+            for side, part in parts.items()
+        }
+    scoring, bias = parts["output"], output_bias(model)
+    if bias is not None and isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
+        bias = None
+    names = _names_of(model, list(parts.values()))
+    return Teacher(path, model, checkpoint["vocab"], tables, names, None if bias is None else bias.detach())
 
 
-def _bias_of_table(model: Any) -> Tensor | None:
-    """Return the output bias ``(V,)`` of linear scores, or ``None``."""
-    scoring = words_module(model, "output")
-    if isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
-        return None
-    bias = output_bias(model)
-    return None if bias is None else bias.detach()
-
-
-def _table_of(module: nn.Module) -> Tensor:
-    """Return the table ``(V, D)`` of an embedding or output layer."""
-    if isinstance(module, se.SharedEmbedding):
-        return module.table().detach().clone()
-    assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
-    return module.weight.detach().clone()
-
-
-def _names_of(model: nn.Module, parts: list[nn.Module]) -> frozenset[str]:
+def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
     """Return all names of the tensors of `parts` in a model."""
     own = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
@@ -131,37 +236,54 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
         return TeacherLosses()
-    _check_soft_targets(distillation.soft_targets, opt)
+    for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
+        if distillation.soft_targets > 0 and getattr(opt, name, False):
+            raise UserError(
+                f"{OPTION}: soft_targets: {distillation.soft_targets:g} does not work with {name}: "
+                f"{getattr(opt, name)}; remove one of them"
+            )
     freeze(model, shared_embeddings_of(model), distillation.freeze)
     if not is_new and distillation.alpha == 0 and distillation.soft_targets == 0:
         return TeacherLosses()
     teacher = read_teacher(distillation.teacher)
-    check_words(distillation, plan, teacher.vocab, vocabs)
+    _check_words(distillation, plan, teacher.vocab, vocabs)
     for side in plan.sides():
-        _check_table(side, words_module(model, side), teacher)
+        embedding: Any = words_module(model, side)
+        wanted = (embedding.num_embeddings, embedding.embedding_dim)
+        found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
+        if found != wanted:
+            raise UserError(
+                f"{OPTION}: the {side} table of the teacher {teacher.path} has shape {found}, that of this "
+                f"model {wanted}; use the teacher's word_vec_size and vocabulary"
+            )
     if is_new and distillation.network_start == "teacher":
         _copy_network(model, teacher)
     if is_new and distillation.embedding_start == "fit":
         _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
         freeze(model, shared_embeddings_of(model), distillation.freeze)
-    place = next(model.parameters())
+    device = next(model.parameters()).device
     reconstruction = None
     if distillation.alpha > 0:
-        tables = {side: teacher.tables[side].to(place.device) for side in plan.sides()}
-        pairs: Any = [(words_module(model, side), table) for side, table in tables.items()]
+        pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
         reconstruction = Reconstruction(pairs, distillation.alpha)
-    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, place.device)
-    return TeacherLosses(reconstruction, soft_targets)
+    return TeacherLosses(reconstruction, SoftTargets.of(teacher.model, distillation.soft_targets, device))
 
 
-def _check_soft_targets(share: float, opt: Namespace) -> None:
-    """Check that teacher and student score the same words at the same time."""
-    for name in ("copy_attn", "truncated_decoder"):
-        if share > 0 and getattr(opt, name, False):
-            raise UserError(
-                f"{OPTION}: soft_targets: {share:g} does not work with {name}: {getattr(opt, name)}; "
-                "remove one of them"
-            )
+def _copy_network(model: nn.Module, teacher: Teacher) -> None:
+    """Copy the teacher's tensors except those of embeddings."""
+    embeddings = _names_of(model, list(shared_embeddings_of(model)))
+    own = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name not in embeddings and not is_position_encoding(name)
+    }
+    found = {
+        name: tensor
+        for name, tensor in teacher.model.state_dict().items()
+        if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
+    }
+    remedy = "set the options of the network to the teacher's, or network_start: random"
+    copy_network(own, found, teacher.path, remedy)
 
 
 def _fit_embeddings(
@@ -172,7 +294,7 @@ def _fit_embeddings(
     vocabs: dict[str, Any],
     steps: int | None,
 ) -> None:
-    """Replace the embeddings of a model by ones fitted to the teacher's tables."""
+    """Replace the embeddings of a model, and its options, by ones fitted to the teacher's tables."""
     place = next(model.parameters())
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     fitted = {}
@@ -186,7 +308,7 @@ def _fit_embeddings(
             teacher.tables[side].to(place.device),
             padding_idx=padding_of(vocabs, side),
             words=words,
-            token_counts=token_counts(words, vocabulary_file(opt, side)),
+            token_counts=token_counts(words, opt, side),
             seed=opt.seed,
             steps=steps,
             progress=is_first,
@@ -198,56 +320,18 @@ def _fit_embeddings(
                 logger.warning(note)
         fitted[side] = embedding.to(place)
     place_embeddings(model, plan, fitted)
-    _store_options(opt, plan, fitted)
-
-
-def _check_table(side: str, embedding: Any, teacher: Teacher) -> None:
-    """Check the shape of the teacher's table."""
-    wanted = (embedding.num_embeddings, embedding.embedding_dim)
-    found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
-    if found != wanted:
-        raise UserError(
-            f"{OPTION}: the {side} table of the teacher {teacher.path} has shape {found}, that of this model "
-            f"{wanted}; use the teacher's word_vec_size and vocabulary"
-        )
-
-
-def _copy_network(model: nn.Module, teacher: Teacher) -> None:
-    """Copy the teacher's tensors except those of embeddings."""
-    embeddings = _names_of(model, list(shared_embeddings_of(model)))
-    own = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if name not in embeddings and not is_position_encoding(name)
-    }
-    found = {
-        name: tensor
-        for name, tensor in teacher.state.items()
-        if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
-    }
-    remedy = "set the options of the network to the teacher's, or network_start: random"
-    copy_network(own, found, teacher.path, remedy)
-
-
-def token_counts(words: list[str], vocabulary: str) -> Tensor | None:
-    """Return the counts of words ``(V,)``, or ``None`` if the vocabulary file has none."""
-    counts = vocabulary_counts(vocabulary)
-    return completed(words, counts, SENTENCE_MARKS) if counts else None
-
-
-def vocabulary_file(opt: Namespace, side: str) -> str:
-    """Return the vocabulary file of one side."""
-    return str(opt.src_vocab if side == "source" or opt.share_vocab else opt.tgt_vocab)
-
-
-def _store_options(opt: Namespace, plan: EmbeddingPlan, fitted: dict[str, se.SharedEmbedding]) -> None:
-    """Replace the embedding options by ones that rebuild the fitted embeddings."""
     setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
     resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
     opt.embedding = resolved["target"] if plan.share_inputs else None
     opt.src_embedding = None if plan.share_inputs else resolved.get("source")
     opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
     opt.output_embedding = resolved.get("output")
+
+
+def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:
+    """Return the counts of words ``(V,)`` of one side, or ``None`` if its vocabulary file has none."""
+    counts = vocabulary_counts(str(opt.src_vocab if side == "source" or opt.share_vocab else opt.tgt_vocab))
+    return completed(words, counts, SENTENCE_MARKS) if counts else None
 
 
 class DistillationLoss:
@@ -269,14 +353,9 @@ class DistillationLoss:
         self.reported: Tensor | float = 0.0
         self.batches = 0
 
-    @property
-    def padding_idx(self) -> int:
-        """The padding id of targets, which the trainer needs."""
-        return int(self.loss.padding_idx)
-
-    def ignore_prompt(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a batch without its prompts, see OpenNMT-py's loss."""
-        return self.loss.ignore_prompt(batch)  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the trainer needs of OpenNMT-py's loss."""
+        return getattr(self.loss, name)
 
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:
         """Return the summed loss of a batch and OpenNMT-py's statistics of its cross entropy."""
@@ -300,7 +379,7 @@ class DistillationLoss:
         scores = self.generator(output.flatten(0, 1)).float()
         targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
         losses = F.cross_entropy(scores, wanted, reduction="none")
-        return losses[targets != self.padding_idx].sum()
+        return losses[targets != self.loss.padding_idx].sum()
 
     def take_mean(self) -> float:
         """Return the mean reconstruction loss since the last call."""
@@ -309,44 +388,18 @@ class DistillationLoss:
         return mean
 
 
-def parse_quantization_option(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
-    """Parse and check the option ``embedding_quantization``.
-
-    Args:
-        value: a mapping, YAML text, or ``None``.
-        plan: the embeddings of the model.
-
-    Raises:
-        UserError: it is not a mapping, a key or value is invalid, or an embedding's method is not standard.
-    """
-    given = parse_text(QUANTIZATION, value, straight_through.EXAMPLE)
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise UserError(
-            f"{QUANTIZATION}: {value!r} is not a mapping; write it like {straight_through.EXAMPLE}"
-        )
-    straight_through.parse_quantization(given)
-    if plan is None:
-        raise UserError(f"{QUANTIZATION}: has no effect without `embedding`; set it, or remove the option")
-    for settings in plan.sides().values():
-        straight_through.check_method(settings["method"])
-    return given
-
-
 def quantize_embeddings(model: Any, opt: Namespace, vocabs: dict[str, Any], trainer: Any) -> None:
     """Quantize the embeddings of a model in training if the option is set."""
     plan = read_plan(opt)
     if opt.embedding_quantization is None or plan is None:
         return
     for side in plan.sides():
-        counts = token_counts(words_of(vocabs, side), vocabulary_file(opt, side))
         embedding = words_module(model, side)
         assert isinstance(embedding, SharedEmbedding)
         straight_through.quantize_in_training(
             embedding,
             opt.embedding_quantization,
-            counts,
+            token_counts(words_of(vocabs, side), opt, side),
             lambda: trainer.optim.training_step - 1,
             opt.seed,
         )

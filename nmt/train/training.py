@@ -26,8 +26,13 @@ from nmt.hooks import apply_patches
 from nmt.model.embeddings import broadcast_parameters, describe_parameters
 from nmt.model.plan import OPTION_NAMES, read_plan
 from nmt.summarization.length_control import check_same_positions
-from nmt.train.distillation import requested_options, resume_distillation
-from nmt.train.embeddings import DistillationLoss, prepare_student, quantize_embeddings
+from nmt.train.embeddings import (
+    DistillationLoss,
+    prepare_student,
+    quantize_embeddings,
+    requested_options,
+    resume_distillation,
+)
 from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.errors import UserError

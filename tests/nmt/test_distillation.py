@@ -17,8 +17,7 @@ from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
-from nmt.train.distillation import parse_distillation
-from nmt.train.embeddings import token_counts
+from nmt.train.embeddings import parse_distillation, token_counts
 from shared_embeddings.errors import UserError
 from tests.nmt.conftest import Host, Trained, free_port, run
 from tests.nmt.test_training import METHODS
@@ -281,8 +280,11 @@ def test_language_model(host: Host) -> None:
 def test_words_are_counted(host: Host) -> None:
     path = host.write("counted", ["a\t7", "b\t2"])
     words = ["<unk>", "<blank>", "<s>", "</s>", "a", "b", "averyunlikelytoken0"]
-    assert token_counts(words, str(path)).tolist() == [1, 1, 7, 7, 7, 2, 1]  # type: ignore[union-attr]
-    assert token_counts(words, str(host.write("bare", ["a", "b"]))) is None
+    counted, bare = (
+        Namespace(src_vocab=name, share_vocab=True) for name in (path, host.write("bare", ["a", "b"]))
+    )
+    assert token_counts(words, counted, "source").tolist() == [1, 1, 7, 7, 7, 2, 1]  # type: ignore[union-attr]
+    assert token_counts(words, bare, "source") is None
     assert vocabulary_counts(str(path)) == {"a": 7, "b": 2}
 
 
