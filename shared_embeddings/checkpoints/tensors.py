@@ -212,7 +212,8 @@ def building(tensors: int, size: int) -> Iterator[None]:
     """Limit the model that is built meanwhile in this thread to some times what its file holds.
 
     The settings in a file may claim any number of layers, and any widths. Building a model takes a few more
-    parameters than its file has tensors: tied ones, and those that are replaced.
+    parameters than its file has tensors: tied ones, and those that are replaced, such as the tables of a
+    model with compressed ones.
 
     Args:
         tensors: how many the file has.
@@ -228,7 +229,7 @@ def building(tensors: int, size: int) -> Iterator[None]:
         if tensor is None or threading.get_ident() != thread:
             return
         parameters, values = parameters + 1, values + tensor.numel()
-        if parameters > 4 * tensors + 1000 or values > 8 * size + 2**28:
+        if parameters > 4 * tensors + 1000 or values > 8 * size + 2**29:
             raise UserError(
                 f"its settings claim more layers or larger ones than the file has ({tensors:,} tensors, "
                 f"{size:,} bytes); use another one"

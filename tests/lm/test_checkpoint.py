@@ -26,7 +26,7 @@ from shared_embeddings.classes import WordClasses
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.accounting import distinct_state
 from tests.helpers import alter, in_turn
-from tests.lm.runs import log_lines, run, settings, small_corpus
+from tests.lm.runs import SMALL, log_lines, run, settings, small_corpus, write_model
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
 OPTIONS = {"embedding_dim": 8, "hidden_dim": 6, "num_layers": 2}
@@ -194,6 +194,17 @@ def test_tensors_of_other_kinds_fail(tmp_path: Path, changed: Callable[[torch.Te
     content["model"]["embedding.weight"] = changed(content["model"]["embedding.weight"])
     torch.save(content, path)
     with pytest.raises(UserError, match="its 'model' is .*, expected dense tensors by name"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("claimed", [{"num_layers": 900}, {"embedding_dim": 10**8}], ids=str)
+def test_claims_of_size_fail_before_memory_is_filled(
+    data: Path, tmp_path: Path, kind: str, claimed: dict[str, int]
+) -> None:
+    path = write_model(tmp_path / "model.pt", data, kind)
+    alter(path, lambda content: content["config"].update(claimed))
+    with pytest.raises(UserError, match=f"checkpoint {path}: .* claim more"):
         load_model(path)
 
 

@@ -136,6 +136,19 @@ USES: dict[str, tuple[str, Callable[[Host, Path, Path], list[object]]]] = {
 }
 
 
+@pytest.mark.parametrize("claimed", [{"enc_layers": 10**8}, {"transformer_ff": 10**8}], ids=str)
+def test_claims_of_size_fail_before_memory_is_filled(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], claimed: dict[str, int]
+) -> None:
+    allow_checkpoint_types()
+    host, good = trained(embedding=STANDARD)
+    model = alter(good, lambda content: vars(content["opt"]).update(claimed), tmp_path / "model.pt")
+    for use in ("translate", "train", "compress"):
+        command, arguments = USES[use]
+        status, error = outcome(command, arguments(host, model, tmp_path), capsys)
+        assert status == 2 and names_file(error, command, model) and "claim more" in error, error
+
+
 # Optional or irrelevant parts: no model is built from a released or averaged checkpoint.
 MAY_BE = (
     *("generator: None", "generator: an empty mapping", "optim: None", "resume: None"),

@@ -70,7 +70,8 @@ def test_tensors_are_read_one_by_one(tmp_path: Path, kind: str, monkeypatch: pyt
         assert device_map == "meta"
         return load.__func__(chosen, *arguments, device_map=device_map, **settings)
 
-    if kind != "t5_untied":  # its configuration says that it is tied
+    # The first one's configuration says that it is tied, the other's files have other names than its class.
+    if kind not in ("t5_untied", "gpt_neox"):
         monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(without_memory))
     assert compress(tmp_path / "model", *arguments[:1], tmp_path / "same", *arguments[1:], "--no-check") == 0
     for name in ("config.json", "generation_config.json"):
