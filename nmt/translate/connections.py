@@ -18,7 +18,6 @@ from typing import Any
 
 from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
-from waitress.parser import HTTPRequestParser
 from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask, ThreadedTaskDispatcher
 
@@ -66,28 +65,27 @@ class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
         self.write(body)
 
 
-class _Request(HTTPRequestParser):  # type: ignore[misc]
-    """A request that remembers when its first byte arrived."""
-
-    def __init__(self, adjustments: Adjustments) -> None:
-        super().__init__(adjustments)
-        self.started = time.monotonic()
-
-
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection to a client."""
 
     error_task_class = _JsonErrorTask
-    parser_class = _Request
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        # When the client connected, or the application last wrote a part of an answer.
-        self.answered = time.monotonic()
+        # When the client connected or sent the first byte of a request, or when the application last wrote.
+        self.since = time.monotonic()
         super().__init__(*arguments, **options)
+
+    def received(self, data: bytes) -> bool:
+        """Take bytes of a request."""
+        was_idle = self.request is None
+        received = bool(super().received(data))
+        if was_idle and self.request is not None:  # not an empty line, nor a whole request
+            self.since = time.monotonic()
+        return received
 
     def write_soon(self, data: Any) -> int:
         """Send a part of an answer, or keep it until the client reads."""
-        self.answered = time.monotonic()
+        self.since = time.monotonic()
         return int(super().write_soon(data))
 
     def waiting_since(self) -> float | None:
@@ -95,11 +93,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
         It has to send a request, the rest of one, or to read an answer.
         """
-        if self.total_outbufs_len:
-            return self.answered
-        if self.requests:
-            return None
-        return self.answered if self.request is None else float(self.request.started)
+        return None if self.requests and not self.total_outbufs_len else self.since
 
     def allowed_seconds(self, limits: ConnectionLimits) -> float:
         """Return how long the client may take for what it has to do."""
