@@ -23,6 +23,7 @@ from shared_embeddings.checkpoints.tensors import (
     check_parts,
     is_state,
     is_words,
+    loaded,
     mapped,
     unreadable,
 )
@@ -167,7 +168,7 @@ def read_checkpoint(
     Raises:
         UserError: the file is missing, truncated or unsupported.
     """
-    content = _identified(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+    content = _identified(path, lambda: loaded(path))
     _check_structure(path, content)
     content = verified(content, f"checkpoint {path}")
     try:

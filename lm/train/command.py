@@ -28,7 +28,7 @@ from shared_embeddings.fitting.straight_through import quantize_in_training
 from shared_embeddings.options import OptionError
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import locked, remove_leftovers, write_text
+from shared_embeddings.utils.files import locked, refuse_link, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
 from shared_embeddings.utils.results import WandbWriter
 
@@ -94,6 +94,7 @@ def _train(config: Configuration, group: Group) -> None:
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     last = Path(options.output_dir) / LAST
+    refuse_link(last)  # the model of another run would become this one
     embedding = options.embedding
     if options.embedding_distillation is not None and last.exists():
         embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit

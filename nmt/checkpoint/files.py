@@ -29,6 +29,7 @@ from shared_embeddings.checkpoints.tensors import (
     is_optimizer,
     is_state,
     is_words,
+    loaded,
     mapped,
     unreadable,
 )
@@ -296,7 +297,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     name = os.fspath(path)
     with reading_checkpoint(name):
-        checkpoint = torch.load(name, map_location="cpu", weights_only=True)
+        checkpoint = loaded(name)
         check_checkpoint(name, checkpoint)
         return with_unpacked_tensors(name, verified(checkpoint, f"checkpoint {name}"), unpack)
 

@@ -273,6 +273,6 @@ def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]
         table["samples"] = PathOption.OUTPUT
     check_files(Namespace(**changed), table)
     for side, paths in outputs.items():
-        taken = next(filter(os.path.isfile, paths), None)
+        taken = next(filter(os.path.lexists, paths), None)  # also a link to nothing
         if taken is not None and not opt.overwrite:
             raise UserError(f"{side}: {taken} already exists; add -overwrite, or name another file")

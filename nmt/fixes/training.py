@@ -30,6 +30,7 @@ from torch import Tensor
 from nmt.checkpoint.files import reading_checkpoint
 from nmt.data.batches import Batches, QuietLoader
 from nmt.fixes import replace, wrap
+from shared_embeddings.checkpoints.tensors import loaded
 from shared_embeddings.utils.interrupts import Interrupted, leave_to_parent
 
 # Applies the fixes in data loader workers, too.
@@ -162,7 +163,7 @@ def read_vectors_only(original: Any, self: Any, emb_file: str | None) -> None:
     """Read pretrained vectors without running code, and turn errors into one line."""
     if emb_file:
         with reading_checkpoint(emb_file):
-            torch.load(emb_file, map_location="cpu", weights_only=True)
+            loaded(emb_file)
             original(self, emb_file)
 
 

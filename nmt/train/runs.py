@@ -15,7 +15,7 @@ from nmt.checkpoint.checkpoint import intact_steps
 from nmt.checkpoint.files import peek, remove_leftovers
 from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.distillation import OPTION
-from shared_embeddings.utils.files import locked, remove, sha256
+from shared_embeddings.utils.files import locked, refuse_link, remove, sha256
 
 CHOICES = ("auto", "never", "overwrite")
 # Options that a resumed run may change because they do not affect training steps.
@@ -138,6 +138,7 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
             "remove them, or choose another save_model"
         )
     path = f"{opt.save_model}_step_{whole[-1]}.pt"
+    refuse_link(Path(path))  # the model of another run would become this one
     before = peek(path).get("run")
     if before is None:
         raise UserError(

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 from shared_embeddings.checkpoints.checksums import is_verified
 from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import PackedTensor
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.files import check_archive, first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
@@ -78,7 +78,18 @@ def mapped(path: str | os.PathLike[str]) -> Any:
     """
     # The format before torch 1.6 cannot be mapped.
     can_be_mapped = zipfile.is_zipfile(path)
+    check_archive(path)
     return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=can_be_mapped)
+
+
+def loaded(path: str | os.PathLike[str]) -> Any:
+    """The content of a file of ``torch.save`` with tensors in memory.
+
+    Raises:
+        shared_embeddings.utils.files.UNREADABLE: see `mapped`.
+    """
+    check_archive(path)
+    return torch.load(os.fspath(path), map_location="cpu", weights_only=True)
 
 
 def unreadable(name: str, error: BaseException, program: str) -> UserError:
@@ -136,12 +147,14 @@ def is_state(value: object) -> bool:
 
 
 def is_dense(value: object) -> bool:
-    """Whether a value is a plain tensor with data: not sparse, nested, on the meta device, or of another kind
-    of numbers than a model has.
+    """Whether a value is a plain tensor with data: not sparse, nested, expanded, on the meta device, or of
+    another kind of numbers than a model has.
     """
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
-    return not (value.is_meta or value.is_nested or value.is_quantized or value.is_complex())
+    if value.is_meta or value.is_nested or value.is_quantized or value.is_complex():
+        return False
+    return value.nbytes <= value.untyped_storage().nbytes()  # no value stands for several
 
 
 def is_words(value: object) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, replacing
+from shared_embeddings.utils.files import UNREADABLE, check_archive, replacing
 from shared_embeddings.utils.reading import parse_json
 
 Path = str | os.PathLike[str]
@@ -149,9 +149,10 @@ class WordClasses:
         if not os.path.isfile(path):
             raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
         try:
+            check_archive(path)
             with open(path, "rb") as file:
                 return cls._read(file)
-        except (*UNREADABLE, NotImplementedError, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
+        except (*UNREADABLE, NotImplementedError, SyntaxError, zlib.error) as error:
             lines = str(error).strip("'\" \n").splitlines()
             reason = lines[0] if lines else type(error).__name__
             raise UserError(

@@ -14,6 +14,7 @@ import shutil
 import stat
 import struct
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ AnyPath = str | os.PathLike[str]
 # Errors of torch.load(weights_only=True), and of indexing its result, for files that are truncated or not
 # checkpoints.
 UNREADABLE = (
+    zipfile.BadZipFile,
     RuntimeError,
     EOFError,
     pickle.UnpicklingError,
@@ -433,7 +435,7 @@ def check_outputs(
         for other, used in taken.items():
             if _overwrites(path, used):
                 raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
-        if not force and os.path.exists(path):
+        if not force and os.path.lexists(path):  # a link to nothing would create its target
             raise UserError(
                 f"{option}: {path} already exists; add --force to replace it, or name another one"
             )
@@ -471,6 +473,21 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def check_archive(path: AnyPath) -> None:
+    """Check that a file of ``torch.save`` or ``np.savez`` is as large as its entries claim to be together.
+
+    They are never compressed there: a small file that claims more could fill the memory.
+
+    Raises:
+        ValueError: its entries are larger than the file.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            claimed, size = sum(entry.file_size for entry in archive.infolist()), os.path.getsize(path)
+        if claimed > size:
+            raise ValueError(f"its entries claim {claimed:,} bytes, but the file has {size:,}")
 
 
 def save_tensors(content: object, path: AnyPath) -> None:

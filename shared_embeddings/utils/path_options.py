@@ -147,6 +147,8 @@ def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
     if kind is PathOption.FOLDER:
         if os.path.isfile(path):
             raise UserError(f"{option}: {path} is a file; name a folder")
+        if not os.path.exists(path) and os.path.islink(path):
+            raise UserError(f"{option}: {path} is a link to nothing; create its target, or name a folder")
     elif os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
         raise UserError(f"{option}: {path} is a folder; name a file")
     remove_leftovers(Path(path))

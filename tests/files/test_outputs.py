@@ -370,6 +370,9 @@ def test_existing_files_are_replaced_only_on_request(call: str, tmp_path: Path) 
             wanted = "add -overwrite" if call == "onmt_build_vocab" else "add --force"
             assert f"{tmp_path / place.name} already exists; {wanted}" in line
             (tmp_path / place.name).unlink()
+            (tmp_path / place.name).symlink_to(tmp_path / "home")  # a link to nothing would create that
+            assert "already exists" in error_line(call, given, tmp_path)
+            (tmp_path / place.name).unlink()
 
 
 @pytest.mark.slow_except("lm_generate", "onmt_characters split")

@@ -25,7 +25,7 @@ from lm.train.loop import Trainer
 from shared_embeddings.classes import WordClasses
 from shared_embeddings.errors import UserError
 from shared_embeddings.sizing.accounting import distinct_state
-from tests.helpers import alter, in_turn
+from tests.helpers import alter, compress, in_turn
 from tests.lm.runs import SMALL, log_lines, run, settings, small_corpus, write_model
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
@@ -122,6 +122,13 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
         (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 1}, path), "has no config"),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "truncated"),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1.5}, protocol=2)[:-8]), "truncated"),
+        (compress, "its entries claim .* bytes, but the file has"),
+        (
+            lambda path: torch.save(
+                {**torch.load(path), "model": {"a": torch.zeros(1).expand(10**9, 10**9)}}, path
+            ),
+            "its 'model' is",
+        ),
         (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "truncated"),
         (lambda path: torch.save({"opt": argparse.Namespace()}, path), "could run code"),
     ],

@@ -48,9 +48,12 @@ def test_corpus_is_written_and_described(
 
 def test_user_errors_are_one_line_with_status_2(
     arguments: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "home")
     cases = {
         "-valid missing": [item for item in arguments if "valid" not in item],
         "-split needs -train without other texts": [*arguments, "-split", "0.8,0.1,0.1"],
@@ -67,6 +70,7 @@ def test_user_errors_are_one_line_with_status_2(
         "invalid choice: 'wikitext'": [*arguments, "-dataset", "wikitext"],
         "-train: /dev/null is a device or a pipe": [*arguments[:3], "/dev/null", *arguments[4:]],
         "is a file; name a folder": ["-output", arguments[3], *arguments[2:]],
+        "is a link to nothing": ["-output", str(dangling), *arguments[2:]],
     }
     for message, line in cases.items():
         assert run(line, monkeypatch) == 2, message

@@ -347,7 +347,7 @@ def test_links_and_journals_in_a_run_lead_nowhere(data: Path, tmp_path: Path) ->
         plant(folder / name, home, b'[["HOME/planted", "HOME/precious", 0]]')
     for name in ("best.pt", "config.yaml"):
         (folder / name).symlink_to(home / "precious")
-    for name in (".lock", "train.log", "tensorboard"):
+    for name in (".lock", "train.log", "tensorboard", "last.pt"):
         (folder / name).symlink_to(home if name == "tensorboard" else home / "precious")
         with pytest.raises(UserError, match=f"{name}: is a symbolic link to .*; remove the link"):
             run(values)

@@ -314,6 +314,9 @@ def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorL
     assert content(home) == {"precious": b"mine"}
     weights = folder / "model_step_2.safetensors"
     assert not weights.is_symlink() and is_intact(folder / "model_step_2.pt")
+    (folder / "model_step_2.pt").rename(home / "model_step_2.pt")
+    (folder / "model_step_2.pt").symlink_to(home / "model_step_2.pt")
+    assert "model_step_2.pt: is a symbolic link" in error_line("onmt_train", "-config", config)
 
 
 def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:

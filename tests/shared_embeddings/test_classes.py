@@ -24,6 +24,7 @@ from shared_embeddings.classes import (
     regroup,
 )
 from shared_embeddings.classes.making import train_word_vectors
+from tests.helpers import compress
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -206,6 +207,7 @@ BROKEN = {
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "empty": lambda path: path.write_bytes(b""),
     "truncated": truncated,
+    "compressed": compress,
     "flipped": flipped,
     "text": lambda path: path.write_text("cat 1\ndog 2\n"),
     "one array": lambda path: np.save(path.open("wb"), np.arange(5)),

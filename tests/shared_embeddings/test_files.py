@@ -322,6 +322,9 @@ def test_outputs_are_neither_inputs_nor_existing_files(tmp_path: Path) -> None:
         check_outputs({"--output": tmp_path / "a", "--report": tmp_path / "a"}, {})
     with pytest.raises(UserError, match="already exists; add --force"):
         check_outputs({"--output": source}, {})
+    (tmp_path / "dangling").symlink_to(tmp_path / "home")
+    with pytest.raises(UserError, match="already exists; add --force"):
+        check_outputs({"--output": tmp_path / "dangling"}, {})
     check_outputs({"--output": source, "--report": None}, {"--text": None}, force=True)
     check_outputs({"--output": folder / "new", "--report": Path("/dev/null")}, {"--model": folder})
 
