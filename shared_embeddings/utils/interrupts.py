@@ -42,57 +42,60 @@ class Interrupted(KeyboardInterrupt):
 
 # The process that reports signals. Its forks inherit the handler but exit silently.
 _reporting = os.getpid()
-# Whether a fork is in progress: Python drops exceptions raised meanwhile, so signals wait until it is done.
-_forking = False
-# Signals whose exception was or would be dropped, until they are sent again.
+# Whether Python would drop an exception, as during a fork, so that signals wait.
+_must_wait = False
+# Signals that wait, or whose exception was dropped, until one is raised.
 _waiting: list[int] = []
+# Held while a waiting signal is sent, so that none arrives after its handler has gone.
+_sending = threading.Lock()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raise `Interrupted`; a signal handler."""
     if os.getpid() != _reporting:
         os._exit(128 + number)
-    if _forking:
+    if _must_wait:
         _waiting.append(number)
         return
+    _waiting.clear()
     raise Interrupted(number)
 
 
-def _begin_fork() -> None:
+def _begin_waiting() -> None:
     """Make signals wait."""
-    global _forking
-    _forking = True
+    global _must_wait
+    _must_wait = True
 
 
-def _end_fork() -> None:
-    """Send a delayed signal again."""
-    global _forking
-    _forking = False
+def _end_waiting() -> None:
+    """Send a waiting signal again."""
+    global _must_wait
     if _waiting:
-        _send_again_later()
+        threading.Thread(target=_send_again, daemon=True).start()
+    _must_wait = False
+
+
+def _send_again() -> None:
+    """Send a waiting signal until it is raised, or once if another handler receives it."""
+    while True:
+        time.sleep(_LATER)
+        with _sending:
+            waiting = _waiting[:1]
+            if not waiting:
+                return
+            if signal.getsignal(waiting[0]) is not interrupt:
+                _waiting.clear()
+            os.kill(os.getpid(), waiting[0])
 
 
 def _be_forked() -> None:
     """Reset the state in the child."""
-    global _forking
-    _forking = False
+    global _must_wait, _sending
+    _must_wait, _sending = False, threading.Lock()
     _waiting.clear()
 
 
-def _send_again_later() -> None:
-    """Send the waiting signal after a short pause, when Python code runs that an exception can end."""
-
-    def send() -> None:
-        for number in _waiting[:1]:
-            os.kill(os.getpid(), number)
-        _waiting.clear()
-
-    again = threading.Timer(_LATER, send)
-    again.daemon = True
-    again.start()
-
-
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_be_forked)
+os.register_at_fork(before=_begin_waiting, after_in_parent=_end_waiting, after_in_child=_be_forked)
 
 
 @contextmanager
@@ -109,20 +112,24 @@ def signals_raised() -> Iterator[None]:
 
     def dropped(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, Interrupted):
+            _begin_waiting()
             _waiting.append(unraisable.exc_value.signal)
-            _send_again_later()
+            _end_waiting()
         else:
             report(unraisable)
 
     sys.unraisablehook = dropped
     try:
         with handled_by(interrupt):
-            yield
-            while _waiting:
-                time.sleep(_LATER)
+            try:
+                yield
+                while _waiting:
+                    time.sleep(_LATER)
+            finally:
+                with _sending:
+                    _waiting.clear()
     finally:
         sys.unraisablehook = report
-        _waiting.clear()
 
 
 @contextmanager

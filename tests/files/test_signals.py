@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -134,12 +135,12 @@ def test_signals_during_a_fork_are_not_lost(capfd: pytest.CaptureFixture[str]) -
     """Python only prints exceptions raised in functions that modules register for a fork."""
     stop = threading.Event()
     with interrupts.signals_raised():
-        interrupts._begin_fork()
+        interrupts._begin_waiting()
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             with pytest.raises(interrupts.Interrupted):
-                interrupts._end_fork()
+                interrupts._end_waiting()
                 stop.wait(20)
     assert capfd.readouterr().err == ""
 
@@ -161,16 +162,15 @@ def in_a_destructor() -> None:
 
 
 def while_numba_compiles() -> None:
-    """After the machine code is made, where numba may put it into its cache."""
-    numba, codegen = pytest.importorskip("numba"), importlib.import_module("numba.core.codegen")
-    original = codegen.CPUCodeLibrary._object_compiled_hook
+    """In the function that gets the machine code, which LLVM calls."""
+    numba, engine = pytest.importorskip("numba"), importlib.import_module("llvmlite.binding.executionengine")
 
-    def receive(*arguments: Any) -> None:
-        codegen.CPUCodeLibrary._object_compiled_hook = original
+    def receive(*arguments: Any) -> bytes:
         signal.raise_signal(signal.SIGTERM)
+        return b""
 
-    codegen.CPUCodeLibrary._object_compiled_hook = receive
-    numba.njit(lambda number: number + 1)(1)
+    with mock.patch.object(engine, "string_at", receive):
+        numba.njit(lambda number: number + 1)(1)
 
 
 @pytest.mark.parametrize("seconds", [0, 20])
