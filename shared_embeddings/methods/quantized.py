@@ -165,12 +165,10 @@ class QuantizedEmbedding(SharedEmbedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.codec = options.codec_for(embedding_dim)
         self.word_counts = options.word_counts(num_embeddings)
-        scales = torch.empty(num_embeddings, self.codec.num_scales)
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
         if self.codec.num_scales:
+            scales = torch.empty(num_embeddings, self.codec.num_scales)
             self.register_parameter(self.scales_name, nn.Parameter(scales))
-        else:
-            self.register_buffer(self.scales_name, scales, persistent=False)
         for name, shape in self.codec.book_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for rate, count in self.word_counts.items():
@@ -188,7 +186,7 @@ class QuantizedEmbedding(SharedEmbedding):
         """Random codes, and random scales that give the table a std near D**-0.5."""
         generator = torch.Generator(device="cpu").manual_seed(self.options.seed)
         for name, buffer in self.named_buffers():
-            if name not in ("widths", self.scales_name) and not buffer.is_meta:
+            if name != "widths" and not buffer.is_meta:
                 most = 2 if name == "signs" else 256
                 # `randint` would take eight bytes for each code, more than the table.
                 codes = torch.empty(buffer.shape, dtype=torch.uint8, device="cpu")
@@ -215,7 +213,9 @@ class QuantizedEmbedding(SharedEmbedding):
     @property
     def word_scales(self) -> Tensor:
         """The scales ``(V, S)``."""
-        return getattr(self, self.scales_name)  # type: ignore[no-any-return]
+        if not self.codec.num_scales:
+            return next(iter(self.parameters())).new_empty(self.num_embeddings, 0)
+        return self.get_parameter(self.scales_name)
 
     @property
     def _is_mixed(self) -> bool:
@@ -234,9 +234,10 @@ class QuantizedEmbedding(SharedEmbedding):
     # Rows.
 
     def rows(self, ids: Tensor) -> Tensor:
-        codec, books, scales = self.codec, self.books(), F.embedding(ids, self.word_scales)
+        codec, books = self.codec, self.books()
         if not codec.num_scales:  # torch does not check ids of empty rows
             self.check_ids(ids)
+        scales = F.embedding(ids, self.word_scales)
         # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
         found, start = codec.uncoded(scales, books), 0
         places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
