@@ -32,7 +32,7 @@ from nmt.data.batches import signals_blocked
 from nmt.train import training
 from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group
-from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, signals_raised
+from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, signals_delayed, signals_raised
 
 Explain = Callable[[BaseException], "str | None"]
 
@@ -102,10 +102,11 @@ def be_rank(opt: Namespace, run: dict[str, Any], lock: InheritedLock, explain: E
 
 
 class RankAgent(LocalElasticAgent):
-    """The agent of torchrun; signals are blocked while ranks start, whose imports would end in tracebacks."""
+    """The agent of torchrun; it starts all ranks before it handles a signal, and they start with it blocked,
+    since half a start and imports would end in tracebacks."""
 
     def _start_workers(self, worker_group: Any) -> Any:
-        with signals_blocked():
+        with signals_delayed(), signals_blocked():
             return super()._start_workers(worker_group)
 
 
@@ -152,6 +153,7 @@ def train_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: 
         max_restarts=0,
         monitor_interval=_POLL_SECONDS,
     )
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"  # this function handles the others
     logging.disable()  # the agent logs signals and tracebacks
     failures: list[Any] = []
     received = 0
@@ -160,6 +162,8 @@ def train_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: 
             try:
                 result = RankAgent(spec, DefaultLogsSpecs(folder), start_method="spawn").run()
                 failures = list(result.failures.values())
+            except Interrupted as stop:
+                received = stop.signal
             except SignalException as stop:
                 received = stop.sigval
             errors = [json.loads(file.read_text())["message"] for file in Path(folder).rglob("error.json")]
