@@ -20,7 +20,7 @@ from benchmarks.measuring import Record, earlier_record, parser_of, publish, sav
 from recipes.common.tools import run_main
 from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
-from shared_embeddings.sizing.targets import Target
+from shared_embeddings.compress.targets import Target
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
 

@@ -33,14 +33,14 @@ from torch import Tensor
 import shared_embeddings as se
 from benchmarks.measuring import Record, added_peak, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.classes.making import train_word_vectors
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import OptionError
-from shared_embeddings.sizing.suggest import suggest
-from shared_embeddings.sizing.targets import options_within
+from shared_embeddings.compress.suggest import suggest
+from shared_embeddings.compress.targets import options_within
 from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
+from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.words.classes import train_word_vectors
 
 _QUANTIZED = "quantized"
 _CODECS = {

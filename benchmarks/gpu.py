@@ -28,8 +28,8 @@ from benchmarks.measuring import earlier_record, save_record
 from recipes.common.results import REPOSITORY
 from recipes.common.table import NOT_RUN, update_readme
 from recipes.common.tools import run_main
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import first_line, write_text
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import parse_json

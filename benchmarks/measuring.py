@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.table import update_readme
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import parse_json

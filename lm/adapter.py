@@ -14,14 +14,13 @@ from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
 from lm.evaluate.quality import perplexity, probe
 from lm.models import LanguageModel
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.tensors import contains_strings
-from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
     Vocabulary,
-    WordEmbedding,
     WordTokens,
     check_scores,
     copy_output_bias,
@@ -31,10 +30,11 @@ from shared_embeddings.compress.host import (
     with_untrained_part,
 )
 from shared_embeddings.compress.measure import Probe, Quality, Validation
-from shared_embeddings.errors import UserError
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.quant.storage import packed_as
-from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"
 

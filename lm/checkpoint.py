@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm import models
 from lm.models.interface import LanguageModel
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
 from shared_embeddings.checkpoints.tensors import (
     PartType,
@@ -27,7 +28,6 @@ from shared_embeddings.checkpoints.tensors import (
     mapped,
     unreadable,
 )
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import (
     Packing,
@@ -38,7 +38,7 @@ from shared_embeddings.quant.storage import (
     packing_of,
     unpack,
 )
-from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
 
 FORMAT = "shared-embeddings-lm"

@@ -9,8 +9,8 @@ import argparse
 
 import torch
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import explain, lost_group, run_module
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.interrupts import RESUME
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import (
     NO_PARTIAL_FILES,
     Parser,
@@ -25,6 +24,7 @@ from shared_embeddings.utils.command_line import (
     run,
     run_module,
 )
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import PathOption

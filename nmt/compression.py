@@ -28,18 +28,18 @@ from nmt.model.plan import (
     words_of,
 )
 from nmt.train.embeddings import OPTION, REQUESTED
-from shared_embeddings.checkpoints.token_counts import count_words
 from shared_embeddings.compress.host import (
     TRAINING_STATE_NOTE,
     EmbeddingTable,
-    WordEmbedding,
     copy_output_bias,
     name_of_part,
     teacher_table,
     with_untrained_part,
 )
 from shared_embeddings.compress.measure import Probe, Quality, Validation
-from shared_embeddings.errors import UserError
+from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import count_words
 
 # Options that name initial tables; they have no effect on a trained model.
 BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")

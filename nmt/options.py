@@ -25,8 +25,8 @@ import torch
 
 from nmt.checkpoint.files import safetensors_of
 from nmt.model.plan import parse_text
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_input, followed, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml

@@ -20,8 +20,8 @@ from shared_embeddings.compress.host import (
     WordTokens,
     lines_without,
 )
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.storage import packed_as
+from shared_embeddings.utils.errors import UserError
 
 MARKS = (UNKNOWN, PADDING, *SENTENCE_MARKS)
 SIDES = {"source": "src", "target": "tgt"}

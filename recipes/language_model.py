@@ -39,10 +39,10 @@ from recipes.common.tools import (
     write_lines,
     write_yaml,
 )
-from shared_embeddings.classes import make_classes, regroup
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import reading
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers
+from shared_embeddings.words.classes import make_classes, regroup
 
 SMALL = "small"
 LAST, BEST = "last.pt", "best.pt"

@@ -17,8 +17,8 @@ from recipes.common.recipe import RECIPES, recipe_names
 from recipes.common.results import FILE, SMOKE_FOLDER, read_results
 from recipes.common.rows import Row, read_rows
 from recipes.common.smoke import SMOKE
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 
 # The scripts in order; ROW_SCRIPTS take a row.
 PREPROCESS, ROW_SCRIPTS = "preprocess.sh", ("train.sh", "eval.sh")

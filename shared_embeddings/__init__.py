@@ -7,8 +7,9 @@ import shared_embeddings.utils.early_signals  # noqa: F401  # before all that ta
 
 # isort: split
 import shared_embeddings.methods  # noqa: F401  # before the function of the same name below
+from shared_embeddings import accounting
+from shared_embeddings.compress.fit import FitReport, fit
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.fit import FitReport, fit
 from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.methods.adaptive import AdaptiveOptions
 from shared_embeddings.methods.alone import AloneOptions
@@ -22,10 +23,9 @@ from shared_embeddings.methods.standard import StandardOptions
 from shared_embeddings.methods.structured import StructuredOptions
 from shared_embeddings.methods.tensor_train import TensorTrainOptions
 from shared_embeddings.methods.uncle import UncleOptions
-from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.registry import build, methods, num_parameters, options
-from shared_embeddings.sizing import accounting
 from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.options import STORED, OptionError
 
 __all__ = [
     "STORED",

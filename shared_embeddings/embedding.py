@@ -9,9 +9,10 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -19,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shared_embeddings.errors import UserError
+from shared_embeddings import accounting
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers.caching import CachingModule
 from shared_embeddings.loss import (
     LossOptions,
     Reduction,
@@ -29,15 +29,16 @@ from shared_embeddings.loss import (
     pad_to_multiple,
     scored_cross_entropy,
 )
-from shared_embeddings.quant.packed_tensor import PackedTensor, dense, warn_of_frozen
-from shared_embeddings.sizing import accounting
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors, warn_of_frozen
 from shared_embeddings.spec import EmbeddingOptions
-from shared_embeddings.utils.tracing import needs_fixed_shapes
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.tracing import autocast_dtype, has_values, needs_fixed_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
 
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
+CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 
 # Methods with `expensive_rows` compute tables in blocks of this many rows, which limits the memory of wide
 # layers.
@@ -72,6 +73,107 @@ class Layer(NamedTuple):
     name: str
     values: Tensor
     groups: int = 1
+
+
+class _Derived(NamedTuple):
+    """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
+
+    state: tuple[object, ...]
+    # References to the sources: otherwise a new tensor at the same address would look like an old one.
+    sources: tuple[Tensor, ...]
+    tensors: dict[str, Any]
+
+
+class CachingModule(nn.Module):
+    """A module that can cache tensors derived from its parameters, in ``eval()`` without gradients.
+
+    The cache is cleared when a parameter or buffer is replaced or modified, on ``train()``, on
+    ``load_state_dict``, and on a move to another device or dtype. torch does not count changes through an
+    alias such as ``parameter.data.add_(1)``: call `clear_cache` after those.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._derived: _Derived | None = None
+
+    def clear_cache(self) -> None:
+        """Clear the cache."""
+        self._derived = None
+
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """`make()`, or its cached result for the same state of the parameters."""
+        state = self.cache_state()
+        if state is None:
+            return make()
+        derived = self._derived
+        if derived is None or derived.state != state:
+            derived = _Derived(state, tuple(source.detach() for source in self._sources()), {})
+        if name not in derived.tensors:
+            derived.tensors[name] = make()
+        self._derived = derived
+        return derived.tensors[name]
+
+    def bytes_in_memory(self) -> int:
+        """The bytes of parameters, buffers and cached tensors, each memory block once."""
+        found: dict[int, int] = {}
+        for module in self.modules():
+            derived = module._derived if isinstance(module, CachingModule) else None
+            cached = [] if derived is None else _tensors(derived.tensors.values())
+            own = (
+                *module.parameters(recurse=False),
+                *module.buffers(recurse=False),
+                *_tensors(vars(module).values()),
+            )
+            for tensor in (part for held in (*own, *cached) for part in inner_tensors(held)):
+                memory = tensor.untyped_storage()
+                found[memory.data_ptr()] = memory.nbytes()
+        return sum(found.values())
+
+    def cache_state(self) -> tuple[object, ...] | None:
+        """A value that changes with parameters, buffers and autocast; None if nothing may be cached."""
+        # `torch.export` needs the computation itself.
+        is_exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if self.training or torch.is_grad_enabled() or is_exporting:
+            return None
+        sources = tuple(self._sources())
+        # torch does not count changes of tensors made in inference mode.
+        if any(source.is_inference() for source in sources) or not has_values(*sources):
+            return None
+        return (
+            autocast_dtype(sources[0].device),
+            *((source.data_ptr(), source._version, source.dtype) for source in sources),
+        )
+
+    def _sources(self) -> Iterator[Tensor]:
+        """All tensors that results can be derived from."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            yield from inner_tensors(tensor)
+
+    def train(self: CachingSelf, mode: bool = True) -> CachingSelf:
+        """As in ``nn.Module``; clears the cache."""
+        self.clear_cache()
+        return super().train(mode)
+
+    def _apply(self: CachingSelf, fn: Any, recurse: bool = True) -> CachingSelf:
+        self.clear_cache()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.clear_cache()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles start without a cache.
+        return {**self.__dict__, "_derived": None}
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and tuples of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
 
 
 class SharedEmbedding(CachingModule):
@@ -581,3 +683,34 @@ def _check_selection(ids: Tensor, num_embeddings: int) -> None:
     if ids[0] < 0 or ids[-1] >= num_embeddings:
         wrong = int(ids[0] if ids[0] < 0 else ids[-1])
         raise ValueError(f"cannot keep word {wrong}: the embedding has words 0 to {num_embeddings - 1}")
+
+
+@dataclasses.dataclass(frozen=True)
+class WordEmbedding:
+    """One input embedding of a trained model.
+
+    Attributes:
+        name: the host's name for it.
+        words: in the order of their ids.
+        padding_idx: the word without a vector, or None.
+        module: a shared embedding, or a plain ``nn.Embedding``.
+    """
+
+    name: str
+    words: Sequence[str]
+    padding_idx: int | None
+    module: SharedEmbedding | nn.Embedding
+
+    def table(self) -> Tensor:
+        """The input vectors ``(V, D)`` of all words."""
+        with torch.no_grad():
+            module = self.module
+            table = module.weight if isinstance(module, nn.Embedding) else module.table()
+            return table.detach().float()
+
+    def layers(self, ids: Tensor) -> list[Layer]:
+        """The activations of words with ids ``(n,)`` in every layer of the embedding, the output last."""
+        with torch.no_grad():
+            if isinstance(self.module, nn.Embedding):
+                return [Layer("output", self.module(ids))]
+            return self.module.layers(ids)

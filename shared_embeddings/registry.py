@@ -11,8 +11,8 @@ from numbers import Integral
 from typing import Any, TypeVar, overload
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.options import OptionError, did_you_mean
 from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.options import OptionError, did_you_mean
 
 E = TypeVar("E")
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")

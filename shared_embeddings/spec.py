@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from shared_embeddings.options import OptionError, option, parse_options, plain_options
+from shared_embeddings.utils.options import OptionError, option, parse_options, plain_options
 
 Options = dict[str, Any]
 Spec = TypeVar("Spec", bound="EmbeddingOptions[Any]")

@@ -68,7 +68,7 @@ def _hf(folder: Path) -> tuple[Path, Path]:
 def _vectors(folder: Path) -> tuple[Path, Path]:
     import numpy as np
 
-    from shared_embeddings.analysis.vectors import WordVectors, write_vectors
+    from shared_embeddings.words.vectors import WordVectors, write_vectors
 
     words = [f"w{number}" for number in range(60)]
     rows = np.random.default_rng(1).standard_normal((60, 12)).astype(np.float32)

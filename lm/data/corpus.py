@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from lm.data.texts import SPLITS, word_blocks
 from lm.data.vocabulary import UNK, Limits, Vocabulary
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, remove_leftovers, sha256, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 from shared_embeddings.utils.reading import read_json

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from lm.data.corpus import Published
 from lm.data.texts import SPLITS
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.errors import UserError
 
 _WIKITEXT = "https://wikitext.smerity.com"
 # From "download_checksums" in datasets/wikitext/dataset_infos.json of huggingface/datasets; the same values

@@ -13,8 +13,8 @@ from lm.data.corpus import Published, Texts, prepare
 from lm.data.datasets import SOURCES, locate
 from lm.data.texts import DEFAULT, FOLDER, SPLITS, Fractions, split_texts
 from lm.data.vocabulary import Limits
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.data.vocabulary import EOS
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_input, check_outputs, remove_leftovers, sha256, staged
 
 SPLITS = ("train", "valid", "test")

@@ -18,8 +18,8 @@ from lm.data.texts import SPLITS
 from lm.evaluate.evaluation import Reading, Score, Text, evaluate, number_of_words, read_data, segments
 from lm.evaluate.pointer import PointerOptions, evaluate_with_pointer
 from lm.models.interface import LanguageModel, count_model
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import parse_yaml
 from shared_embeddings.utils.results import describe_device, provenance, write_record

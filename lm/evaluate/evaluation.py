@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 if TYPE_CHECKING:
     from lm.models.interface import LanguageModel

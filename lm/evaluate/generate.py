@@ -14,8 +14,8 @@ from lm.cli import add_device, chosen_device
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.evaluate.evaluation import evaluating
 from lm.train.config import SEEDS
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lm.evaluate.evaluation import Reading, Score, evaluating, read, target_losses
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 if TYPE_CHECKING:
     from lm.models.interface import LanguageModel

@@ -23,7 +23,7 @@ from shared_embeddings.compress.measure import (
     names_of,
     sampled_lines,
 )
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 
 def perplexity(model: LanguageModel, words: Sequence[str], path: Path) -> Quality:
@@ -35,7 +35,7 @@ def perplexity(model: LanguageModel, words: Sequence[str], path: Path) -> Qualit
         path: a tokenized text, or a folder written by ``lm_prepare``, whose validation text is used.
 
     Raises:
-        shared_embeddings.errors.UserError: the text is missing, too short, or has another vocabulary.
+        shared_embeddings.utils.errors.UserError: the text is missing, too short, or has another vocabulary.
     """
     text = read_data(path, "valid" if path.is_dir() else None, words)
     reading = Reading()

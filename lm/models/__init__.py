@@ -10,8 +10,8 @@ from typing import Any
 
 import shared_embeddings as se
 from lm.models.interface import REGISTERED, LanguageModel, Output, State
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import did_you_mean, parse_options
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import did_you_mean, parse_options
 
 __all__ = ["LanguageModel", "Output", "State", "build", "kinds", "options_class"]
 

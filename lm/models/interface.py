@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings.sizing.accounting import count_parameters, parameter_table, stored_bits
+from shared_embeddings.accounting import count_parameters, parameter_table, stored_bits
 
 # The detached state that a model carries over to the next segment. All tensors have the shape (L, B, ...).
 State = tuple[Tensor, ...]

@@ -12,7 +12,7 @@ import shared_embeddings as se
 from lm.models.interface import LanguageModel, Output, State, register
 from lm.models.relative_attention import Geometry, Kernel, RelativeAttention, geometry
 from shared_embeddings.layers.dropout import Dropout
-from shared_embeddings.options import (
+from shared_embeddings.utils.options import (
     OptionError,
     option,
     require,

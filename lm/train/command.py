@@ -23,13 +23,13 @@ from lm.train.distributed import Group, joined, local_rank
 from lm.train.loop import Trainer
 from lm.train.progress import NoReport, Report
 from lm.train.train_state import restore_run, save_run
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.straight_through import quantize_in_training
-from shared_embeddings.options import OptionError
+from shared_embeddings.compress.straight_through import quantize_in_training
 from shared_embeddings.utils.command_line import USER_ERROR
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import locked, refuse_link, remove_leftovers, write_text
 from shared_embeddings.utils.interrupts import RESUME, Interrupted
+from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.results import WandbWriter
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"

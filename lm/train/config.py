@@ -18,10 +18,10 @@ import yaml
 
 from lm import models
 from lm.train.optim import OPTIMIZERS, SCHEDULES
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import OPTION, check_seed, parse_distillation
-from shared_embeddings.fitting.straight_through import parse_quantization
-from shared_embeddings.options import option, parse_options, require, require_at_least
+from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
+from shared_embeddings.compress.straight_through import parse_quantization
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import option, parse_options, require, require_at_least
 from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
 # Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.

@@ -1,6 +1,6 @@
 """Embedding distillation: training a compressed language model from a trained one with a full table.
 
-The model-independent part is in `shared_embeddings.fitting.distillation`.
+The model-independent part is in `shared_embeddings.compress.distillation`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models.interface import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
-from shared_embeddings.compress.host import copy_output_bias
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import (
+from shared_embeddings.compress.distillation import (
     OPTION,
     Reconstruction,
     SoftTargets,
@@ -30,6 +28,8 @@ from shared_embeddings.fitting.distillation import (
     freeze,
     parse_distillation,
 )
+from shared_embeddings.compress.host import copy_output_bias
+from shared_embeddings.utils.errors import UserError
 
 
 def prepare_student(

@@ -23,9 +23,9 @@ from lm.train.config import Configuration
 from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from lm.train.progress import Report, Speed
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import Reconstruction, SoftTargets, softened
+from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, softened
 from shared_embeddings.layers.dropout import set_updates
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
 
 

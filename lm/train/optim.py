@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.options import option, require, require_at_least, require_probability
+from shared_embeddings.utils.options import option, require, require_at_least, require_probability
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from shared_embeddings.checkpoints.tensors import (
     is_dense,
     is_optimizer,
 )
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
 _SHOWN = 8  # maximum number of changed settings in an error

@@ -26,10 +26,10 @@ from nmt.data.transforms import subword_files_of
 from nmt.model.embeddings import load_unique_state, shared_embeddings_of, unique_state
 from shared_embeddings.checkpoints.checksums import load_safetensors, save_safetensors, with_checksum
 from shared_embeddings.checkpoints.tensors import check_finite
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import OPTION
+from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
 from shared_embeddings.registry import options
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import save_tensors, staged
 
 

@@ -33,11 +33,11 @@ from shared_embeddings.checkpoints.tensors import (
     mapped,
     unreadable,
 )
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import OptionError
 from shared_embeddings.quant.storage import HEADER, StorageError, packing_of, unpack
 from shared_embeddings.utils import files
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, can_be_created, first_line, replacing, save_tensors
+from shared_embeddings.utils.options import OptionError
 
 # Entry of a checkpoint with the checksum of the separate weights.
 WEIGHTS = "weights_checksum"

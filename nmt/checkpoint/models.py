@@ -21,8 +21,8 @@ from nmt.hooks import apply_patches
 from nmt.model.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.model.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 
 

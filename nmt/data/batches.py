@@ -20,7 +20,7 @@ from onmt.inputters.dynamic_iterator import DynamicDatasetIter
 from torch.utils.data import DataLoader, get_worker_info
 
 from nmt.fixes import apply_registered
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import SIGNALS
 
 

@@ -15,9 +15,9 @@ from onmt.utils.logging import logger
 
 from nmt.checkpoint.files import check_output
 from nmt.options import READ, check_files, check_ranges
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import parse_options, require, require_at_least
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import followed, staged
+from shared_embeddings.utils.options import parse_options, require, require_at_least
 from shared_embeddings.utils.path_options import PathOption
 
 

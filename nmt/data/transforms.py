@@ -17,7 +17,7 @@ from nmt.checkpoint.files import SUBWORDS as STORED
 from nmt.checkpoint.files import peek
 from nmt.model.plan import parse_text
 from nmt.options import SUBWORD_FILES
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
 EXAMPLE = "{mode: aggressive, joiner_annotate: true}"

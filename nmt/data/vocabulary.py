@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.checkpoints.token_counts import split_count
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import split_count
 
 UNKNOWN = "<unk>"
 # Part of each sentence, but not of vocabulary files.

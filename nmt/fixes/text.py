@@ -29,7 +29,7 @@ from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
 from nmt.data.vocabulary import read_vocabulary
 from nmt.fixes import replace, wrap
 from nmt.options import SUBWORD_FILES
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
 # Handles whitespace of any kind, skips pairs with an empty side, and names the line that is not UTF-8.

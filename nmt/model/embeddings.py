@@ -19,9 +19,9 @@ from nmt.model.plan import (
     side_width,
     words_of,
 )
-from shared_embeddings.errors import UserError
+from shared_embeddings.accounting import distinct_state, parameter_table
 from shared_embeddings.quant.packed_tensor import install
-from shared_embeddings.sizing.accounting import distinct_state, parameter_table
+from shared_embeddings.utils.errors import UserError
 
 # Sides with their own option; `embedding` describes the target and possibly others.
 _SIDES = {"src_embedding": "source", "output_embedding": "output"}

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import EXPONENT
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import DocumentError, parse_yaml
 
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")

@@ -12,8 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nmt.data.corpora import clean_line
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.utils.path_options import PathOption
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 BASE = 10000.0
 CONCATENATED = "SinusoidalConcat"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nmt.data.corpora import count_lines
 from nmt.summarization.characters import clean_lines
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.path_options import PathOption
 

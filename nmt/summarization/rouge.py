@@ -29,8 +29,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenize import tokenize as ascii_tokens
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 TOKENS = ("ascii", "unicode", "characters")

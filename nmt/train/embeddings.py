@@ -1,6 +1,6 @@
 """Embeddings in training: distillation from a teacher (``embedding_distillation``), and quantization.
 
-`shared_embeddings.fitting.distillation` defines the keys of the option.
+`shared_embeddings.compress.distillation` defines the keys of the option.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ from nmt.model.plan import (
     read_plan,
     words_of,
 )
-from shared_embeddings.checkpoints.token_counts import completed
-from shared_embeddings.compress.host import copy_output_bias
-from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting import straight_through
-from shared_embeddings.fitting.distillation import (
+from shared_embeddings.compress import straight_through
+from shared_embeddings.compress.distillation import (
     EXAMPLE,
     OPTION,
     Distillation,
@@ -53,8 +49,12 @@ from shared_embeddings.fitting.distillation import (
     fit_line,
     freeze,
 )
-from shared_embeddings.fitting.distillation import parse_distillation as parse_given
-from shared_embeddings.fitting.straight_through import OPTION as QUANTIZATION
+from shared_embeddings.compress.distillation import parse_distillation as parse_given
+from shared_embeddings.compress.host import copy_output_bias
+from shared_embeddings.compress.straight_through import OPTION as QUANTIZATION
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import completed
 
 # Option in checkpoints: the embedding options before the fit, which may change sizes.
 REQUESTED = "embeddings_before_fit"

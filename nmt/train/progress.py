@@ -15,7 +15,7 @@ from onmt.utils.report_manager import ReportMgr
 from torch import nn
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts
 
 

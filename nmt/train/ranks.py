@@ -30,8 +30,8 @@ from tqdm import tqdm
 
 from nmt.data.batches import signals_blocked
 from nmt.train import training
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, signals_delayed, signals_raised
 
 Explain = Callable[[BaseException], "str | None"]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from nmt.checkpoint.checkpoint import intact_steps
 from nmt.checkpoint.files import peek, remove_leftovers
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import OPTION
+from shared_embeddings.compress.distillation import OPTION
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, refuse_link, remove, sha256
 
 CHOICES = ("auto", "never", "overwrite")

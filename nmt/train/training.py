@@ -35,7 +35,7 @@ from nmt.train.embeddings import (
 )
 from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.interrupts import Interrupted
 from shared_embeddings.utils.results import WandbWriter, Writers

@@ -21,7 +21,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask, ThreadedTaskDispatcher
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import first_line
 
 # Files that a connection may have open: its socket, and temporary files of a large request and answer.

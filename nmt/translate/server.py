@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException
 
 from nmt.translate.connections import ConnectionLimits, Server, allow_open_files, bind
 from nmt.translate.server_models import Model, Text, read_models
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import parse_json
 
 TOKEN_VARIABLE = "ONMT_SERVER_TOKEN"

@@ -22,8 +22,8 @@ from onmt.utils.parse import ArgumentParser
 from nmt.data.corpora import clean_line
 from nmt.data.transforms import applied
 from nmt.options import READ, check_files, check_translation, closest
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import error_line
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_json

@@ -41,7 +41,7 @@ from shared_embeddings.compress.measure import (
     names_of,
     sampled_lines,
 )
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import naming, write_text
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import shared_embeddings as se
 from recipes.common.results import Record, embedding_bits, is_baseline
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 
 if TYPE_CHECKING:

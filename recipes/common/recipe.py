@@ -16,8 +16,8 @@ from recipes.common.results import REPOSITORY, SMOKE_FOLDER
 from recipes.common.rows import FILE, Row, read_file, read_rows
 from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
 from recipes.common.tools import read_json
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 RECIPES = REPOSITORY / "recipes"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import open_lock, write_text
 from shared_embeddings.utils.reading import parse_json
 from shared_embeddings.utils.results import portable, provenance

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
 
 FILE, COMMON = "rows.yaml", "common"

@@ -36,7 +36,7 @@ from recipes.common.results import (
 )
 from recipes.common.rows import FILE, Row, read_file
 from recipes.common.tools import option_value
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 
 NOT_RUN, NONE = "not run", "–"

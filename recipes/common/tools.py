@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import parse_options
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_text
+from shared_embeddings.utils.options import parse_options
 
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 REPORT = "fit.json"

@@ -24,9 +24,9 @@ from recipes.common.results import Record, read_results
 from recipes.common.smoke import SMOKE
 from recipes.common.table import Column, markdown_table, update_readme
 from recipes.glove_reconstruction.train import SMOKE_GRID_HELP, Grid, add_grid_option, read_grid
-from shared_embeddings.errors import UserError
 from shared_embeddings.methods.alone import AloneOptions
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 

@@ -22,15 +22,15 @@ from recipes.common.smoke import SMOKE, generated_vocabulary
 from recipes.common.tools import locate, run_step, write_json, write_lines
 from recipes.glove_reconstruction.train import SMOKE_DATA_HELP, add_grid_option, read_grid, read_source, score
 from shared_embeddings.analysis.similarity import read_pairs
-from shared_embeddings.analysis.vectors import WordVectors, read_vectors
-from shared_embeddings.checkpoints.token_counts import count_words
-from shared_embeddings.classes.making import train_word_vectors
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_yaml
+from shared_embeddings.words.classes import train_word_vectors
+from shared_embeddings.words.token_counts import count_words
+from shared_embeddings.words.vectors import WordVectors, read_vectors
 
 # Folder of the word pairs in $DATA_DIR.
 WORD_PAIRS = "word-similarity"

@@ -25,16 +25,16 @@ from recipes.common.results import SMOKE_FOLDER, find_result, write_result
 from recipes.common.rows import FILE, read_file
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import parse_settings, read_json
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis.similarity import WordPairs, read_pairs, word_similarity
-from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.fit import report
-from shared_embeddings.options import parse_options
+from shared_embeddings.compress.fit import report
+from shared_embeddings.compress.targets import options_within
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.sizing.accounting import distinct_state
-from shared_embeddings.sizing.targets import options_within
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import parse_options
+from shared_embeddings.words.vectors import WordVectors
 
 DEFAULT = "full"
 # Number of words for --smoke.

@@ -37,7 +37,7 @@ from recipes.common.tools import (
     write_lines,
 )
 from recipes.translation import subwords
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_text
 
 SOURCE, TARGET = "source", "target"

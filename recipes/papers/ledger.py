@@ -16,10 +16,10 @@ from torch import nn
 from tqdm import tqdm
 
 from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
+from shared_embeddings.accounting import count_distinct, count_parameters, stored_bits
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.methods.define import DefineEmbedding
 from shared_embeddings.registry import build, methods
-from shared_embeddings.sizing.accounting import count_distinct, count_parameters, stored_bits
 
 
 def build_network(name: str, sizes: dict[str, object]) -> nn.Module:

@@ -41,7 +41,7 @@ from typing import Any
 
 import shared_embeddings as se
 from recipes.common.rows import FILE, read_rows
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
 
 SOURCE = Path(__file__).with_name("papers.yaml")

@@ -19,8 +19,8 @@ from typing import cast
 
 from recipes.common.tools import run_main, write_lines
 from recipes.quickstart.languages import SECONDS, RelativeUnit, Speech
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption, check_paths
 from shared_embeddings.utils.reading import read_yaml
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 # A line of onmt_train's log: the step, and the speed on the target side.
 _STEP = re.compile(r"Step\s+(\d+)/\s*\d+;.*?/\s*(\d+) tok/s")

@@ -12,7 +12,7 @@ import num2words
 from babel import Locale, UnknownLocaleError, dates, lists, localedata, numbers, units
 from sacremoses import MosesTokenizer
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 # num2words uses other codes for these languages than Unicode.
 NUM2WORDS_NAMES = {"kk": "kz", "nb": "no"}

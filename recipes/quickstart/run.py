@@ -33,8 +33,8 @@ from recipes.quickstart.languages import Tokenizer
 from recipes.quickstart.prepare import CorpusSettings, Data, prepare
 from recipes.quickstart.report import scores
 from recipes.translation.train import complete_checkpoints, read_speed
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from shared_embeddings.utils.path_options import PathOption
 

@@ -46,8 +46,8 @@ from recipes.report.lines import (
     of_paper,
     of_runs,
 )
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
 

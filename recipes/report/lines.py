@@ -24,7 +24,7 @@ from recipes.common.results import (
     not_run,
     read_results,
 )
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 
 @dataclass(frozen=True)

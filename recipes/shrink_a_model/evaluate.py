@@ -35,8 +35,8 @@ from recipes.shrink_a_model.train import (
     model_folder,
     read_grid,
 )
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, write_text
 from shared_embeddings.utils.path_options import PathOption
 

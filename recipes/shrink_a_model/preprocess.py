@@ -35,8 +35,8 @@ from recipes.glove_reconstruction.preprocess import WORD_PAIRS, write_smoke_pair
 from recipes.headlines.preprocess import News, NewsSettings, clean_text, locate_news, read_news
 from recipes.shrink_a_model.encoder import Texts, read_encoder
 from recipes.translation import multi30k
-from shared_embeddings.errors import UserError
-from shared_embeddings.hf.saving import replacing_folder
+from shared_embeddings.hosts.hf.saving import replacing_folder
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text
 from shared_embeddings.utils.reading import read_yaml

@@ -16,8 +16,8 @@ from recipes.common.rows import FILE, read_file
 from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.tools import print_line, run_module, run_step
 from recipes.shrink_a_model.preprocess import CAPTIONS, DECODER, MODEL, TEXT, get_decoder
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
 
 COMMAND = "shared_embeddings.cli.main"

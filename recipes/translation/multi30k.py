@@ -19,9 +19,9 @@ from recipes.common.smoke import CLASSES, LINES, MERGES, TEST_LINES, generated_p
 from recipes.common.tools import check_pairs, locate, read_lines, run_step, write_json, write_lines
 from recipes.translation import subwords
 from recipes.translation.subwords import Tokenizer
-from shared_embeddings.classes import make_classes
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256
+from shared_embeddings.words.classes import make_classes
 
 
 @dataclass(frozen=True)

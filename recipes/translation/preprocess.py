@@ -40,14 +40,14 @@ from recipes.common.smoke import (
 )
 from recipes.common.tools import decode_lines, parse_settings, run_step, stream_lines, write_json, write_lines
 from recipes.translation import subwords
-from shared_embeddings.classes import make_classes, regroup
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, replacing, sha256, write_text
 from shared_embeddings.utils.interrupts import leave_to_parent
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_json, read_yaml
+from shared_embeddings.words.classes import make_classes, regroup
 
 TRAIN, TEXT, TOKENS = "train", "text", "tokens"
 _SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>")

@@ -35,8 +35,8 @@ from recipes.common.tools import (
     write_yaml,
 )
 from recipes.translation.subwords import joiner
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers, replacing
 
 AVERAGED = "model_averaged.pt"

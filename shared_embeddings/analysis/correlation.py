@@ -21,7 +21,7 @@ from shared_embeddings.analysis.similarity import (
     mean_between_groups,
     mean_off_diagonal,
 )
-from shared_embeddings.compress.host import WordEmbedding
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.compress.host import WordEmbedding
-from shared_embeddings.errors import UserError
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.command_line import decimal_number
+from shared_embeddings.utils.errors import UserError
 
 # A standard deviation below this fraction of the mean is the rounding error of a constant.
 _CONSTANT = 1e-6

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
 KEY = "checksum"

@@ -20,8 +20,8 @@ from torch.nn.modules.module import (
 )
 
 from shared_embeddings.checkpoints.checksums import is_verified
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import PackedTensor
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_archive, first_line
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

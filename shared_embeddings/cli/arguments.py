@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, decimal_number
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
 OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from shared_embeddings.accounting import stored_buffers
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, read_options
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import OptionError, describe_type
 from shared_embeddings.registry import build, methods, num_parameters
 from shared_embeddings.registry import options as find_spec
-from shared_embeddings.sizing.accounting import stored_buffers
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.options import OptionError, describe_type
 from shared_embeddings.utils.path_options import PathOption
 
 _WIDTH, _INDENT = 100, " " * 6
@@ -221,7 +221,7 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
 
 
 def _suggest(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.sizing.suggest import describe_suggestions, suggestion_page
+    from shared_embeddings.compress.suggest import describe_suggestions, suggestion_page
 
     if known.html is not None:
         if known.json:

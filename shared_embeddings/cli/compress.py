@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
 from shared_embeddings.compress.measure import SUBWORDS, Validation
-from shared_embeddings.errors import UserError
-from shared_embeddings.options import require_seed
 from shared_embeddings.quant.storage import STORES
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import require_seed
 from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, Settings
-    from shared_embeddings.sizing.targets import Target
+    from shared_embeddings.compress.targets import Target
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -98,8 +98,8 @@ def _add_validation(command: argparse.ArgumentParser) -> None:
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
-    from shared_embeddings.checkpoints.token_counts import read_counts
     from shared_embeddings.compress.session import Settings
+    from shared_embeddings.words.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
         raise UserError("--token-counts and --text both provide word counts; remove one of them")
@@ -193,7 +193,7 @@ def _ratio_of(bits: object) -> float:
 
 def _target(ratio: float | None, total_bytes: int | None) -> Target | None:
     """The target size, or None."""
-    from shared_embeddings.sizing.targets import Target
+    from shared_embeddings.compress.targets import Target
 
     return None if ratio is None and total_bytes is None else Target(ratio, total_bytes)
 

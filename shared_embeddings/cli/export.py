@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.cli.arguments import add
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
 if TYPE_CHECKING:
-    from shared_embeddings.compress.host import WordEmbedding
+    from shared_embeddings.embedding import WordEmbedding
 
 _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
@@ -45,14 +45,6 @@ def _check(known: argparse.Namespace, outputs: Sequence[Path]) -> None:
     check_paths({"--model": (PathOption.SOURCE, known.model), **table}, known.force)
 
 
-def _write_dense(model: Any, output: Path, force: bool) -> str:
-    """Write the folder of a Hugging Face model; returns a line to print."""
-    from shared_embeddings.hf.dense import write_dense
-
-    written = write_dense(model, output, force)
-    return f"wrote {output}: dense tables, {written:,} bytes of weights"
-
-
 def _export(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.compress.host import find_host
     from shared_embeddings.export.onnx_file import export_embedding, export_model
@@ -62,9 +54,11 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         raise UserError(
             f"--format dense: writes Hugging Face models, but {known.model} is of the host '{host}'"
         )
-    model, output = adapter.read(known.model), Path(known.output)
+    model: Any = adapter.read(known.model)
+    output = Path(known.output)
     if known.format == "dense":
-        return _write_dense(model, output, known.force)
+        written = model.write_dense(output, known.force)
+        return f"wrote {output}: dense tables, {written:,} bytes of weights"
     if known.format == "onnx":
         _check(known, [output])
         return export_model(model.onnx_body(), output).described()
@@ -83,7 +77,7 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
 
 def _write_text(embedding: WordEmbedding, path: Path) -> str:
     """Write an embedding in word2vec's text format; returns a line to print."""
-    from shared_embeddings.analysis.vectors import WordVectors, write_vectors
+    from shared_embeddings.words.vectors import WordVectors, write_vectors
 
     table = embedding.table().numpy()
     write_vectors(path, WordVectors(list(embedding.words), table))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from shared_embeddings.cli import catalog, compress, export, trim, words
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser, run
+from shared_embeddings.utils.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from shared_embeddings.cli.arguments import add, percentage
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 # Options that take files.

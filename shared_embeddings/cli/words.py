@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared_embeddings.cli.arguments import add
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
 
 if TYPE_CHECKING:
     from shared_embeddings.analysis.similarity import Similarity
-    from shared_embeddings.analysis.vectors import WordVectors
+    from shared_embeddings.words.vectors import WordVectors
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,15 +69,15 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
 
 def _table_in(path: Path, limit: int | None) -> dict[str, WordVectors]:
     """The vectors of a file, by file name."""
-    from shared_embeddings.analysis.vectors import read_vectors
+    from shared_embeddings.words.vectors import read_vectors
 
     return {path.name: read_vectors(path, limit)}
 
 
 def _tables_of(path: Path) -> dict[str, WordVectors]:
     """The input vectors of all embeddings of a model, by name."""
-    from shared_embeddings.analysis.vectors import WordVectors
     from shared_embeddings.compress.host import find_host
+    from shared_embeddings.words.vectors import WordVectors
 
     embeddings = find_host(path)[1].read(path).embeddings()
     return {one.name: WordVectors(list(one.words), one.table().numpy()) for one in embeddings}
@@ -170,7 +170,7 @@ def _add_classes(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _classes(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.classes import make_classes, regroup
+    from shared_embeddings.words.classes import make_classes, regroup
 
     given = {
         name: getattr(known, name) for name in ("vocab", *_SKIP_GRAM) if getattr(known, name) is not None

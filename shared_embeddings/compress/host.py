@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.compress.measure import Probe, Quality, Validation
-from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.errors import UserError
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.registry import build
+from shared_embeddings.utils.errors import UserError
 
 GROUP = "shared_embeddings.hosts"
 TRAINING_STATE_NOTE = "the optimizer state and the position in the training data are not kept"
@@ -66,37 +66,6 @@ class EmbeddingTable:
     stored_bits: int
     has_output_bias: bool = False
     part: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class WordEmbedding:
-    """One input embedding of a trained model.
-
-    Attributes:
-        name: the host's name for it.
-        words: in the order of their ids.
-        padding_idx: the word without a vector, or None.
-        module: a shared embedding, or a plain ``nn.Embedding``.
-    """
-
-    name: str
-    words: Sequence[str]
-    padding_idx: int | None
-    module: SharedEmbedding | nn.Embedding
-
-    def table(self) -> Tensor:
-        """The input vectors ``(V, D)`` of all words."""
-        with torch.no_grad():
-            module = self.module
-            table = module.weight if isinstance(module, nn.Embedding) else module.table()
-            return table.detach().float()
-
-    def layers(self, ids: Tensor) -> list[Layer]:
-        """The activations of words with ids ``(n,)`` in every layer of the embedding, the output last."""
-        with torch.no_grad():
-            if isinstance(self.module, nn.Embedding):
-                return [Layer("output", self.module(ids))]
-            return self.module.layers(ids)
 
 
 @dataclasses.dataclass(frozen=True)

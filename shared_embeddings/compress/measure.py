@@ -33,8 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.checkpoints.token_counts import text_lines
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import text_lines
 
 # The subword markers in the texts of translation models.
 SUBWORDS = ("none", "bpe", "sentencepiece")

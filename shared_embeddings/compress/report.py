@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.compress.measure import Kept, QualityReport
-from shared_embeddings.fitting.fit import FitReport
-from shared_embeddings.sizing.suggest import as_yaml
+from shared_embeddings.compress.suggest import as_yaml
 from shared_embeddings.utils.files import write_text
 
 

@@ -20,25 +20,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings import accounting
+from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
 from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Validation
 from shared_embeddings.compress.report import CompressionReport, Sizes, TableReport, TrimReport
+from shared_embeddings.compress.suggest import as_yaml
 from shared_embeddings.compress.tables import Errors, fit_table
+from shared_embeddings.compress.targets import Target, options_within
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.fit import fit
-from shared_embeddings.options import STORED, OptionError
 from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.quant.storage import check_store, pack
 from shared_embeddings.registry import methods
 from shared_embeddings.registry import options as find_spec
-from shared_embeddings.sizing import accounting
-from shared_embeddings.sizing.suggest import as_yaml
-from shared_embeddings.sizing.targets import Target, options_within
 from shared_embeddings.spec import Candidate
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
+from shared_embeddings.utils.options import STORED, OptionError
 from shared_embeddings.utils.path_options import PathOption, check_paths
+from shared_embeddings.words.token_counts import counts_of
 
 # Options that the table or the fit determines.
 _NOT_GIVEN = ("num_embeddings", "embedding_dim", "padding_idx", "words", "seed")

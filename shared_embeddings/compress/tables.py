@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.checkpoints.token_counts import counts_of
+from shared_embeddings import accounting
+from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import EmbeddingTable
 from shared_embeddings.compress.report import Band, Decoding, Sizes, StorageReport, TableReport
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.fitting.fit import fit
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.sizing import accounting
+from shared_embeddings.words.token_counts import counts_of
 
 # The last rank of each band of words by descending frequency; one more band has the rest.
 BANDS = (100, 1_000, 10_000)

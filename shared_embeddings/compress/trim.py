@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints.token_counts import text_lines
 from shared_embeddings.compress.host import StoredModel, TrimmableModel, Vocabulary, find_host
 from shared_embeddings.compress.report import Coverage, Sizes, TrimmedVocabulary, TrimReport
 from shared_embeddings.compress.session import Settings, check_files
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, staged, workplace, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
+from shared_embeddings.words.token_counts import text_lines
 
 # Lines that are tokenized at a time.
 _BLOCK = 1000

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 
 OPSET, IR_VERSION = 18, 10

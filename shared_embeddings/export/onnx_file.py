@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared_embeddings.compress.host import WordEmbedding
-from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.errors import UserError
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import (
     Example,
     OnnxBody,
@@ -23,6 +21,7 @@ from shared_embeddings.export.graph import (
     serialized,
     table_graph,
 )
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 

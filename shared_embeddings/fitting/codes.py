@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.fitting.clustering import kmeans
 from shared_embeddings.fitting.factorization import BLOCK, best_basis, blocks, check_table
 from shared_embeddings.layers.initialization import code_dtype
+from shared_embeddings.utils.errors import UserError
 
 # Multiplications in all k-means iterations, about two minutes on one core.
 _PRODUCTS = 2**42

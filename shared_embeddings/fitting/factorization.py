@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.layers.initialization import CODE_SCALE
+from shared_embeddings.utils.errors import UserError
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

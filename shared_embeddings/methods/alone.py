@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.layers.dropout import EndingDropout
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
-from shared_embeddings.options import option, require, require_at_least, require_probability, require_seed
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.options import (
+    option,
+    require,
+    require_at_least,
+    require_probability,
+    require_seed,
+)
 
 _DEFAULT_ZERO_PROBABILITY = 0.5
 

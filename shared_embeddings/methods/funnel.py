@@ -15,9 +15,9 @@ from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import restore_scale
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
-from shared_embeddings.options import option, require_rank
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.options import option, require_rank
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
 # AWD-LSTM had a validation perplexity of 230 after one epoch with Adam, and of 314 without this offset.

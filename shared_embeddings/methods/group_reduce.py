@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.errors import UserError
 from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import (
     best_basis,
@@ -30,11 +29,12 @@ from shared_embeddings.fitting.factorization import (
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
 from shared_embeddings.loss import linear_cross_entropy
-from shared_embeddings.options import OptionError, option, plain_options, require, require_at_least
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import OptionError, option, plain_options, require, require_at_least
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 # Bisection steps for the ranks.

@@ -16,7 +16,6 @@ import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import code_dtype, entry_std
-from shared_embeddings.options import option, require, require_at_least, require_seed
 from shared_embeddings.quant.allocation import even_counts
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, Fitted, codecs
 from shared_embeddings.quant.packed_tensor import dense
@@ -24,6 +23,7 @@ from shared_embeddings.quant.rotation import rotate, rotate_back
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.options import option, require, require_at_least, require_seed
 
 if TYPE_CHECKING:
     CodecName = str

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.classes.word_classes import WordClasses
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.clustering import class_centers
 from shared_embeddings.fitting.codes import product_quantization
@@ -28,7 +27,10 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     sum_dtype,
 )
-from shared_embeddings.options import (
+from shared_embeddings.quant.packed_tensor import column_sums
+from shared_embeddings.registry import register
+from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.options import (
     STORED,
     OptionError,
     option,
@@ -37,9 +39,7 @@ from shared_embeddings.options import (
     require,
     require_at_least,
 )
-from shared_embeddings.quant.packed_tensor import column_sums
-from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.words.classes import WordClasses
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11

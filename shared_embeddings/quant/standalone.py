@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant import decoder
 from shared_embeddings.quant.codec import codecs
+from shared_embeddings.utils.errors import UserError
 
 # The methods that `decoder` knows.
 METHODS = ("standard", "projective", "quantized")

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.formats import (
     FORMATS,
     BitCodes,
@@ -28,6 +27,7 @@ from shared_embeddings.quant.formats import (
     format_of,
 )
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import parse_json
 
 STORES = ("fp32", *FORMATS)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import interrupts
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import missing_module
 from shared_embeddings.utils.files import first_line, os_error_line
 from shared_embeddings.utils.interrupts import RESUME

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256
 
 ATTEMPTS = 3

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import signals_delayed
 
 AnyPath = str | os.PathLike[str]

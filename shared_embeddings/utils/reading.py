@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import EXPONENT
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_input, first_line
 
 MAX_DEPTH = 100

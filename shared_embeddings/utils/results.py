@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import refuse_link, write_text
 

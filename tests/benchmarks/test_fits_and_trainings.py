@@ -16,7 +16,7 @@ from benchmarks import fitting, language_model, preprocessing
 from benchmarks.measuring import read_record, save_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
 from recipes.common.tools import run_main
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 WORDS = [f"w{number}" for number in range(400)]
 

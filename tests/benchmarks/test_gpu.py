@@ -18,7 +18,7 @@ import torch
 import shared_embeddings as se
 from benchmarks import gpu, gpu_trainings
 from recipes.common.recipe import find_recipe
-from shared_embeddings.sizing.accounting import stored_bits
+from shared_embeddings.accounting import stored_bits
 
 Run = Callable[[float], dict[str, Any]]
 

@@ -22,7 +22,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from shared_embeddings.classes.word_classes import WordClasses
+from shared_embeddings.words.classes import WordClasses
 from tests.drills import commands
 from tests.drills.runner import Drill, Running, Try
 from tests.drills.training import script

@@ -189,10 +189,10 @@ def plant(output: Path, home: Path, content: bytes) -> None:
 
 SENTENCES = "a b c d\nc d a b\nb b e f\n"
 HOSTS = {
-    "hf": "shared_embeddings.hf.adapter",
+    "hf": "shared_embeddings.hosts.hf.adapter",
     "lm": "lm.adapter",
     "nmt": "nmt.adapter",
-    "vectors": "shared_embeddings.word_vectors.adapter",
+    "vectors": "shared_embeddings.hosts.word_vectors",
 }
 
 

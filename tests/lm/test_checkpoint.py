@@ -22,9 +22,9 @@ from torch import nn
 from lm import checkpoint, models
 from lm.checkpoint import load_model, load_state, save_model
 from lm.train.loop import Trainer
-from shared_embeddings.classes import WordClasses
-from shared_embeddings.errors import UserError
-from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.accounting import distinct_state
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.classes import WordClasses
 from tests.helpers import alter, compress, in_turn
 from tests.lm.runs import SMALL, log_lines, run, settings, small_corpus, write_model
 

@@ -21,9 +21,9 @@ from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model, read_checkpoint, save_model
 from lm.models import LanguageModel
 from shared_embeddings.cli.main import main
-from shared_embeddings.errors import UserError
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter, arguments, example
 from tests.lm.runs import run as train
 from tests.lm.runs import run_command, settings, small_corpus, write_corpus, write_model

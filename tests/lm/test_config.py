@@ -18,8 +18,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from lm import cli
 from lm.train.config import all_groups, from_arguments, help_text, parse
 from shared_embeddings import OptionError
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import command_line
+from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import one_line, write_corpus, write_model
 
 GIVEN = {

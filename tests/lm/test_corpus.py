@@ -15,7 +15,7 @@ from lm.data import texts as reading
 from lm.data.corpus import Published, load_corpus, prepare, read_tokens
 from lm.data.texts import SPLITS
 from lm.data.vocabulary import Limits
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
 
 TEXT = {"train": "the cat sat\n\non the mat\n", "valid": "the dog sat\n", "test": "a cat\n"}

@@ -18,9 +18,9 @@ from lm.data.corpus import Columns, prepare
 from lm.data.datasets import SOURCES, Source, locate
 from lm.data.texts import SPLITS
 from lm.data.vocabulary import Limits, Vocabulary
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download as downloading
 from shared_embeddings.utils.download import DownloadError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 
 TEXT = {split: f" \n some {split} <unk> text \n" for split in SPLITS}

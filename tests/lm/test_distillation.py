@@ -16,9 +16,9 @@ from lm.checkpoint import Trained, load_model
 from lm.train.config import parse
 from lm.train.loop import SegmentLoss
 from shared_embeddings.cli.main import main
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import OPTION, Reconstruction, SoftTargets
-from shared_embeddings.options import OptionError
+from shared_embeddings.compress.distillation import OPTION, Reconstruction, SoftTargets
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import OptionError
 from tests.lm.runs import TinyLSTM, log_lines, run, settings, small_corpus, without_dropout
 from tests.lm.test_optim_and_distributed import torchrun
 

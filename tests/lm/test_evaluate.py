@@ -18,7 +18,7 @@ from lm.data.corpus import load_corpus
 from lm.evaluate import pointer
 from lm.evaluate.evaluation import Reading, Score, chunk_spans, evaluate
 from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter
 from tests.lm.runs import Output, TinyLSTM, TinyMemory, one_line, run_command, text, write_corpus, write_model
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm.evaluate.generate import Sampling, choose, generate, write
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import TinyLSTM, TinyMemory, one_line, run_command, write_corpus, write_model
 
 

@@ -21,7 +21,7 @@ from lm import cli
 from lm.checkpoint import read_checkpoint
 from lm.train.config import all_groups
 from shared_embeddings.cli.main import main as shared_embeddings
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import Odd, alter, flip, names_file, offsets
 from tests.lm.runs import SMALL, run, settings, small_corpus, write_corpus, write_model
 from tests.malformed.harness import (

@@ -11,7 +11,7 @@ import torch
 import shared_embeddings as se
 from lm.models import LanguageModel, build, kinds, options_class
 from lm.models.relative_attention import RelativeAttention, by_key, geometry, sinusoids
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 BANDS = {"cutoffs": [20000, 40000, 200000]}
 SMALL = {"embedding_dim": 8, "hidden_dim": 12, "num_layers": 2}

@@ -33,7 +33,7 @@ from lm.train.optim import (
     is_stalled,
 )
 from shared_embeddings import OptionError
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
 

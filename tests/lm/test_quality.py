@@ -18,9 +18,9 @@ from lm.evaluate.quality import probe
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.measure import Kept, Quality, Validation
+from shared_embeddings.compress.targets import Target
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.methods.quantized import QuantizedEmbedding
-from shared_embeddings.sizing.targets import Target
 from shared_embeddings.spec import Candidate
 from tests.lm.runs import run as train
 from tests.lm.runs import run_command, settings, write_corpus, write_model

@@ -23,8 +23,8 @@ from lm.train.distributed import Group
 from lm.train.loop import SegmentLoss, Trainer
 from lm.train.optim import draw_length
 from lm.train.progress import NoReport
-from shared_embeddings.errors import UserError
 from shared_embeddings.methods.alone import AloneEmbedding
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.files.commands import content, plant
 from tests.lm.runs import run, settings, small_corpus, without_dropout

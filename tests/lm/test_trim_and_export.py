@@ -13,10 +13,10 @@ import torch
 from lm import models
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.data.corpus import load_corpus
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.cli.main import main
 from shared_embeddings.export import onnx_file
 from shared_embeddings.quant.storage import pack
-from shared_embeddings.sizing.accounting import distinct_state
 from tests.lm.runs import run_command, write_corpus, write_model
 from tests.lm.test_compression import compress, wide_model
 

@@ -18,8 +18,8 @@ import recipes.__main__
 import shared_embeddings as se
 from recipes.common.tools import run_main
 from recipes.quickstart import corpus
-from shared_embeddings.classes import make_classes
 from shared_embeddings.cli.main import main as cli
+from shared_embeddings.words.classes import make_classes
 from tests.lm.runs import write_corpus, write_model
 from tests.malformed.harness import (
     ABSENT,

@@ -18,7 +18,7 @@ from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.model.embeddings import shared_embeddings_of, words_module
 from nmt.train.embeddings import parse_distillation, token_counts
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import Host, Trained, free_port, run
 from tests.nmt.test_training import METHODS
 

@@ -20,7 +20,7 @@ from nmt.checkpoint.files import allow_checkpoint_types
 from nmt.hooks import apply_patches
 from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, known_names, parse
 from shared_embeddings.cli.main import main as shared_embeddings
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import Odd, alter, names_file
 from tests.nmt.conftest import MODEL, ErrorLine, Host, Trained
 

@@ -16,8 +16,8 @@ import torch
 from nmt.checkpoint.checkpoint import read_weights
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import lost_group
+from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running, error_lines, run
 from tests.nmt.conftest import FUNNEL, SECONDS, WORDS, Host, command, free_port
 from tests.nmt.conftest import run as run_here

@@ -18,8 +18,8 @@ from nmt.checkpoint.checkpoint import intact_steps, is_intact, read_weights, wri
 from nmt.checkpoint.files import read_checkpoint, remove_leftovers
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.train.embeddings import DistillationLoss
-from shared_embeddings.errors import UserError
-from shared_embeddings.fitting.distillation import Reconstruction, SoftTargets, TeacherLosses
+from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, TeacherLosses
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import offsets
 from tests.nmt.conftest import ErrorLine, Host, Trained
 

@@ -22,9 +22,9 @@ from nmt.compression import CheckpointModel
 from nmt.model.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.train.training import restore_dropout
 from shared_embeddings.compress.measure import Validation
-from shared_embeddings.errors import UserError
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 

@@ -22,10 +22,10 @@ from nmt.checkpoint.checkpoint import packing_of_checkpoint
 from nmt.checkpoint.files import read_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
-from shared_embeddings.classes import WordClasses
 from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor
 from shared_embeddings.quant.storage import Packing
+from shared_embeddings.words.classes import WordClasses
 from tests.nmt.conftest import FUNNEL, SECONDS, ErrorLine, Host, Trained, command, free_port, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")

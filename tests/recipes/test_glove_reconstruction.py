@@ -22,9 +22,9 @@ from recipes.common.results import find_result, read_results
 from recipes.common.tools import run_main
 from recipes.glove_reconstruction import evaluate, preprocess, train
 from recipes.glove_reconstruction.train import Cell, read_grid
-from shared_embeddings.analysis.vectors import WordVectors
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
+from shared_embeddings.words.vectors import WordVectors
 
 RECIPE = find_recipe("glove_reconstruction")
 GRID: dict[str, Any] = {

@@ -32,11 +32,10 @@ from recipes.common.recipe import RECIPES, Recipe, find_recipe
 from recipes.common.rows import Row, describe_size
 from recipes.common.tools import run_main
 from recipes.language_model import as_options, read_settings
-from shared_embeddings.classes import WordClasses
-from shared_embeddings.classes.making import train_word_vectors
 from shared_embeddings.compress import host as compression_hosts
 from shared_embeddings.compress.session import compress
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.classes import WordClasses, train_word_vectors
 
 NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
 SCRIPTS = ("preprocess.sh", "train.sh", "eval.sh")
@@ -228,7 +227,7 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
         trained.append(arguments)
         return train_word_vectors(*arguments, **options)
 
-    monkeypatch.setattr("shared_embeddings.classes.making.train_word_vectors", train)
+    monkeypatch.setattr("shared_embeddings.words.classes.train_word_vectors", train)
     model_data.preprocess(recipe, [])
     files = [WordClasses.load(recipe.home / "data" / f"{name}.npz") for name in ("classes", "few", "many")]
     assert len(trained) == 2

@@ -22,7 +22,7 @@ from recipes.common.results import read_results
 from recipes.common.table import markdown_table, records_of
 from recipes.common.tools import run_main
 from recipes.language_model import as_options, evaluate, train
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import write_corpus
 
 ROWS = """

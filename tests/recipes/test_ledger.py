@@ -12,7 +12,7 @@ import shared_embeddings as se
 from recipes import __main__ as command
 from recipes.papers import ledger
 from recipes.papers.tables import SIZES, Cell, Paper, Table, read_papers
-from shared_embeddings.sizing.accounting import count_parameters
+from shared_embeddings.accounting import count_parameters
 
 FULL_AGREEMENT = ("agrees", "agrees (digits cut)")
 

@@ -23,8 +23,8 @@ from recipes.common.tools import run_main
 from recipes.translation import multi30k as preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe
 from recipes.translation.train import AVERAGED, complete_row
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 
 RECIPE = find_recipe("multi30k_ende")

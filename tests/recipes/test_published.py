@@ -32,7 +32,7 @@ from recipes.translation.preprocess import (
 )
 from recipes.translation.subwords import count_words, learn_bpe
 from recipes.translation.train import Machines, batch_size
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")

@@ -32,7 +32,7 @@ from recipes.quickstart.corpus import (
 from recipes.quickstart.jobs import Job, run_jobs
 from recipes.quickstart.languages import JOINER, LanguageError, Speech, Tokenizer, clean, covered_languages
 from recipes.quickstart.report import scores
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 RECIPE = find_recipe("quickstart")
 COUNTS = {

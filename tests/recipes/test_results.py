@@ -18,7 +18,7 @@ from recipes.common.results import FILE, REPOSITORY, find_result, read_results, 
 from recipes.common.table import update_tables
 from recipes.common.tools import run_main
 from recipes.translation.train import corpus_scores
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 
 def write(folder: Path, row: str, bleu: float = 30.0, embedding: int = 1000, **extra: Any) -> Path:

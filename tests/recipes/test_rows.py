@@ -18,7 +18,7 @@ from recipes.common.results import REPOSITORY
 from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.tools import run_main, run_step
 from recipes.papers.tables import read_papers
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 
 FILE = """

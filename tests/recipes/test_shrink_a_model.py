@@ -16,7 +16,7 @@ from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, sim
 from recipes.shrink_a_model.evaluate import PICTURE, decoder_table, table, write_report
 from recipes.shrink_a_model.train import ShrinkRow, chosen_rows, read_grid
 from shared_embeddings.analysis.similarity import WordPair, WordPairs
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 RECIPE = find_recipe("shrink_a_model")
 MARKERS = "<!-- BEGIN results -->\n<!-- END results -->\n"

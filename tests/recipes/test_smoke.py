@@ -28,7 +28,7 @@ from recipes.quickstart import run as quickstart
 from recipes.report.lines import of_runs
 from recipes.translation.preprocess import read_settings, smoke_settings
 from recipes.translation.train import read_trained
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 NAMES = recipe_names()
 LANGUAGE_MODELS = ("ptb_awd_lstm", "wikitext2_awd_lstm", "wikitext103_lstm", "wikitext103_transformer_xl")

@@ -27,7 +27,7 @@ from recipes.language_model import evaluate, train
 from recipes.papers.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.papers.tables import SIZES, Cell, read_papers
 from recipes.report.lines import Line
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import write_corpus
 
 # Rows of each table in print, counted in the papers. Table 7b of DeFINE is a plot.

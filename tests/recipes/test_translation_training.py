@@ -26,7 +26,7 @@ from recipes.common.rows import Row
 from recipes.common.tools import option_value
 from recipes.translation import train
 from recipes.translation.train import Data, Machines, complete_checkpoints
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import Host, run
 

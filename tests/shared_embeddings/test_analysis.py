@@ -27,11 +27,11 @@ from shared_embeddings.analysis.similarity import (
     spearman,
     word_similarity,
 )
-from shared_embeddings.analysis.vectors import WordVectors, read_vectors, write_vectors
 from shared_embeddings.cli.main import main
-from shared_embeddings.compress.host import WordEmbedding
 from shared_embeddings.compress.session import compress
-from shared_embeddings.word_vectors.adapter import Adapter
+from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.hosts.word_vectors import Adapter
+from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
 from tests.helpers import flip
 from tests.shared_embeddings.cases import PADDING, Case, by_name
 from tests.shared_embeddings.support import each_case

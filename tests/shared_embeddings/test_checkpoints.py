@@ -24,7 +24,6 @@ from shared_embeddings.checkpoints.checksums import (
     verified,
     with_checksum,
 )
-from shared_embeddings.checkpoints.token_counts import count_words, counts_of, read_counts
 from shared_embeddings.compress.host import GROUP, copy_output_bias, teacher_table
 from shared_embeddings.compress.measure import (
     USABLE_SHARE,
@@ -42,8 +41,9 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.compress.session import Target
 from shared_embeddings.compress.tables import Errors
-from shared_embeddings.errors import UserError
-from shared_embeddings.sizing.targets import options_within, stored_bytes
+from shared_embeddings.compress.targets import options_within, stored_bytes
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import count_words, counts_of, read_counts
 
 
 def test_hosts_are_in_the_entry_points() -> None:
@@ -53,10 +53,10 @@ def test_hosts_are_in_the_entry_points() -> None:
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][GROUP] == {
-        "hf": "shared_embeddings.hf.adapter:Adapter",
+        "hf": "shared_embeddings.hosts.hf.adapter:Adapter",
         "lm": "lm.adapter:Adapter",
         "nmt": "nmt.adapter:Adapter",
-        "vectors": "shared_embeddings.word_vectors.adapter:Adapter",
+        "vectors": "shared_embeddings.hosts.word_vectors:Adapter",
     }
 
 

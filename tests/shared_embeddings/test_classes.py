@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.classes import (
+import shared_embeddings.words.classes as classes_module
+from shared_embeddings.words.classes import (
     WordClasses,
     describe_sizes,
     draw_sizes,
     make_classes,
-    making,
     regroup,
+    train_word_vectors,
 )
-from shared_embeddings.classes.making import train_word_vectors
 from tests.helpers import compress
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
@@ -100,17 +100,22 @@ def test_every_text_counts(text: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_skipped(text: Path) -> None:
-    sentences = making._Sentences([text], ["the", "cat"])
+    sentences = classes_module._Sentences([text], ["the", "cat"])
     assert {word for sentence in sentences for word in sentence} == {"the", "cat"}
     counts, number = sentences.count()
     assert set(counts) == {"the", "cat"} and counts["the"] == 400 == number
 
 
 def test_long_lines_are_split_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_LONGEST_SENTENCE", 4)
+    monkeypatch.setattr(classes_module, "_LONGEST_SENTENCE", 4)
     path = tmp_path / "long.txt"
     path.write_text("a b c d e f g h i\n\nj\n")
-    assert list(making._Sentences([path], list("abcdefghij"))) == [list("abcd"), list("efgh"), ["i"], ["j"]]
+    assert list(classes_module._Sentences([path], list("abcdefghij"))) == [
+        list("abcd"),
+        list("efgh"),
+        ["i"],
+        ["j"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_invalid_settings_fail_before_training(
     def train(*arguments: Any) -> None:
         pytest.fail("the training was started")
 
-    monkeypatch.setattr("shared_embeddings.classes.making.train_word_vectors", train)
+    monkeypatch.setattr("shared_embeddings.words.classes.train_word_vectors", train)
     output = tmp_path / "classes.npz"
     with pytest.raises(ValueError, match="more than the 14 words"):
         make_classes([text], vocabulary_file, 15, output)

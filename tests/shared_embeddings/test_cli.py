@@ -15,11 +15,10 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.classes import WordClasses
 from shared_embeddings.cli.arguments import percentage
 from shared_embeddings.cli.main import main
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, finite_number, run
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import (
     SIGNALS,
     Interrupted,
@@ -28,6 +27,7 @@ from shared_embeddings.utils.interrupts import (
     signals_delayed,
     signals_raised,
 )
+from shared_embeddings.words.classes import WordClasses
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.classes import (
+from shared_embeddings.fitting import clustering, codes
+from shared_embeddings.fitting.clustering import class_centers, kmeans, nearest
+from shared_embeddings.fitting.codes import learn_codes
+from shared_embeddings.words.classes import (
     WordClasses,
     class_of_unseen,
     cluster,
     out_of_vocabulary_row,
     read_vocabulary,
 )
-from shared_embeddings.fitting import clustering, codes
-from shared_embeddings.fitting.clustering import class_centers, kmeans, nearest
-from shared_embeddings.fitting.codes import learn_codes
 from tests.shared_embeddings.test_classes import example_classes, without
 
 

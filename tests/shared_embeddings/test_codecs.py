@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.fitting.fit import fit
+from shared_embeddings.compress.fit import fit
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows

@@ -16,9 +16,9 @@ from urllib.response import addinfourl
 
 import pytest
 
-from shared_embeddings.errors import UserError
 from shared_embeddings.utils import download, files
 from shared_embeddings.utils.download import DownloadError
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import (
     check_input,
     check_outputs,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.fitting.distillation import Reconstruction
-from shared_embeddings.fitting.fit import report
+from shared_embeddings.compress.distillation import Reconstruction
+from shared_embeddings.compress.fit import report
 from tests.helpers import example
 
 VOCABULARY, DIMENSION, PADDING = 120, 24, 3

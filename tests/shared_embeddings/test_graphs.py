@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
-from shared_embeddings.compress.host import WordEmbedding
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export import onnx_file
 from shared_embeddings.export.onnx_file import Exported, export_embedding
 from shared_embeddings.quant import kernels

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, Packed
@@ -26,7 +27,6 @@ from shared_embeddings.quant.packed_tensor import (
     warn_of_frozen,
 )
 from shared_embeddings.quant.storage import StorageError, hold, pack, unpack
-from shared_embeddings.sizing.accounting import distinct_state
 from tests.shared_embeddings.support import MemoryMeter
 
 ROWS, WIDTH = 700, 48

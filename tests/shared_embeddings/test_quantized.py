@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.fitting.straight_through import quantize_in_training
+from shared_embeddings.accounting import distinct_state
+from shared_embeddings.compress.straight_through import quantize_in_training
 from shared_embeddings.methods.quantized import QuantizedEmbedding
-from shared_embeddings.options import OptionError
 from shared_embeddings.quant.codec import Codec, codecs
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.sizing.accounting import distinct_state
+from shared_embeddings.utils.options import OptionError
 from tests.helpers import in_turn
 
 WORDS, DIM = 300, 48

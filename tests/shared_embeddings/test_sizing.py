@@ -13,12 +13,13 @@ import yaml
 from torch import nn
 
 import shared_embeddings as se
+from shared_embeddings import accounting
 from shared_embeddings.cli.catalog import describe_storage, storage_breakdown
 from shared_embeddings.cli.main import main
+from shared_embeddings.compress import suggest
+from shared_embeddings.compress.targets import stored_bytes
 from shared_embeddings.methods import tensor_train
 from shared_embeddings.registry import resolve
-from shared_embeddings.sizing import accounting, suggest
-from shared_embeddings.sizing.targets import stored_bytes
 from tests.recipes.browser import browser_page, find_browser
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings import accounting
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import (
     HEADER,
@@ -23,7 +24,6 @@ from shared_embeddings.quant.storage import (
     packing_of,
     unpack,
 )
-from shared_embeddings.sizing import accounting
 from tests.helpers import example
 
 

@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.classes import WordClasses
+from shared_embeddings.words.classes import WordClasses
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.test_uncle import build, each_uncle, message
 

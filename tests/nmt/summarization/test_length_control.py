@@ -17,7 +17,7 @@ from nmt.checkpoint.files import read_checkpoint, save_checkpoint
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.model.embeddings import shared_embeddings_of
 from nmt.summarization.length_control import LengthControlledPositions, positions_of
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import WORDS, ErrorLine, Host, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}

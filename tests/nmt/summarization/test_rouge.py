@@ -17,7 +17,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from nmt import cli
 from nmt.summarization.rouge import PRESETS, Report, Settings, cut, read_exceptions, score_texts, tokenize
-from shared_embeddings.errors import UserError
+from shared_embeddings.utils.errors import UserError
 
 PLAIN = Settings(stemming=False)
 Run = Callable[..., tuple[int, str, str]]

@@ -9,9 +9,9 @@ import yaml
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.sizing.accounting import distinct_state
 from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (

@@ -14,7 +14,7 @@ from shared_embeddings.compress import host as host_module
 @pytest.fixture(autouse=True)
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter of this source tree, whatever is installed."""
-    point = EntryPoint("hf", "shared_embeddings.hf.adapter:Adapter", host_module.GROUP)
+    point = EntryPoint("hf", "shared_embeddings.hosts.hf.adapter:Adapter", host_module.GROUP)
     monkeypatch.setattr(host_module, "entry_points", lambda group: [point])
 
 

@@ -10,12 +10,12 @@ import transformers
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.cli.main import main
-from shared_embeddings.hf.entry import ENTRY, place
-from shared_embeddings.hf.saving import save_pretrained
-from shared_embeddings.hf.tables import find_tables
+from shared_embeddings.hosts.hf.entry import ENTRY, place
+from shared_embeddings.hosts.hf.saving import save_pretrained
+from shared_embeddings.hosts.hf.tables import find_tables
 from shared_embeddings.quant.storage import pack
-from shared_embeddings.sizing.accounting import distinct_state
 
 WORDS = 300
 DIM = 16

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings import hf
 from shared_embeddings.cli.main import main
-from shared_embeddings.hf.entry import InputSide, find_entry
+from shared_embeddings.hosts import hf
+from shared_embeddings.hosts.hf.entry import InputSide, find_entry
 from tests.helpers import arguments, example
 from tests.shared_embeddings.hf.models import (
     DIM,
@@ -142,7 +142,7 @@ def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
 SPEAK = """
 import sys, torch
 from pathlib import Path
-from shared_embeddings import hf
+from shared_embeddings.hosts import hf
 from tests.shared_embeddings.hf.models import generated_ids
 for folder in map(Path, sys.argv[1:]):
     torch.save(generated_ids(hf.load(folder)), folder / "generated_ids.pt")
@@ -292,7 +292,7 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
     card = (small / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\n---\n") and card.endswith("# Sentences\n\nAn encoder.\n")
     for expected in (
-        "import shared_embeddings.hf\nfrom transformers import BertModel\n",
+        "import shared_embeddings.hosts.hf\nfrom transformers import BertModel\n",
         "| bytes of table words (embeddings.word_embeddings) | ",
         "table words: `{method: projective, rank: ",
         "numbers are stored as fp32",

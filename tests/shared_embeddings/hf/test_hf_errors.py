@@ -16,9 +16,9 @@ tokenizers = pytest.importorskip("tokenizers")
 
 import transformers  # noqa: E402
 
-from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.hf.adapter import Adapter  # noqa: E402
+from shared_embeddings.hosts import hf  # noqa: E402
+from shared_embeddings.hosts.hf.adapter import Adapter  # noqa: E402
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save  # noqa: E402
 
@@ -226,8 +226,8 @@ def test_a_terminated_command_leaves_no_files(
     def terminated(*arguments: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("shared_embeddings.hf.saving.add_remote_code", terminated)
-    monkeypatch.setattr("shared_embeddings.hf.trim.add_remote_code", terminated)
+    monkeypatch.setattr("shared_embeddings.hosts.hf.saving.add_remote_code", terminated)
+    monkeypatch.setattr("shared_embeddings.hosts.hf.trim.add_remote_code", terminated)
     output = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small")]
     assert main([*arguments, *output]) == 143
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text"]

@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-import shared_embeddings.hf as hf
+import shared_embeddings.hosts.hf as hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.export import onnx_file
 from tests.helpers import in_turn

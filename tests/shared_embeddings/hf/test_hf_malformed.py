@@ -14,10 +14,10 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.checkpoints.checksums import recorded_checksum  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.errors import UserError  # noqa: E402
+from shared_embeddings.hosts import hf  # noqa: E402
+from shared_embeddings.utils.errors import UserError  # noqa: E402
 from tests.helpers import flip, names_file, offsets  # noqa: E402
 from tests.shared_embeddings.hf.models import compress  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save, trim  # noqa: E402

@@ -15,9 +15,9 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shared_embeddings import hf
-from shared_embeddings.hf.adapter import FolderModel
-from shared_embeddings.hf.agreement import probe
+from shared_embeddings.hosts import hf
+from shared_embeddings.hosts.hf.adapter import FolderModel
+from shared_embeddings.hosts.hf.agreement import probe
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, build, compress, scores, write
 
@@ -53,7 +53,7 @@ def test_perplexity_before_and_after(tmp_path: Path) -> None:
 
 def test_windows_score_every_token_once() -> None:
     """A model with a context of one token has the same perplexity in any window."""
-    from shared_embeddings.hf.agreement import _nats
+    from shared_embeddings.hosts.hf.agreement import _nats
 
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(2))
 

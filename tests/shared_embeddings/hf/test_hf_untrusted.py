@@ -14,10 +14,10 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from shared_embeddings import hf  # noqa: E402
 from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.errors import UserError  # noqa: E402
-from shared_embeddings.hf.tokenizer_file import check_growth  # noqa: E402
+from shared_embeddings.hosts import hf  # noqa: E402
+from shared_embeddings.hosts.hf.tokenizer_file import check_growth  # noqa: E402
+from shared_embeddings.utils.errors import UserError  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save, sentences, unigram  # noqa: E402
 
 COMMANDS: dict[str, list[str]] = {

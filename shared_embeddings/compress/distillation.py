@@ -1,0 +1,255 @@
+"""Embedding distillation: code that all hosts share.
+
+The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): train a model with the full table,
+the teacher; fit the small embedding to that table (`shared_embeddings.fit`, Eq. 5); train the whole model,
+whose other parameters start from the teacher, with the reconstruction loss in addition to the cross entropy
+(Eq. 6). The option of hosts is ``embedding_distillation``.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.compress.fit import FitReport
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.utils.options import OptionError
+from shared_embeddings.utils.tracing import without_autocast
+
+OPTION = "embedding_distillation"
+EXAMPLE = "{teacher: run/model.pt, alpha: 0.01}"
+
+Start = Literal["fit", "random"]
+NetworkStart = Literal["teacher", "random"]
+Freeze = Literal["none", "embedding", "network"]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The option ``embedding_distillation``.
+
+    Attributes:
+        teacher: checkpoint of the model with the full table.
+        alpha: weight of the reconstruction loss; the cross entropy has 1 - alpha (Eq. 6). 0 for no such loss.
+        embedding_start: ``fit`` to the teacher's table, or ``random`` as when training from scratch.
+        network_start: every other parameter from the ``teacher``, or ``random``.
+        freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
+        fit_steps: steps of gradient descent, for methods that use it; by default as in `fit`.
+        soft_targets: the weight of the teacher's predictions in the targets (Hinton et al., 2015); the words
+            of the text have the rest. With 0, the teacher is not run.
+    """
+
+    teacher: str
+    alpha: float = 0.01
+    embedding_start: Start = "fit"
+    network_start: NetworkStart = "teacher"
+    freeze: Freeze = "none"
+    fit_steps: int | None = None
+    soft_targets: float = 0.0
+
+
+CHOICES = {"embedding_start": Start, "network_start": NetworkStart, "freeze": Freeze}
+
+
+def parse_distillation(given: Mapping[str, Any]) -> Distillation:
+    """Return the option ``embedding_distillation`` with its defaults.
+
+    Raises:
+        OptionError: a key or a value is not known, the teacher is missing, or keys contradict each other.
+    """
+    known = [field.name for field in dataclasses.fields(Distillation)]
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"it may hold {', '.join(known)}"
+            raise OptionError(f"{OPTION}: unknown key {key!r}; {hint}")
+    teacher = given.get("teacher")
+    if not isinstance(teacher, str) or not teacher:
+        raise OptionError(f"{OPTION}: teacher is {teacher!r}; name a trained checkpoint, like {EXAMPLE}")
+    alpha = given.get("alpha", 0.0 if given.get("freeze") == "embedding" else Distillation.alpha)
+    if not _is_number(alpha) or not 0 <= alpha < 1:
+        raise OptionError(f"{OPTION}: alpha is {alpha!r}; it must be a number from 0 to below 1")
+    soft = given.get("soft_targets", 0.0)
+    if not _is_number(soft) or not 0 <= soft <= 1:
+        raise OptionError(f"{OPTION}: soft_targets is {soft!r}; it must be a number from 0 to 1")
+    for key, choices in CHOICES.items():
+        if key in given and given[key] not in get_args(choices):
+            wanted = " or ".join(get_args(choices))
+            raise OptionError(f"{OPTION}: {key} is {given[key]!r}; it must be {wanted}")
+    steps = given.get("fit_steps", 1)
+    if type(steps) is not int or steps < 1:
+        raise OptionError(f"{OPTION}: fit_steps is {steps!r}; it must be a whole number of at least 1")
+    distillation = Distillation(**{**given, "alpha": float(alpha), "soft_targets": float(soft)})
+    _check_effects(distillation)
+    return distillation
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_effects(distillation: Distillation) -> None:
+    """Reject keys that have no effect together.
+
+    Raises:
+        OptionError: names them.
+    """
+    if distillation.freeze == "embedding" and distillation.alpha > 0:
+        raise OptionError(
+            f"{OPTION}: alpha: {distillation.alpha} has no effect with freeze: embedding; remove one of them"
+        )
+    if distillation.embedding_start == "random" and distillation.fit_steps is not None:
+        raise OptionError(
+            f"{OPTION}: fit_steps: {distillation.fit_steps} has no effect with embedding_start: random; "
+            "remove one of them"
+        )
+    nothing_fitted = distillation.embedding_start == "random" and distillation.alpha == 0
+    if nothing_fitted and distillation.network_start == "random" and distillation.soft_targets == 0:
+        raise OptionError(
+            f"{OPTION}: the teacher has no effect with embedding_start: random, network_start: random, "
+            "alpha: 0 and soft_targets: 0; change one of them, or remove the option"
+        )
+
+
+def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None:
+    """Reject an embedding's own ``seed``, because the fit uses the seed of the training.
+
+    Raises:
+        OptionError: the embedding has a seed.
+    """
+    if distillation.embedding_start == "fit" and "seed" in embedding:
+        raise OptionError(
+            f"{OPTION}: a fitted embedding cannot have its own `seed`; remove it, or set "
+            "embedding_start: random"
+        )
+
+
+def fit_line(name: str, report: FitReport) -> str:
+    """One line with the result of the fit of the embedding `name`."""
+    return (
+        f"Fitted the {name} to its teacher: reconstruction loss {report.loss:.5f}, relative error "
+        f"{report.relative_error:.4f}, {report.parameters:,} parameters, {report.compression:.2f} times "
+        f"fewer than the table's, {report.seconds:.1f} seconds"
+    )
+
+
+def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str, remedy: str) -> None:
+    """Copy every tensor of a network from its teacher's.
+
+    Args:
+        own: the student's tensors by name, without those of its embeddings.
+        found: those of the teacher.
+        path: of the teacher, for messages.
+        remedy: what to do about a mismatch.
+
+    Raises:
+        OptionError: names the first tensor that only one of the two has, or that has another shape.
+    """
+    for name, tensor in own.items():
+        other = found.get(name)
+        if other is None or other.shape != tensor.shape:
+            shape = "missing" if other is None else tuple(other.shape)
+            raise OptionError(
+                f"{OPTION}: {name} is {tuple(tensor.shape)} in this model, {shape} in the teacher {path}; "
+                f"{remedy}"
+            )
+    left = [name for name in found if name not in own]
+    if left:
+        raise OptionError(f"{OPTION}: the teacher {path} has {left[0]}, but this model does not; {remedy}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(found[name])
+
+
+def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: Freeze) -> None:
+    """Freeze the `embeddings` of a model, or everything else."""
+    inner = {id(parameter) for embedding in embeddings for parameter in embedding.parameters()}
+    for parameter in model.parameters():
+        if what == ("embedding" if id(parameter) in inner else "network"):
+            parameter.requires_grad_(False)
+
+
+def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
+    """The targets of a student ``(n, V)``: a mixture of the teacher's predictions and the words of the text.
+
+    Args:
+        targets: word ids ``(n,)``.
+        teacher_scores: ``(n, V)``.
+        share: the weight of the teacher's predictions.
+    """
+    wanted = torch.softmax(teacher_scores.float(), dim=-1) * share
+    return wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))
+
+
+class Reconstruction(NamedTuple):
+    """The reconstruction loss.
+
+    Attributes:
+        pairs: each embedding with the frozen table ``(V, D)`` of its teacher.
+        alpha: the weight of the loss; the cross entropy has 1 - alpha.
+    """
+
+    pairs: Sequence[tuple[SharedEmbedding, Tensor]]
+    alpha: float
+
+    def loss(self) -> Tensor:
+        """The mean L2 distance of the words' vectors to the teacher's (Eq. 5), without padding; a scalar.
+
+        Always computed in float32.
+        """
+        missed = []
+        for student, table in self.pairs:
+            with without_autocast(table.device):
+                distances = (student.table().float() - table).norm(dim=1)  # (V,)
+            kept = torch.ones_like(distances, dtype=torch.bool)
+            if student.padding_idx is not None:
+                kept[student.padding_idx] = False
+            missed.append(distances[kept])
+        return torch.cat(missed).mean()
+
+    def mixed_with(self, cross_entropy: Tensor, reconstruction: Tensor) -> Tensor:
+        """``alpha * L_recon + (1 - alpha) * L_ce`` (Eq. 6); both are means, or both sums."""
+        return self.alpha * reconstruction + (1 - self.alpha) * cross_entropy
+
+    @torch.no_grad()
+    def current(self) -> float:
+        """The current `loss` without dropout, which draws no random numbers."""
+        modes = [student.training for student, _ in self.pairs]
+        for student, _ in self.pairs:
+            student.eval()
+        loss = float(self.loss())
+        for (student, _), mode in zip(self.pairs, modes, strict=True):
+            student.train(mode)
+        return loss
+
+
+class SoftTargets(NamedTuple):
+    """A teacher whose predictions are soft targets.
+
+    Attributes:
+        teacher: the frozen teacher in evaluation mode.
+        share: the weight of its predictions; the words of the text have the rest.
+    """
+
+    teacher: Any
+    share: float
+
+    @classmethod
+    def of(cls, teacher: nn.Module, share: float, device: torch.device) -> SoftTargets | None:
+        """The soft targets of a teacher, which is frozen and moved; None for a share of 0."""
+        return cls(teacher.requires_grad_(False).eval().to(device), share) if share > 0 else None
+
+
+class TeacherLosses(NamedTuple):
+    """The losses against a teacher; None for unused ones."""
+
+    reconstruction: Reconstruction | None = None
+    soft_targets: SoftTargets | None = None

@@ -1,0 +1,214 @@
+"""Fitting an embedding to a trained table, so that a model can be compressed instead of retrained.
+
+Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.compress.fit`; the
+default is gradient descent on the reconstruction loss of Distilled Embedding (Eq. 5).
+
+Axes: ``V`` vocabulary, ``D`` model dimension, ``R`` rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
+from shared_embeddings.registry import build, options_for_words, spec_of
+from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.errors import UserError
+
+# Rows that are compared at a time, in 64 bits.
+_ROWS = 512
+# The sum of as many squares as a table has numbers is finite in float32.
+_LARGEST = 1e15
+
+
+@dataclasses.dataclass(frozen=True)
+class FitReport:
+    """How well an embedding reconstructs the table that it was fitted to, without the padding row.
+
+    Attributes:
+        method: the registered name.
+        options: its options as plain values, from which it can be built again.
+        loss: mean over the words of ``||e - ê||``, the L2 loss of Distilled Embedding, Eq. 5.
+        squared_loss: mean over the words of ``||e - ê||**2`` (ALONE, Eq. 4).
+        relative_error: ``||E - Ê|| / ||E||`` in the Frobenius norm.
+        weighted_error: the same with every word's squares weighted by its count; None without counts.
+        parameters: trainable parameters of the embedding.
+        stored_bits: the bits that storing it takes, codes included.
+        compression: parameters of the table over those of the embedding.
+        seconds: wall time of the fit.
+    """
+
+    method: str
+    options: dict[str, object]
+    loss: float
+    squared_loss: float
+    relative_error: float
+    weighted_error: float | None
+    parameters: int
+    stored_bits: int
+    compression: float
+    seconds: float
+
+
+# A fit needs gradients even if the caller has disabled them.
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit(
+    method: str | EmbeddingOptions[Any],
+    teacher: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    padding_idx: int | None = None,
+    words: Sequence[str] | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+    learning_rate: float = LEARNING_RATE,
+    progress: bool = True,
+    **options: object,
+) -> tuple[SharedEmbedding, FitReport]:
+    """Build an embedding and fit it to a trained table.
+
+    Args:
+        method: one of `methods()`, or the options of a method.
+        teacher: the table ``(V, D)`` to reconstruct.
+        token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
+        padding_idx: the word without a vector; its row of the teacher is ignored.
+        words: the words in the order of their ids, for options that name a file about words, as in `build`.
+        seed: the seed of all random numbers; the global random state does not change.
+        steps: of gradient descent, for methods that use it; None for their default.
+        learning_rate: the initial learning rate of gradient descent.
+        progress: show a progress bar for slow fits.
+        options: the method's own options by name, if `method` is a name.
+
+    Returns:
+        The embedding, on the teacher's device and in float32, and a report of its reconstruction errors.
+
+    Raises:
+        OptionError: as in `build`.
+        UserError: the teacher is not a finite table, or counts, steps or seed are invalid.
+    """
+    spec, given = spec_of(method, options)
+    _check_numbers(steps, seed)
+    table = _checked_teacher(teacher, padding_idx)
+    counts = _checked_counts(token_counts, table)
+    if words is not None:
+        given = options_for_words(spec, given, words, table.size(0))
+    sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
+    task = FitTask(
+        make=lambda options: build(spec.method, **sizes, **options),  # type: ignore[arg-type]
+        options=given,
+        teacher=table,
+        token_counts=counts,
+        padding_idx=padding_idx,
+        seed=seed,
+        steps=steps,
+        learning_rate=learning_rate,
+        progress=progress,
+    )
+    started = time.perf_counter()
+    cuda = [table.device] if table.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        embedding: SharedEmbedding = spec.embedding_class.fit(task)
+    return embedding, report(embedding, table, counts, time.perf_counter() - started)
+
+
+def report(
+    embedding: SharedEmbedding, teacher: Tensor, token_counts: Tensor | None = None, seconds: float = 0.0
+) -> FitReport:
+    """How well `embedding` reconstructs `teacher` ``(V, D)``; see `FitReport`."""
+    total, squares, norm = 0.0, 0.0, 0.0
+    weighted, weighted_norm = 0.0, 0.0
+    words = _words_of(embedding).to(teacher.device)
+    with torch.no_grad():
+        for ids in words.split(_ROWS):
+            wanted = teacher[ids].double()
+            missed = (embedding(ids).double() - wanted).square().sum(dim=1)
+            size = wanted.square().sum(dim=1)
+            total += float(missed.sqrt().sum())
+            squares += float(missed.sum())
+            norm += float(size.sum())
+            if token_counts is not None:
+                weighted += float(missed @ token_counts[ids].double())
+                weighted_norm += float(size @ token_counts[ids].double())
+    counts = embedding.counts()
+    return FitReport(
+        method=embedding.method,
+        options=embedding.stored_options(),
+        loss=total / max(len(words), 1),
+        squared_loss=squares / max(len(words), 1),
+        relative_error=_relative(squares, norm),
+        weighted_error=None if token_counts is None else _relative(weighted, weighted_norm),
+        parameters=counts["total"],
+        stored_bits=counts["stored_bits"],
+        compression=teacher.numel() / max(counts["total"], 1),
+        seconds=seconds,
+    )
+
+
+def _check_numbers(steps: Any, seed: Any) -> None:
+    """Raise UserError for an invalid number of steps or an invalid seed."""
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
+        raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
+
+
+def _words_of(embedding: SharedEmbedding) -> Tensor:
+    """The ids of all words of `embedding` but its padding word."""
+    ids = torch.arange(embedding.num_embeddings)
+    return ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
+
+
+def _relative(squares: float, norm: float) -> float:
+    """The root of summed squares relative to a norm; 0 if both are zero."""
+    return math.sqrt(squares / norm) if norm > 0.0 else float(squares > 0.0)
+
+
+def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
+    """A float32 copy of the teacher with a padding row of zeros; UserError if it is not a finite table."""
+    if not isinstance(teacher, Tensor) or teacher.dim() != 2 or 0 in teacher.shape:
+        shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
+        raise UserError(f"the teacher is {shape}, but it must be a table of words by dimensions")
+    if teacher.layout != torch.strided or teacher.is_meta:
+        kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
+        raise UserError(f"the teacher is {kind}, but it must be a dense table with values")
+    table = teacher.detach().to(torch.float32, copy=True)
+    # `build` rejects an index that is out of range.
+    if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
+        table[padding_idx] = 0.0
+    # In blocks, because torch would allocate a second table.
+    kept = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
+    broken = (~kept).nonzero().flatten()
+    if len(broken):
+        raise UserError(
+            f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(broken)} rows, the "
+            f"first is row {int(broken[0])}; use a table from before the training diverged"
+        )
+    return table
+
+
+def _checked_counts(token_counts: Tensor | None, table: Tensor) -> Tensor | None:
+    """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
+    if token_counts is None:
+        return None
+    counts = torch.as_tensor(token_counts).to(table.device, torch.float64)
+    if counts.shape != (len(table),):
+        raise UserError(
+            f"token_counts has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
+            "give one count per word"
+        )
+    if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
+        raise UserError(
+            "token_counts has negative or infinite values, or is zero throughout; give counts of a text"
+        )
+    return counts

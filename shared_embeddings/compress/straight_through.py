@@ -1,0 +1,162 @@
+"""Quantization-aware training of a plain table: the model uses rounded rows, gradients skip the rounding.
+
+The straight-through estimator (Bengio et al., 2013) with the codes of `quantized`. With a `share` below one,
+a random part of the words is rounded in each step, as in Quant-Noise (Fan et al., 2020). The option
+of hosts is ``embedding_quantization``. The trained model has a plain table, which ``shared-embeddings
+compress --method quantized`` with the same options then stores in few bits.
+
+Axes: ``V`` vocabulary, ``D`` dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared_embeddings.compress.fit import fit
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.methods.quantized import QuantizedOptions
+from shared_embeddings.methods.standard import StandardEmbedding
+from shared_embeddings.utils.options import (
+    OptionError,
+    option,
+    parse_options,
+    plain_options,
+    require,
+    require_at_least,
+)
+
+OPTION = "embedding_quantization"
+EXAMPLE = "{bits: 2, codec: lloyd_max}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When rows are rounded in training; the other keys of the option are those of `quantized`."""
+
+    quantize_from_step: int = option("The first step with rounded rows.", 0)
+    refresh_every: int = option(
+        "Steps between searches for codes, which take seconds with codec residual or trellis. In between, "
+        "the rounding errors stay the same.",
+        1,
+    )
+    share: float = option("The fraction of words that are rounded in a step, as in Quant-Noise.", 1.0)
+
+    def __post_init__(self) -> None:
+        require_at_least("quantize_from_step", self.quantize_from_step, 0)
+        require_at_least("refresh_every", self.refresh_every, 1)
+        require(
+            0 < self.share <= 1, f"option 'share' is {self.share:g}, but it must be above 0 and at most 1"
+        )
+
+
+def parse_quantization(given: Mapping[str, Any]) -> tuple[Schedule, QuantizedOptions]:
+    """The parts of the option ``embedding_quantization`` with their defaults.
+
+    Raises:
+        OptionError: a key or a value is not known.
+    """
+    own = {field.name for field in dataclasses.fields(Schedule)}
+    for key in ("seed", "words_per_width", "output_bias"):
+        if key in given:
+            raise OptionError(f"{OPTION}: '{key}' cannot be set here; remove it")
+    schedule = parse_options(OPTION, Schedule, {key: given[key] for key in given if key in own})
+    options = parse_options(OPTION, QuantizedOptions, {key: given[key] for key in given if key not in own})
+    return schedule, options
+
+
+def check_method(method: str) -> None:
+    """Raise `OptionError` unless the method of an embedding is standard."""
+    if method != "standard":
+        raise OptionError(
+            f"{OPTION} rounds the table of method standard, but the embedding is {method}; set "
+            "embedding: {method: standard}, or remove the option"
+        )
+
+
+def quantize_in_training(
+    embedding: SharedEmbedding,
+    given: Mapping[str, Any],
+    token_counts: Tensor | None,
+    step: Callable[[], int],
+    seed: int,
+) -> None:
+    """Let an embedding of method `standard` use rounded rows in training and in evaluation.
+
+    Args:
+        embedding: the embedding to train.
+        given: the option ``embedding_quantization``.
+        token_counts: ``(V,)`` for the bits of words; None for equal bits.
+        step: returns the number of completed training steps.
+        seed: the seed for drawing the words that are rounded.
+
+    Raises:
+        OptionError: a key or a value is not known, or the embedding is of another method.
+    """
+    schedule, options = parse_quantization(given)
+    check_method(embedding.method)
+    assert isinstance(embedding, StandardEmbedding)
+    embedding.effective_table = StraightThrough(embedding, schedule, options, token_counts, step, seed)
+
+
+class StraightThrough:
+    """Computes the rounded table of a plain one; see the module. Arguments as `quantize_in_training`."""
+
+    def __init__(
+        self,
+        embedding: StandardEmbedding,
+        schedule: Schedule,
+        options: QuantizedOptions,
+        token_counts: Tensor | None,
+        step: Callable[[], int],
+        seed: int,
+    ) -> None:
+        self.embedding, self.schedule, self.options = embedding, schedule, options
+        self.token_counts, self.step, self.seed = token_counts, step, seed
+        self._error: Tensor | None = None
+        self._state: tuple[int, int, int] | None = None
+
+    def __call__(self, table: Tensor) -> Tensor:
+        """The table ``(V, D)`` that the model uses in this step; its gradient is that of `table`."""
+        done = self.step()
+        if done < self.schedule.quantize_from_step:
+            return table
+        if not self.embedding.training:
+            return table + self._error_at((table.data_ptr(), table._version, -1), table)
+        every = self.schedule.refresh_every
+        block = done // every
+        # One search serves both sides of a step, and all steps until the next search.
+        version = table._version if every == 1 else 0
+        return table + self._noise(self._error_at((table.data_ptr(), version, block), table), done)
+
+    def _error_at(self, state: tuple[int, int, int], table: Tensor) -> Tensor:
+        """The rounding errors of the table ``(V, D)``, computed again when `state` changes."""
+        if self._error is None or self._state != state:
+            self._error, self._state = self._rounded(table.detach()) - table.detach(), state
+        return self._error
+
+    def _rounded(self, table: Tensor) -> Tensor:
+        """The rows that `quantized` would store for the table ``(V, D)``."""
+        settings: dict[str, Any] = plain_options(self.options)
+        found, _ = fit(
+            "quantized",
+            table.float(),
+            token_counts=self.token_counts,
+            padding_idx=self.embedding.padding_idx,
+            progress=False,
+            **settings,
+        )
+        with torch.no_grad():
+            return found.eval().table().to(table)
+
+    def _noise(self, error: Tensor, done: int) -> Tensor:
+        """The rounding errors ``(V, D)`` of this step: zero for words that are not rounded."""
+        if self.schedule.share == 1:
+            return error
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + done) % 2**63)
+        chosen = torch.rand(len(error), 1, generator=generator) < self.schedule.share
+        return error * chosen.to(error)

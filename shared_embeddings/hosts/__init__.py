@@ -1,0 +1,1 @@
+"""The formats of trained models that the library opens itself; `lm` and `nmt` bring their own."""

@@ -1,0 +1,178 @@
+"""How ``from_pretrained`` of transformers loads compressed models: through a quantizer, registered on import.
+
+``config.json`` names the quantizer in ``quantization_config``, whose other content is described in
+`shared_embeddings.hosts.hf.entry`. The quantizer replaces the word embeddings of the empty model before its
+weights are loaded. Afterwards, the model can be trained, cast and saved like a plain one. Only while it has
+packed tensors (``--store``), which are frozen, does it keep the quantizer, which saves them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from shared_embeddings.hosts.hf.entry import (
+    ENTRY,
+    InputSide,
+    OutputSide,
+    Placeholder,
+    from_entry,
+    place,
+    placements_in,
+)
+from shared_embeddings.hosts.hf.folder import check_weights, read_tensor, tensor_names
+from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
+from shared_embeddings.quant.storage import HEADER, hold, pack, packing_of
+from shared_embeddings.utils.errors import UserError
+
+
+@register_quantization_config(ENTRY)
+class EmbeddingsConfig(QuantizationConfigMixin):
+    """The entry ``quantization_config`` of ``config.json``.
+
+    Args:
+        entry: its content, see `shared_embeddings.hosts.hf.entry.entry_of`.
+    """
+
+    def __init__(self, **entry: Any) -> None:
+        self.__dict__.update(entry)
+
+
+@register_quantizer(ENTRY)
+class EmbeddingsQuantizer(HfQuantizer):
+    """Loads the model of a folder that `shared-embeddings compress` wrote.
+
+    Args:
+        quantization_config: describes the embeddings.
+        settings: further arguments of ``HfQuantizer``.
+    """
+
+    def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
+        super().__init__(quantization_config, **settings)
+        self._conversions: list[WeightConverter] = []
+
+    def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The map, with the device of its first part for the embeddings if it was made for the original.
+
+        Raises:
+            UserError: it puts the embeddings on the disk.
+        """
+        if not isinstance(device_map, dict) or "" in device_map:
+            return device_map
+        if device_map.get(ENTRY) == "disk":
+            raise UserError(f"device_map: '{ENTRY}' cannot be on 'disk'; name a device for it")
+        return {**device_map, ENTRY: device_map.get(ENTRY, next(iter(device_map.values())))}
+
+    def is_serializable(self) -> bool:
+        """Whether the model can be saved: yes."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the model can be trained: yes."""
+        return True
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
+    ) -> None:
+        """Put the embeddings into a model on the meta device, which may be of another task.
+
+        Raises:
+            UserError: the entry is invalid, or the model is not of the kind that was compressed.
+            UserError: a file does not match its checksum.
+        """
+        files = [Path(file) for file in checkpoint_files or ()]
+        check_weights(files)
+        embeddings, placements = from_entry(self.quantization_config.to_dict())
+        found = placements_in(model, placements)
+        place(model, {name: embeddings[name] for name in found}, found)
+        self.quantization_config = EmbeddingsConfig(**model.config.quantization_config)
+        unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in found]
+        # The placeholders of output layers that the model does not have.
+        unused += [rf"^{re.escape(path)}\.weight$" for one in placements.values() for path in one.outputs]
+        model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
+        self._conversions = _packed(files, model.state_dict().keys())
+
+    def get_weight_conversions(self) -> list[WeightConverter]:
+        """How tensors of the files become those of the model."""
+        return self._conversions
+
+    def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
+        """Make the model one that can be cast and trained, except for packed tensors, which are frozen."""
+        # Saving does not revert them.
+        model._weight_conversions = [one for one in model._weight_conversions if one not in self._conversions]
+        model.is_quantized = False
+        if hasattr(model.config, "auto_map"):  # names a file that save_pretrained does not write
+            del model.config.auto_map
+        packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
+        for parameter in packed:
+            parameter.requires_grad_(False)
+        for module in model.modules():
+            # transformers has made plain, trainable parameters of the placeholders.
+            if isinstance(module, (InputSide, OutputSide)):
+                module.weight = Placeholder(module.weight.data)
+        if not packed:
+            unfreeze(model)  # word codes, which transformers cannot save
+            self._detach(model)
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The state to save, packed as in the files."""
+        return pack(model.state_dict(), [ENTRY], "fp32"), {}
+
+    def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """Make packed tensors parameters, which can be trained, in the dtype of the model."""
+        unfreeze(model)
+        self._detach(model)
+        return model if dtype is None else model.to(dtype)
+
+    def _detach(self, model: Any) -> None:
+        """Make the model a plain one for transformers; its configuration keeps the entry."""
+        del model.hf_quantizer, model.quantization_method
+
+
+class _Held(ConversionOps):
+    """Puts tensors that have been read into a model.
+
+    Args:
+        tensors: the tensors, by name.
+    """
+
+    supports_many_to_many = True
+    # transformers then does not cast the tensors of the files.
+    hf_quantizer = EmbeddingsQuantizer
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **settings: Any) -> dict[str, Any]:
+        """The tensors in the dtype of the model, on the device of those in the files."""
+        device, own = next(iter(input_dict.values()))[0].device, settings["model"].get_parameter_or_buffer
+        return {name: self.tensors.pop(name).to(device, own(name).dtype) for name in list(self.tensors)}
+
+
+def _packed(files: Sequence[Path], names: Collection[str]) -> list[WeightConverter]:
+    """How to load the tensors `names` of a model; nothing if none of them is packed in the files.
+
+    Raises:
+        StorageError: they do not match their description.
+    """
+    where = {name: file for file in files for name in tensor_names(file)}
+    if HEADER not in where:
+        return []
+    packing = packing_of({HEADER: read_tensor(where[HEADER], HEADER)})
+    packed = () if packing is None else tuple(packing.names)
+    state = {
+        name: read_tensor(file, name) for name, file in where.items() if name.startswith((HEADER, *packed))
+    }
+    with torch.device("cpu"):  # transformers builds models on the meta device
+        held = {name: tensor for name, tensor in hold(state).items() if name in names}
+    patterns = [f"^{re.escape(name)}$" for name in state]
+    return [WeightConverter(patterns, list(held), [_Held(held)])] if held else []

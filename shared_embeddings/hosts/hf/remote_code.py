@@ -1,0 +1,186 @@
+"""Loads a model with compressed word embeddings as a plain model of transformers.
+
+shared-embeddings wrote this file into the folder of the model, for ``from_pretrained`` with
+``trust_remote_code=True`` where the library is not installed. Embeddings are decoded into tables in the dtype
+of the model; with ``import shared_embeddings.hosts.hf`` instead, they stay compressed in memory.
+
+Needs torch, numpy and transformers only. Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from shared_embeddings.quant.decoder import HEADER, decoded_table, unpacked
+
+ENTRY = "shared_embeddings"
+VERSION = 1
+
+
+# Which class is loaded.
+
+
+@functools.cache
+def _model_class(name: str) -> type:
+    """The class of transformers with a name, which saving does not mark as code of the folder."""
+    base = getattr(transformers, name)
+    changed = {
+        "__module__": __name__,
+        "from_pretrained": classmethod(_complete),
+        "is_custom_code": classmethod(_is_false),  # transformers does not rename the tensors of other code
+        "register_for_auto_class": classmethod(_do_nothing),
+    }
+    return type(name, (base,), changed)
+
+
+def _complete(cls: Any, *arguments: Any, output_loading_info: bool = False, **settings: Any) -> Any:
+    """Replaces `from_pretrained`: raises ValueError where transformers fills missing tensors at random.
+
+    A model for another task than that in the folder may have new layers, but no new words.
+    """
+    load = vars(PreTrainedModel)["from_pretrained"].__func__
+    model, info = load(cls, *arguments, output_loading_info=True, **settings)
+    is_whole = cls.__name__ in (model.config.architectures or ())
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    words = {id(layer.weight) for layer in layers if layer is not None}
+    missing = sorted(
+        name for name in info["missing_keys"] if is_whole or id(model.get_parameter_or_buffer(name)) in words
+    )
+    if missing:
+        raise ValueError(
+            f"{cls.__name__}: the folder has no {missing[0]}; copy it again, or install shared-embeddings"
+        )
+    return (model, info) if output_loading_info else model
+
+
+def _is_false(cls: type) -> bool:
+    """Replaces `is_custom_code`."""
+    return False
+
+
+def _do_nothing(cls: type, auto_class: object = None) -> None:
+    """Replaces `register_for_auto_class`."""
+
+
+def __getattr__(name: str) -> type:
+    if name.startswith("_") or not hasattr(transformers, name):
+        raise AttributeError(name)
+    return _model_class(name)
+
+
+# Loading.
+
+
+class EmbeddingsConfig(QuantizationConfigMixin):
+    """The entry ``quantization_config`` of ``config.json``."""
+
+    def __init__(self, **entry: Any) -> None:
+        self.__dict__.update(entry)
+
+
+class TableQuantizer(HfQuantizer):
+    """Decodes the embeddings while the weights are loaded; the model is plain afterwards."""
+
+    def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
+        super().__init__(quantization_config, **settings)
+        self._conversions: list[WeightConverter] = []
+
+    def is_serializable(self) -> bool:
+        """Whether the model can be saved: yes."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the model can be trained: yes."""
+        return True
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
+    ) -> None:
+        entry = self.quantization_config.to_dict()
+        if entry.get("version") != VERSION:
+            found = entry.get("version")
+            raise ValueError(
+                f"version {found!r} of the embeddings is not {VERSION}; install shared-embeddings"
+            )
+        with torch.device("cpu"):  # transformers builds models on the meta device
+            tables = embedding_tables(entry, checkpoint_files or ())
+            self._conversions = [_conversion(name, table) for name, table in tables]
+        ignored = {rf"^{ENTRY}\.", f"^{HEADER}$", *(f"^{path}.weight$" for path in _paths(entry))}
+        model._keys_to_ignore_on_load_unexpected.update(ignored)
+
+    def get_weight_conversions(self) -> list[WeightConverter]:
+        """Replace the placeholders in the files by tables."""
+        return self._conversions
+
+    def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
+        model._weight_conversions = [one for one in model._weight_conversions if one not in self._conversions]
+        model.is_quantized = False
+        for name in ("quantization_config", "auto_map"):
+            if hasattr(model.config, name):
+                delattr(model.config, name)
+        del model.hf_quantizer, model.quantization_method
+
+
+class _Table(ConversionOps):
+    """Puts a table where the files have a placeholder."""
+
+    hf_quantizer = TableQuantizer  # transformers then does not cast the tensors of the files
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **settings: Any) -> dict[str, Any]:
+        """The table in the dtype of the model."""
+        ((_, (placeholder, *_)),) = input_dict.items()
+        name: str = settings["full_layer_name"]
+        dtype = settings["model"].get_parameter_or_buffer(name).dtype
+        return {name: self.table.to(placeholder.device, dtype)}
+
+
+def _conversion(name: str, table: Tensor) -> WeightConverter:
+    """How the placeholder of a weight becomes its table."""
+    return WeightConverter([f"^{name}$"], [name], [_Table(table)])
+
+
+def _paths(entry: Mapping[str, Any]) -> list[str]:
+    """The paths of all layers with a table."""
+    return [path for one in entry["tables"].values() for path in (*one["inputs"], *one["outputs"])]
+
+
+def embedding_tables(entry: Mapping[str, Any], files: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    """The names of placeholders, each with its table ``(V, D)`` from the tensors in some files."""
+    arrays: dict[str, Any] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():
+                if name == HEADER or name.startswith(f"{ENTRY}."):
+                    tensor = opened.get_tensor(name)
+                    # numpy has no bfloat16
+                    arrays[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    arrays = unpacked(arrays)
+    for name, described in entry["tables"].items():
+        start = f"{ENTRY}.{name}."
+        own = {key.removeprefix(start): array for key, array in arrays.items() if key.startswith(start)}
+        sizes = described["num_embeddings"], described["embedding_dim"]
+        table = torch.from_numpy(decoded_table(described["method"], *sizes, described["options"], own))
+        for path in (*described["inputs"], *described["outputs"]):
+            yield f"{path}.weight", table
+
+
+# The library, where it was imported, keeps its own quantizer.
+if ENTRY not in AUTO_QUANTIZER_MAPPING:
+    register_quantization_config(ENTRY)(EmbeddingsConfig)
+    register_quantizer(ENTRY)(TableQuantizer)

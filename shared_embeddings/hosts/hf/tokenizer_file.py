@@ -1,0 +1,366 @@
+"""Trim the ``tokenizer.json`` of a fast tokenizer so that it tokenizes covered texts as before.
+
+The tokens to keep, in addition to those of the texts, depend on the kind of tokenizer:
+
+- BPE merges two parts at a time. The intermediate parts of a kept token are kept, and all merges between kept
+  parts, in their order.
+- Unigram maximizes a sum of scores, so a path of kept pieces remains the best one. The cost of an unknown
+  character derives from the piece with the lowest score, which is kept.
+- WordPiece takes the longest piece at each position. Words that it cannot complete are unknown; the pieces
+  up to the failing position are kept.
+
+Byte tokens are kept if the tokenizer falls back to them, so that it can still tokenize any text. Other
+tokenizers need single characters for that, see `TokenizerFile.characters`.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared_embeddings.hosts.hf.folder import quiet, read_json
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.extras import require
+
+TOKENIZER = "tokenizer.json"
+_BYTES = 256
+# In place of a space, as in SentencePiece.
+SPACE = "▁"
+KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+# The most characters that a tokenizer's rules may write for one that they read, or tokens around a text. NFKC
+# has 18 for one character.
+_MOST_WRITTEN = 64
+# Characters of several bytes, which ``ByteLevel`` and normal forms lengthen.
+_GROWING = ("é", "語", "ﷺ", "\U0001f600")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder as transformers has it.
+
+    Raises:
+        UserError: its rules make texts much longer.
+        Exception: it cannot be loaded; the library tokenizers raises plain ones.
+    """
+    file = folder / TOKENIZER
+    if file.is_file():
+        check_growth(read_json(file))
+    with quiet():
+        loaded = require("transformers").AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    if loaded.is_fast and not file.is_file():
+        check_growth(json.loads(loaded.backend_tokenizer.to_str()))
+    return loaded
+
+
+def check_growth(content: Mapping[str, Any]) -> None:
+    """Check that the rules of a ``tokenizer.json`` cannot fill the memory.
+
+    Args:
+        content: the parsed file.
+
+    Raises:
+        UserError: they make much more of a text.
+    """
+    before = [step for step in _steps(content.get("normalizer")) if step.get("type") != "Sequence"]
+    before += [step for step in _steps(content.get("pre_tokenizer")) if step.get("type") == "ByteLevel"]
+    after = [step for step in _steps(content.get("decoder")) if step.get("type") == "Replace"]
+    for name, steps in (("normalizer", before), ("decoder", after)):
+        if (longest := _longest_written(steps)) > _MOST_WRITTEN:
+            raise UserError(
+                f"{TOKENIZER}: its {name} can write {longest:,} characters for one, at most "
+                f"{_MOST_WRITTEN} are read; use another tokenizer"
+            )
+    for step in _steps(content.get("post_processor")):
+        single = step.get("single")
+        template: list[Any] = single if isinstance(single, list) else []
+        marks = sum(len(special["ids"]) for special in _templates(step))
+        texts = sum("Sequence" in part for part in template)
+        if texts > 1 or max(marks, len(template)) > _MOST_WRITTEN:
+            raise UserError(
+                f"{TOKENIZER}: its post_processor repeats a text, or adds more than {_MOST_WRITTEN} tokens; "
+                "use another tokenizer"
+            )
+
+
+def _longest_written(steps: Sequence[Mapping[str, Any]]) -> int:
+    """How many characters the steps of a normalizer write for one; stops where that is too many.
+
+    Steps that replace text multiply: four that write 1,000 characters for one make 10^12 of it. So the steps
+    after each one are applied to all that it can write.
+    """
+    written = [list(_GROWING), *map(_written, steps)]
+    longest = max(len(text) for texts in written for text in texts)
+    if longest > _MOST_WRITTEN:
+        return longest
+    applied = [_applied(step) for step in steps]
+    for number, texts in enumerate(written):
+        for text in texts:
+            for apply in applied[number:]:
+                text = apply(text)
+                longest = max(longest, len(text))
+                if longest > _MOST_WRITTEN:
+                    return longest
+    return longest
+
+
+def _written(step: Mapping[str, Any]) -> list[str]:
+    """What a step of a normalizer writes in place of what it finds."""
+    if step.get("type") == "Precompiled":  # the size of a trie, the trie, and texts that end with NUL
+        table = base64.b64decode(step["precompiled_charsmap"] or "")
+        return table[4 + int.from_bytes(table[:4], "little") :].decode("utf-8", "replace").split("\0")
+    return [str(step.get(name, "")) for name in ("content", "prepend")]
+
+
+def _applied(step: Mapping[str, Any]) -> Callable[[str], str]:
+    """The function that applies one step of a normalizer to a text."""
+    from tokenizers import Tokenizer
+
+    # Decoders and pretokenizers that replace text are described like normalizers.
+    kind = {"type": "ByteLevel"} if step.get("type") == "ByteLevel" else step
+    empty = ("truncation", "padding", "pre_tokenizer", "post_processor", "decoder")
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    content: dict[str, Any] = {"version": "1.0", "added_tokens": [], **dict.fromkeys(empty), "model": model}
+    normalizer: Any = Tokenizer.from_str(json.dumps({**content, "normalizer": kind})).normalizer
+    return normalizer.normalize_str  # type: ignore[no-any-return]
+
+
+class TokenizerFile:
+    """The content of a ``tokenizer.json``.
+
+    Args:
+        content: the parsed file, not modified.
+
+    Attributes:
+        kind: one of `KINDS`.
+        tokens: id -> token.
+        ids: token -> id.
+        marks: what pieces start or end with to mark their place in a word.
+
+    Raises:
+        UserError: an unknown kind of tokenizer.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = content
+        self.model: Mapping[str, Any] = content["model"]
+        self.kind = self.model.get("type") or _guessed_kind(self.model)
+        if self.kind not in KINDS:
+            raise UserError(
+                f"a tokenizer of kind {self.kind} cannot be trimmed; supported are {', '.join(KINDS)}"
+            )
+        self.ids: dict[str, int] = self._model_ids() | {
+            t["content"]: t["id"] for t in content["added_tokens"]
+        }
+        self.tokens = {number: token for token, number in self.ids.items()}
+        self.merges = [_parts(merge) for merge in self.model.get("merges", ())]
+        self._suffix: str = self.model.get("end_of_word_suffix") or ""
+        self.marks = [mark for mark in (self._prefix(), self._suffix, SPACE) if mark]
+        self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
+
+    def _model_ids(self) -> dict[str, int]:
+        """The token ids without added tokens."""
+        vocab = self.model["vocab"]
+        if self.kind == "Unigram":
+            return {piece: number for number, (piece, _) in enumerate(vocab)}
+        return dict(vocab)
+
+    def specials(self) -> set[int]:
+        """The ids of added tokens, of tokens around every text, of the unknown token and of padding."""
+        found = {token["id"] for token in self.content["added_tokens"]}
+        found |= set(_ids_in_processor(self.content.get("post_processor")))
+        unknown = self.model.get("unk_token")
+        if unknown in self.ids:
+            found.add(self.ids[unknown])
+        if self.model.get("unk_id") is not None:
+            found.add(self.model["unk_id"])
+        if self.content.get("padding"):
+            found.add(self.content["padding"]["pad_id"])
+        return found
+
+    def closed(self, ids: Iterable[int]) -> set[int]:
+        """The valid ones among `ids`, plus the ids that tokenizing a text into them requires.
+
+        Args:
+            ids: the ids to keep, including special ones.
+        """
+        kept = {number for number in ids if number in self.tokens} | self._bytes()
+        if self.kind == "BPE":
+            paths = (self._merge_path(self.tokens[number]) for number in list(kept))
+            kept |= {self.ids[part] for path in paths for part in path if part in self.ids}
+        if self.kind == "Unigram":
+            scores = [score for _, score in self.model["vocab"]]
+            kept.add(scores.index(min(scores)))
+        return kept
+
+    def characters(self) -> set[int]:
+        """The ids that spell other texts: single characters, and tokens with other characters than those.
+
+        Tokenizers that fall back to bytes do not need them; those of whole words do not spell.
+        """
+        if self.kind == "WordLevel" or len(self._bytes()) >= _BYTES:
+            return set()
+        found = set()
+        for token, number in self._model_ids().items():
+            spelled = self._characters(token)
+            if len(spelled) == 1 or any(character not in self.ids for character in spelled):
+                found.add(number)
+        return found
+
+    def _bytes(self) -> set[int]:
+        """The ids of byte tokens, if the tokenizer has any."""
+        found: set[str] = set()
+        if self.model.get("byte_fallback"):
+            found = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
+        if _has_part(self.content.get("pre_tokenizer"), "ByteLevel") or _has_part(
+            self.content.get("normalizer"), "ByteLevel"
+        ):
+            from tokenizers.pre_tokenizers import ByteLevel
+
+            found |= {byte + end for byte in ByteLevel.alphabet() for end in ("", self._suffix)}
+        return {self.ids[token] for token in found if token in self.ids}
+
+    def _prefix(self) -> str:
+        """What a piece inside a word starts with."""
+        default = "##" if self.kind == "WordPiece" else ""
+        return self.model.get("continuing_subword_prefix") or default
+
+    def _merge_path(self, token: str) -> list[str]:
+        """The characters of a token and the parts that merging creates from them, in order."""
+        parts = self._characters(token)
+        path = list(parts)
+        prefix = self._prefix()
+        while len(parts) > 1:
+            ranked = [(self._ranks.get(pair, -1), place) for place, pair in enumerate(zip(parts, parts[1:]))]
+            possible = [found for found in ranked if found[0] >= 0]
+            if not possible:
+                break
+            _, place = min(possible)
+            joined = parts[place] + parts[place + 1].removeprefix(prefix)
+            parts[place : place + 2] = [joined]
+            path.append(joined)
+        return path
+
+    def _characters(self, token: str) -> list[str]:
+        """The characters that merging starts from, with the prefix or suffix of their place in a word."""
+        prefix = self._prefix()
+        suffix = self._suffix
+        is_inside, is_last = (
+            bool(prefix) and token.startswith(prefix),
+            bool(suffix) and token.endswith(suffix),
+        )
+        body = token.removeprefix(prefix) if is_inside else token
+        parts = list(body.removesuffix(suffix) if is_last else body)
+        parts = [prefix + c if is_inside or place > 0 else c for place, c in enumerate(parts)]
+        if is_last and parts:
+            parts[-1] += suffix
+        return parts
+
+    def beginning_of(self, word: str) -> list[int]:
+        """The ids of the pieces that WordPiece finds in a word, up to where it finds none."""
+        prefix = self._prefix()
+        found, start = [], 0
+        while start < len(word):
+            for end in range(len(word), start, -1):
+                piece = self.ids.get((prefix if start else "") + word[start:end])
+                if piece is not None:
+                    found.append(piece)
+                    start = end
+                    break
+            else:
+                break
+        return found
+
+    def trimmed(self, kept: Sequence[int]) -> dict[str, Any]:
+        """The content of a tokenizer with only the `kept` ids, which are ascending and get renumbered."""
+        new_ids = {old: new for new, old in enumerate(kept)}
+        content = {name: copy.deepcopy(part) for name, part in self.content.items() if name != "model"}
+        content["added_tokens"] = [
+            {**token, "id": new_ids[token["id"]]} for token in self.content["added_tokens"]
+        ]
+        content["post_processor"] = _processor_with(content.get("post_processor"), new_ids)
+        if content.get("padding"):
+            content["padding"]["pad_id"] = new_ids[content["padding"]["pad_id"]]
+        return {**content, "model": self._trimmed_model(new_ids)}
+
+    def _trimmed_model(self, new_ids: Mapping[int, int]) -> dict[str, Any]:
+        """The part of the content with the vocabulary."""
+        model = dict(self.model)
+        if self.kind == "Unigram":
+            model["vocab"] = [entry for number, entry in enumerate(self.model["vocab"]) if number in new_ids]
+            if model.get("unk_id") is not None:
+                model["unk_id"] = new_ids[model["unk_id"]]
+            return model
+        model["vocab"] = {
+            token: new_ids[number] for token, number in self._model_ids().items() if number in new_ids
+        }
+        if self.kind == "BPE":
+            prefix = model.get("continuing_subword_prefix") or ""
+            whole = model["vocab"]
+            model["merges"] = [
+                merge
+                for merge, (left, right) in zip(self.model["merges"], self.merges)
+                if left in whole and right in whole and left + right.removeprefix(prefix) in whole
+            ]
+        return model
+
+
+def _guessed_kind(model: Mapping[str, Any]) -> str:
+    """The kind of tokenizer of an older file that does not name it."""
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
+
+
+def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
+    """The two parts of a merge, which older files separate by a space."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a tokenizer component, which may be a sequence."""
+    if isinstance(part, dict):
+        yield part
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for step in part.get(name, ()):
+                yield from _steps(step)
+
+
+def _has_part(part: Any, kind: str) -> bool:
+    """Whether a tokenizer component has a step of a kind."""
+    return any(step.get("type") == kind for step in _steps(part))
+
+
+def _ids_in_processor(processor: Any) -> Iterator[int]:
+    """The ids that a post-processor adds around texts."""
+    for step in _steps(processor):
+        for special in _templates(step):
+            yield from special["ids"]
+        for name in ("sep", "cls"):
+            if isinstance(step.get(name), list):
+                yield step[name][1]
+
+
+def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
+    """A copy of a post-processor with new ids."""
+    fresh = copy.deepcopy(processor)
+    for step in _steps(fresh):
+        for special in _templates(step):
+            special["ids"] = [new_ids[number] for number in special["ids"]]
+        for name in ("sep", "cls"):
+            if isinstance(step.get(name), list):
+                step[name][1] = new_ids[step[name][1]]
+    return fresh
+
+
+def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The special tokens of a template, with their ids."""
+    found = step.get("special_tokens")
+    return list(found.values()) if isinstance(found, dict) else []

@@ -1,1 +1,0 @@
-"""Counting parameters, and choosing options for a size."""

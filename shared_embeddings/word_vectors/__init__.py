@@ -1,1 +1,0 @@
-"""Word vectors as a host: files of word2vec, GloVe and fastText, and small files of compressed vectors."""

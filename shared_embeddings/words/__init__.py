@@ -1,0 +1,1 @@
+"""Words and their data: counts, classes and vectors."""

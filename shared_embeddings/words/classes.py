@@ -1,0 +1,602 @@
+"""Semantic word classes: clustering word vectors, class files, and unknown words (UnClE, section 4.2).
+
+Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import UNREADABLE, check_archive, replacing, staged
+from shared_embeddings.utils.path_options import Given, PathOption, check_paths
+from shared_embeddings.utils.reading import parse_json
+from shared_embeddings.words.token_counts import split_count
+
+Path = str | os.PathLike[str]
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordClasses:
+    """The words of a vocabulary with their semantic classes (section 4.2).
+
+    Attributes:
+        words: the V words in id order.
+        classes: ``(V,)`` integers from 0 to K - 1.
+        centers: ``(K, d)`` the class centers in the space of the word vectors.
+        vectors: ``(V, d)`` the word vectors; all zeros for a word that never occurred.
+        settings: how the classes were made, for reference.
+
+    Raises:
+        UserError: the parts are inconsistent.
+    """
+
+    words: tuple[str, ...] = dataclasses.field(repr=False)
+    classes: np.ndarray = dataclasses.field(repr=False)
+    centers: np.ndarray = dataclasses.field(repr=False)
+    vectors: np.ndarray = dataclasses.field(repr=False)
+    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_words(self.words)
+        if not isinstance(self.settings, Mapping):
+            raise UserError(f"settings must be a mapping, not {self.settings!r:.40}")
+        if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
+            raise UserError(f"classes must be one whole number for each of the {len(self.words)} words")
+        shapes = self.centers.shape, self.vectors.shape
+        if len(shapes[0]) != 2 or shapes[1] != (len(self.words), shapes[0][1]) or not shapes[0][0]:
+            raise UserError(
+                f"centers {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
+                "they must be (K, d) and (V, d)"
+            )
+        if self.centers.dtype.kind != "f" or self.vectors.dtype.kind != "f":
+            raise UserError(
+                f"centers ({self.centers.dtype}) and vectors ({self.vectors.dtype}) must be of "
+                "floating-point numbers"
+            )
+        if not (np.isfinite(self.centers).all() and np.isfinite(self.vectors).all()):
+            raise UserError("centers or vectors have values that are not finite")
+        if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
+            raise UserError(f"classes must be from 0 to {self.num_classes - 1}")
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes; some may be empty."""
+        return len(self.centers)
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 of the words in order."""
+        return hashlib.sha256(_encoded(self.words)).hexdigest()
+
+    def sizes(self) -> np.ndarray:
+        """``(K,)`` the number of words in each class."""
+        return np.bincount(self.classes, minlength=self.num_classes)
+
+    def check_vocabulary(self, words: Sequence[str]) -> None:
+        """Raise UserError with the first difference unless `words` equals these words in this order."""
+        if len(words) != len(self.words):
+            raise UserError(
+                f"the class file has {len(self.words)} words, but the vocabulary has {len(words)}; make the "
+                "classes of this vocabulary"
+            )
+        for position, (own, other) in enumerate(zip(self.words, words)):
+            if own != other:
+                raise UserError(
+                    f"the class file has another vocabulary: word {position} is {own!r} there and {other!r} "
+                    "here; make the classes of this vocabulary"
+                )
+
+    def missing(self, words: Sequence[str]) -> list[str]:
+        """The words without a class."""
+        known = frozenset(self.words)
+        return [word for word in words if word not in known]
+
+    def for_vocabulary(self, words: Sequence[str]) -> WordClasses:
+        """The same classes for a model's vocabulary, in the order of its ids.
+
+        A word without a class, such as a special token that the model adds, is treated as a word that never
+        occurred: its vector is zero, its class the one of `class_of_unseen`.
+
+        Raises:
+            UserError: fewer than half of the words have a class, or a word is repeated.
+        """
+        missing = len(self.missing(words))
+        if 2 * missing > len(words):
+            raise UserError(
+                f"{missing} of the {len(words)} words of the vocabulary have no class; make the classes of "
+                "this vocabulary"
+            )
+        places = {word: place for place, word in enumerate(self.words)}
+        rows = np.array([places.get(word, -1) for word in words], dtype=np.int64)
+        known = rows >= 0
+        vectors = np.where(known[:, None], self.vectors[rows], np.zeros((), self.vectors.dtype))
+        classes = np.where(known, self.classes[rows], class_of_unseen(self.centers))
+        return WordClasses(tuple(words), classes, self.centers, vectors, self.settings)
+
+    def save(self, path: Path) -> None:
+        """Write an .npz file of numbers and text, atomically."""
+        arrays: dict[str, Any] = {
+            "format": np.array(_FORMAT),
+            "words": np.frombuffer(_encoded(self.words), dtype=np.uint8),
+            "vocabulary_hash": np.array(self.vocabulary_hash),
+            "classes": self.classes,
+            "centers": self.centers,
+            "vectors": self.vectors,
+            "settings": np.array(json.dumps(dict(self.settings))),
+        }
+        with replacing(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> WordClasses:
+        """Read a file that `save` wrote, without running code from it.
+
+        Raises:
+            UserError: the file cannot be read; the message has its name and the reason.
+        """
+        if not os.path.isfile(path):
+            raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
+        try:
+            check_archive(path)
+            with open(path, "rb") as file:
+                return cls._read(file)
+        except (*UNREADABLE, NotImplementedError, SyntaxError, zlib.error) as error:
+            lines = str(error).strip("'\" \n").splitlines()
+            reason = lines[0] if lines else type(error).__name__
+            raise UserError(
+                f"classes {path}: cannot be read ({reason[:120]}); truncated, or not a class file: make one "
+                "with 'shared-embeddings classes'"
+            ) from None
+
+    @classmethod
+    def _read(cls, file: IO[bytes]) -> WordClasses:
+        """Read the classes from an open file."""
+        if not zipfile.is_zipfile(file):
+            raise UserError("not a .npz file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            if int(arrays["format"]) != _FORMAT:
+                raise UserError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
+            found = cls(
+                tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
+                arrays["classes"],
+                arrays["centers"],
+                arrays["vectors"],
+                parse_json(str(arrays["settings"]), "settings"),
+            )
+            if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
+                raise UserError("the words do not match their checksum")
+        return found
+
+
+def class_of_unseen(centers: np.ndarray) -> int:
+    """The class for words that never occurred: the one whose center ``(K, d)`` is nearest to zero.
+
+    The center of unit vectors is short if they point in different directions: this is the most diverse class.
+    """
+    return int(np.linalg.norm(centers, axis=1).argmin())
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise UserError unless there are words, all distinct and on one line each."""
+    if not words:
+        raise UserError("there are no words")
+    if len(set(words)) < len(words):
+        seen: set[str] = set()
+        repeated = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+        raise UserError(f"the word {repeated!r} is repeated; every word needs one id")
+    broken = next((word for word in words if not word or "\n" in word), None)
+    if broken is not None:
+        raise UserError(f"{broken!r} is not a word: it is empty or spans lines")
+
+
+def _encoded(words: Sequence[str]) -> bytes:
+    """The words in the form that is stored and hashed."""
+    return "\n".join(words).encode("utf-8")
+
+
+class ClassEmbedding(Protocol):
+    """The tensors of an `uncle` embedding, see `UncleEmbedding`."""
+
+    padding_idx: int | None
+    unique: nn.Parameter
+    class_tables: nn.ParameterList
+    classes: Tensor
+
+
+def out_of_vocabulary_row(embedding: ClassEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
+    """The row ``(D,)`` of an out-of-vocabulary word, computed from its word vector (A.5).
+
+    Its class is the non-empty one whose center has the highest cosine similarity. Its unique part is the
+    weighted mean of the unique parts of that class's words; the weights are their cosine similarities to the
+    new word, clipped at zero and normalized to sum to one.
+
+    Args:
+        embedding: a trained `uncle` embedding with one level of classes.
+        word_classes: the classes it was built with, see `WordClasses.for_vocabulary`.
+        vector: ``(d,)`` the word's vector, from the same space as the vectors of the classes.
+
+    Raises:
+        UserError: the classes are not the embedding's, or the vector has the wrong width or is zero.
+    """
+    if embedding.classes.size(1) != 1:
+        raise UserError("rows of unknown words require an embedding with one level of classes")
+    own = embedding.classes[:, 0].cpu().numpy().astype(np.int64)
+    if not np.array_equal(own, word_classes.classes):
+        raise UserError(
+            "these are not the classes of the embedding; pass the classes it was built with, in the order of "
+            "its vocabulary (WordClasses.for_vocabulary)"
+        )
+    direction = np.asarray(vector, dtype=np.float64)
+    if direction.shape != word_classes.centers.shape[1:]:
+        raise UserError(
+            f"the word's vector has shape {direction.shape}, but the vectors of the classes have "
+            f"{word_classes.centers.shape[1]} dimensions"
+        )
+    if not np.isfinite(direction).all() or not direction.any():
+        raise UserError("the word's vector is zero or not finite; pass a vector that has a direction")
+    usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
+    to_centers = _cosines(word_classes.centers, direction)
+    to_centers[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
+    nearest = int(to_centers.argmax())
+    members = np.flatnonzero((own == nearest) & usable)
+    weights = np.maximum(_cosines(word_classes.vectors[members], direction), 0.0)
+    weights = weights / weights.sum() if weights.any() else np.full(len(members), 1.0 / len(members))
+    unique = embedding.unique.detach()
+    mix = torch.as_tensor(weights, dtype=unique.dtype, device=unique.device)
+    chosen = unique.index_select(0, torch.as_tensor(members, device=unique.device))
+    return torch.cat((mix @ chosen, embedding.class_tables[0].detach()[nearest]))
+
+
+def _cosines(vectors: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """``(n,)`` cosine similarities of `vectors` ``(n, d)`` with one vector; 0 for all-zero vectors."""
+    products = vectors.astype(np.float64) @ direction
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(direction)
+    return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+
+
+class Clusters(NamedTuple):
+    """The cluster ``(V,)`` of every vector, and the centers ``(K, d)``."""
+
+    classes: np.ndarray
+    centers: np.ndarray
+
+
+def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
+    """Cluster word vectors with k-means (section 4.2), after scaling each of them to unit length.
+
+    The length of a skip-gram vector depends on the word's frequency; without scaling, k-means puts most
+    frequent words into separate classes. All-zero vectors belong to words that never occurred: they are
+    excluded from the clustering and assigned to the class of `class_of_unseen`.
+
+    Args:
+        vectors: ``(V, d)``.
+        num_classes: K.
+        seed: for the initial centers.
+
+    Raises:
+        UserError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
+        ImportError: scikit-learn is not installed.
+    """
+    _check_settings(num_classes, seed)
+    if not np.isfinite(vectors).all():
+        raise UserError("word vectors contain NaN or infinity; train them again")
+    seen = vectors.any(axis=1)
+    directions = vectors[seen] / np.linalg.norm(vectors[seen], axis=1, keepdims=True)
+    different = len(np.unique(directions, axis=0))
+    if num_classes > different:
+        raise UserError(
+            f"num_classes is {num_classes}, but only {different} words have distinct vectors; lower it, or "
+            "provide more text"
+        )
+    fitted = (
+        require("sklearn.cluster").KMeans(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
+    )
+    classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
+    classes[seen] = fitted.labels_
+    return Clusters(classes, fitted.cluster_centers_)
+
+
+def read_vocabulary(path: Path) -> tuple[str, ...]:
+    """Read the words of a vocabulary file, one per line in the order of their ids, with or without counts.
+
+    A count is a number after a tab or a space, as ``onmt_build_vocab`` writes it.
+
+    Raises:
+        UserError: the file is missing, empty or not UTF-8, or has a line without a word.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            lines = file.read().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None
+    except OSError as error:
+        raise UserError(f"vocabulary {path}: cannot be read ({error.strerror}); check the path") from None
+    if lines == [""]:
+        raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        entry = split_count(line.rstrip("\r"))
+        word = line.rstrip("\r") if entry is None else entry[0]
+        if not word or word.startswith("\t"):
+            raise UserError(f"vocabulary {path}: line {number} has no word; remove it")
+        if word in first_line:
+            raise UserError(
+                f"vocabulary {path}: line {number} repeats {word!r} of line {first_line[word]}; remove one"
+            )
+        first_line[word] = number
+    return tuple(first_line)
+
+
+def make_classes(
+    texts: Sequence[Path],
+    vocab_file: Path,
+    num_classes: int,
+    output: Path,
+    dim: int = 100,
+    window: int = 5,
+    epochs: int = 5,
+    seed: int = 0,
+    figure: Path | None = None,
+    force: bool = False,
+) -> str:
+    """Make the class file of a vocabulary from tokenized texts.
+
+    Args:
+        texts, dim, window, seed: as in `train_word_vectors`.
+        epochs: passes over the texts. On the Penn Treebank (900,000 words), 280 of 1000 classes have a single
+            word after 5 epochs, 43 after 20.
+        vocab_file: as in `read_vocabulary`.
+        num_classes: K; the paper suggests slightly less than a tenth of the words (A.4).
+        output: the .npz file to write.
+        figure: the PNG file to write, a plot of the class sizes (Figure 2).
+        force: overwrite existing files.
+
+    Returns:
+        A summary with a histogram of the class sizes.
+
+    Raises:
+        UserError: as in the functions called.
+        ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
+    """
+    words = read_vocabulary(vocab_file)
+    inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
+    _check_before_work(len(words), num_classes, seed)
+    _check_files(inputs, output, figure, force)
+    vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
+    settings = {
+        "texts": [os.path.basename(text) for text in texts],
+        "vocabulary": os.path.basename(vocab_file),
+        **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
+    }
+    made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
+    return _write(made, output, figure)
+
+
+def regroup(
+    classes: Path,
+    num_classes: int,
+    output: Path,
+    seed: int = 0,
+    figure: Path | None = None,
+    force: bool = False,
+) -> str:
+    """Make a different number of classes from the word vectors of a class file, without the texts.
+
+    With the same `seed`, the result equals that of `make_classes` with this number and the settings of
+    `classes`.
+
+    Args:
+        classes: the file that provides the vectors.
+        num_classes, output, figure, force: as in `make_classes`.
+        seed: for the initial centers.
+
+    Returns:
+        A summary with a histogram of the class sizes.
+
+    Raises:
+        ValueError, ImportError: as in the functions called.
+    """
+    known = WordClasses.load(classes)
+    _check_before_work(len(known.words), num_classes, seed)
+    _check_files({"--vectors-of": (PathOption.FILE, classes)}, output, figure, force)
+    clusters = cluster(known.vectors, num_classes, seed)
+    settings = {**known.settings, "num_classes": num_classes, "seed": seed}
+    return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
+
+
+def _check_settings(num_classes: int, seed: int) -> None:
+    """Raise UserError for an invalid number of classes or seed."""
+    if num_classes < 1:
+        raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
+
+
+def _check_before_work(words: int, num_classes: int, seed: int) -> None:
+    """Raise errors early that would otherwise appear after the long work."""
+    require("sklearn.cluster")
+    _check_settings(num_classes, seed)
+    if num_classes > words:
+        raise UserError(f"num_classes is {num_classes}, more than the {words} words; lower it")
+
+
+def _check_files(
+    inputs: Mapping[str, tuple[PathOption, Given]], output: Path, figure: Path | None, force: bool
+) -> None:
+    """Check the files, and that matplotlib is available if a figure is requested."""
+    outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
+    check_paths({**inputs, **outputs}, force)
+    if figure is not None:
+        require("matplotlib.figure")
+
+
+def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
+    """Write a class file and its figure, both or neither, and return the summary."""
+    with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
+        made.save(places[0])
+        if figure is not None:
+            draw_sizes(made, places[1])
+    lines = [describe_sizes(made)]
+    unseen = int((~made.vectors.any(axis=1)).sum())
+    if unseen:
+        lines.append(
+            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centers)}"
+        )
+    if figure is not None:
+        lines.append(f"figure: {figure}")
+    return "\n".join([*lines, f"classes: {output}"])
+
+
+_BAR = 40
+
+
+def describe_sizes(word_classes: WordClasses) -> str:
+    """A text histogram of the class sizes."""
+    sizes = word_classes.sizes()
+    lines = [
+        f"{len(word_classes.words):,} words in {len(sizes):,} classes: smallest {sizes.min():,}, "
+        f"median {int(np.median(sizes)):,}, largest {sizes.max():,} words"
+    ]
+    # Sizes 0, 1, 2-3, 4-7, ...: class sizes are long-tailed.
+    bins = np.bincount([int(size).bit_length() for size in sizes])
+    for power, count in enumerate(bins):
+        low, high = (1 << power) >> 1, max((1 << power) - 1, 0)
+        label = f"{low:,}" if high == low else f"{low:,}-{high:,}"
+        bar = "#" * int(np.ceil(_BAR * count / bins.max()))
+        if count or power:
+            lines.append(f"{label:>15} words  {count:>7,} classes  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def draw_sizes(word_classes: WordClasses, path: Path) -> None:
+    """Plot the class sizes, largest first (Figure 2), to a PNG file.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    sizes = np.sort(word_classes.sizes())[::-1]
+    figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar(np.arange(len(sizes)), sizes, width=1.0)
+    axes.set_xlabel("class, by size")
+    axes.set_ylabel("words")
+    axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
+    with replacing(pathlib.Path(path)) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+# gensim truncates longer sentences.
+_LONGEST_SENTENCE = 10_000
+
+
+def train_word_vectors(
+    texts: Sequence[Path],
+    vocabulary: Sequence[str],
+    dim: int = 100,
+    window: int = 5,
+    epochs: int = 5,
+    seed: int = 0,
+) -> np.ndarray:
+    """Train skip-gram vectors (Mikolov et al., 2013) for the words of a vocabulary.
+
+    Training is deterministic (one worker). Tokens outside the vocabulary are skipped, as word2vec skips rare
+    words.
+
+    Args:
+        texts: UTF-8 files with one sentence per line and whitespace between tokens (words, or subwords as the
+            model uses them).
+        vocabulary: the V words to train vectors for.
+        dim, window, epochs: of skip-gram.
+        seed: for initialization and sampling.
+
+    Returns:
+        ``(V, dim)`` float32; all zeros for a word that never occurs.
+
+    Raises:
+        UserError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
+        ImportError: gensim is not installed.
+    """
+    for name, value in (("dim", dim), ("window", window), ("epochs", epochs)):
+        if value < 1:
+            raise UserError(f"{name} is {value}, but it must be at least 1; raise it")
+    if seed < 0:
+        raise UserError(f"seed is {seed}, but it must be at least 0; raise it")
+    sentences = _Sentences(texts, vocabulary)
+    counts, number = sentences.count()
+    if not counts:
+        raise UserError("no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary")
+    model = require("gensim.models").Word2Vec(
+        vector_size=dim, window=window, sg=1, min_count=1, workers=1, seed=seed, epochs=epochs
+    )
+    # In vocabulary order, so that ties between counts are always broken the same way.
+    model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
+    with _progress(number * epochs) as bar:
+        sentences.bar = bar
+        model.train(sentences, total_examples=number, epochs=epochs)
+    vectors = np.zeros((len(vocabulary), dim), dtype=np.float32)
+    for position, word in enumerate(vocabulary):
+        if word in counts:
+            vectors[position] = model.wv[word]
+    return vectors
+
+
+def _progress(total: int) -> Any:
+    """A progress bar over sentences, shown on a terminal only."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="word vectors", unit=" sentences", disable=None)
+
+
+class _Sentences:
+    """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
+
+    def __init__(self, texts: Sequence[Path], vocabulary: Sequence[str]) -> None:
+        self.texts = texts
+        self.vocabulary = frozenset(vocabulary)
+        self.bar: Any = None
+
+    def __iter__(self) -> Iterator[list[str]]:
+        for text in self.texts:
+            for line in _lines(text):
+                words = [word for word in line.split() if word in self.vocabulary]
+                for start in range(0, len(words), _LONGEST_SENTENCE):
+                    if self.bar is not None:
+                        self.bar.update()
+                    yield words[start : start + _LONGEST_SENTENCE]
+
+    def count(self) -> tuple[Counter[str], int]:
+        """Word counts and the number of sentences."""
+        counts: Counter[str] = Counter()
+        number = 0
+        for words in self:
+            counts.update(words)
+            number += 1
+        return counts, number
+
+
+def _lines(text: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file; raises ValueError with its name if it cannot be read."""
+    try:
+        with open(text, encoding="utf-8-sig") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise UserError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None
+    except OSError as error:
+        raise UserError(f"text {text}: cannot be read ({error.strerror}); check the path") from None

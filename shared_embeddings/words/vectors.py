@@ -1,0 +1,237 @@
+"""Read word vector files of GloVe, word2vec and fastText, text and binary, with gensim.
+
+Axes: ``V`` vocabulary, ``D`` dimension.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
+
+# The first bytes of a fastText model with subwords.
+_FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
+# What numbers are written with, including NaN and infinity; not the underscores and the digits of other
+# scripts that Python accepts.
+_NUMBERS = b"0123456789+-.eE naifityNAIFITY"
+# Longer than any line of a text file; binary files may have no line end.
+_LONGEST_LINE = 1 << 20
+# Where the pickles of gensim name it.
+_PICKLE_BYTES = 4096
+
+
+class WordVectors(NamedTuple):
+    """Words and their vectors.
+
+    Attributes:
+        words: V distinct words in file order, usually by frequency.
+        vectors: ``(V, D)`` float32.
+    """
+
+    words: list[str]
+    vectors: np.ndarray
+
+
+def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
+    """Read word vectors in any common format, detected from the content.
+
+    Formats: lines of a word and its numbers, separated by spaces (GloVe); the same after a header line V D
+    (word2vec, fastText ``.vec``); word2vec's binary format; fastText's ``.bin``. All but the last may be
+    gzipped if their name ends in ``.gz``.
+
+    Args:
+        path: the file.
+        limit: read only this many words; all if None.
+
+    Raises:
+        UserError: the file is missing, malformed or truncated, or repeats a word, or `limit` is below 1.
+        ImportError: gensim is not installed.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"limit is {limit}, but must be at least 1; raise it")
+    if not path.is_file():
+        raise UserError(f"vectors {path}: no such file; check the path")
+    kind = _kind_of(path)
+    if kind in ("lines", "lines below a header"):
+        _check_lines(path, has_header=kind != "lines", limit=limit)
+    try:
+        keyed = _load(path, kind, limit)
+    # gensim's binary readers raise many kinds of errors for other files.
+    except (*UNREADABLE, MemoryError, NotImplementedError) as error:
+        raise UserError(
+            f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
+            "or in another format"
+        ) from error
+    number = len(keyed.key_to_index)
+    if kind == "binary vectors":
+        announced = int(next(_lines(path, None, has_header=True)).split()[0])
+        if number < min(announced, limit or announced):
+            raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
+    number = min(number, limit or number)
+    found = WordVectors(keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number])
+    _check_content(path, found)
+    return found
+
+
+def looks_like_vectors(path: Path) -> bool:
+    """Whether a file starts like one that `read_vectors` reads, or like the pickle of gensim's vectors."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    except (OSError, EOFError):
+        return False
+    if first.startswith(_FASTTEXT_MAGIC) or _is_pickle(first + second):
+        return True
+    return _is_header(first) and bool(second) or _is_row(first)
+
+
+def _is_pickle(start: bytes) -> bool:
+    """Whether a file is gensim's own, from its first bytes."""
+    return start.startswith(b"\x80") and b"gensim" in start[:_PICKLE_BYTES]
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line consists of a word and two numbers or more."""
+    numbers = line.split()[1:]
+    try:
+        return len(numbers) > 1 and all(math.isfinite(float(number)) for number in numbers)
+    except ValueError:
+        return False
+
+
+def write_vectors(path: Path, found: WordVectors) -> None:
+    """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
+
+    Raises:
+        UserError: a word contains white space, or is empty.
+        OSError: the file cannot be written.
+    """
+    broken = next((word for word in found.words if word.split() != [word]), None)
+    if broken is not None:
+        raise UserError(f"word {broken!r} is empty or contains white space, which text cannot store")
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(f"{len(found.words)} {found.vectors.shape[1]}\n")
+        for word, row in zip(found.words, found.vectors.tolist()):
+            file.write(f"{word} {' '.join(f'{number:.6g}' for number in row)}\n")
+
+
+def _load(path: Path, kind: str, limit: int | None) -> Any:
+    """Load a file with gensim."""
+    if kind == "a fastText model":
+        return require("gensim.models.fasttext").load_facebook_vectors(str(path))
+    return require("gensim.models").KeyedVectors.load_word2vec_format(
+        str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
+    )
+
+
+def _kind_of(path: Path) -> str:
+    """Detect the format of a file from its first lines."""
+    try:
+        with require("gensim.utils").open(str(path), "rb") as file:
+            first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    except (OSError, EOFError) as error:
+        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+    if first.startswith(_FASTTEXT_MAGIC):
+        return "a fastText model"
+    if _is_pickle(first + second):
+        raise UserError(
+            f"vectors {path}: is a pickle of gensim, which could run code; in gensim, write a file with "
+            "KeyedVectors.save_word2vec_format and use that"
+        )
+    if not first.strip():
+        raise UserError(f"vectors {path}: is empty or starts with an empty line; replace it")
+    if not _is_header(first):
+        return "lines"
+    return "lines below a header" if _is_text(second) else "binary vectors"
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line consists of V and D."""
+    fields = line.split()
+    return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
+
+
+def _is_text(line: bytes) -> bool:
+    """Whether a line is printable text rather than binary numbers."""
+    try:
+        return all(character.isprintable() or character.isspace() for character in line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
+
+
+def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
+    """Raise UserError for the first line that is not a new word with as many numbers.
+
+    gensim would broadcast a single number over all dimensions, and skip repeated words.
+    """
+    wanted, expected = None, None
+    first: dict[bytes, int] = {}
+    for number, line in enumerate(_lines(path, limit, has_header), 1):
+        if number == 1 and has_header:
+            count, dim = (int(field) for field in line.split())
+            wanted, expected = dim, min(count, limit or count)
+            continue
+        if line.startswith(b" "):
+            raise UserError(f"vectors {path}: line {number} starts with a space, not a word; correct it")
+        dim = line.rstrip().count(b" ")
+        wanted = wanted or dim
+        if dim != wanted or dim == 0:
+            raise UserError(
+                f"vectors {path}: line {number} has {dim} numbers after its word, expected "
+                f"{wanted or 'some'}; correct or remove it"
+            )
+        word, _, numbers = line.rstrip().partition(b" ")
+        if numbers.translate(None, _NUMBERS):
+            odd = next(field for field in numbers.split(b" ") if field.translate(None, _NUMBERS))
+            raise UserError(
+                f"vectors {path}: line {number} has {odd.decode(errors='replace')[:40]!r}, expected a "
+                "number; correct it"
+            )
+        if first.setdefault(word, number) != number:
+            raise UserError(
+                f"vectors {path}: line {number} repeats {word.decode(errors='replace')[:60]!r} of line "
+                f"{first[word]}; remove one of them"
+            )
+    if expected is not None and number - 1 < expected:
+        raise UserError(
+            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; it is "
+            "truncated"
+        )
+    if expected is not None and limit is None and number - 1 > expected:
+        # gensim would ignore the rest.
+        raise UserError(
+            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; correct "
+            "the header"
+        )
+
+
+def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
+    """The lines of the file, up to the limit."""
+    try:
+        with require("gensim.utils").open(str(path), "rb") as file:
+            for number, line in enumerate(file):
+                if limit is not None and number >= limit + has_header:
+                    return
+                yield line
+    except (OSError, EOFError) as error:
+        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+
+
+def _check_content(path: Path, found: WordVectors) -> None:
+    """Raise UserError unless there are vectors and all are finite."""
+    if found.vectors.ndim != 2 or 0 in found.vectors.shape:
+        raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
+    broken = ~np.isfinite(found.vectors).all(axis=1)
+    if broken.any():
+        raise UserError(
+            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
+            "infinity; replace the file"
+        )
