@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from shared_embeddings.checkpoints.tensors import contains_strings
 
 if TYPE_CHECKING:
-    from nmt.compression import CheckpointModel
-    from nmt.trim import TrimmableCheckpoint
+    from nmt.compression import CheckpointModel, TrimmableCheckpoint
 
 
 class Adapter:
@@ -33,6 +32,6 @@ class Adapter:
 
     def read_trimmable(self, path: Path) -> TrimmableCheckpoint:
         """Read a model to trim it, see `read`."""
-        from nmt.trim import TrimmableCheckpoint
+        from nmt.compression import TrimmableCheckpoint
 
         return TrimmableCheckpoint(path)

@@ -87,7 +87,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from onmt.utils.parse import ArgumentParser
 
     from nmt.checkpoint.files import check_output, peek
-    from nmt.data.corpora import check_single_texts, check_targets
+    from nmt.data.corpora import check_targets
     from nmt.data.vocabulary import read_vocabulary
     from nmt.model.plan import (
         OPTION_NAMES,
@@ -103,10 +103,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
 
     check_training(opt)
     corpora = _check_data(opt)
-    if opt.model_task == "seq2seq":
-        check_targets(corpora)
-    else:
-        check_single_texts(corpora)
+    check_targets(corpora, opt.model_task)
     check_positions(opt)
     check_transforms(opt, corpora)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
@@ -140,7 +137,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
-    """The vocabularies of a new model."""
     from onmt.inputters import build_vocab
     from onmt.transforms import get_specials, get_transforms_cls
     from onmt.utils.parse import ArgumentParser
@@ -310,25 +306,30 @@ def server() -> None:
     serve(parse(make_parser()))
 
 
+def _headline_command(program: str, name: str) -> None:
+    """Run a function of `nmt.summarization.headlines`, which is imported inside `run`."""
+
+    def main(arguments: Sequence[str]) -> None:
+        from nmt.summarization import headlines
+
+        getattr(headlines, name)(arguments)
+
+    exit_with(run(program, main))
+
+
 def characters() -> None:
     """``onmt_characters``: convert text to characters and back."""
-    run_module("onmt_characters", "nmt.summarization.characters")
+    _headline_command("onmt_characters", "characters_main")
 
 
 def character_vocab() -> None:
     """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-
-    def main(arguments: Sequence[str]) -> None:
-        from nmt.summarization.characters import vocabulary_main
-
-        vocabulary_main(arguments)
-
-    exit_with(run("onmt_character_vocab", main))
+    _headline_command("onmt_character_vocab", "vocabulary_main")
 
 
 def rerank() -> None:
     """``onmt_rerank``: select headlines by their content words."""
-    run_module("onmt_rerank", "nmt.summarization.rerank")
+    _headline_command("onmt_rerank", "rerank_main")
 
 
 def rouge() -> None:

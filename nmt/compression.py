@@ -1,4 +1,4 @@
-"""Compressing a translation model: the model behind `nmt.adapter`."""
+"""Compressing and trimming a translation model: the models behind `nmt.adapter`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import write_with_safetensors
+from nmt.checkpoint.checkpoint import packing_of_checkpoint, write_with_safetensors
 from nmt.checkpoint.files import safetensors_of, save_checkpoint, split_generator
 from nmt.checkpoint.models import build_from_checkpoint
 from nmt.data.transforms import subword_files_of
-from nmt.data.vocabulary import SENTENCE_MARKS
-from nmt.model.embeddings import output_bias, place_embeddings, unique_state, words_module
+from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
+from nmt.model.embeddings import (
+    output_bias,
+    place_embeddings,
+    shared_embeddings_of,
+    unique_state,
+    words_module,
+)
 from nmt.model.plan import (
     OPTION_NAMES,
+    PADDING,
     EmbeddingPlan,
     check_combinations,
     check_sizes,
@@ -29,21 +37,28 @@ from nmt.model.plan import (
 )
 from nmt.train.embeddings import OPTION, REQUESTED
 from shared_embeddings.compress.host import (
+    BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
+    Vocabulary,
+    WordTokens,
     copy_output_bias,
+    lines_without,
     name_of_part,
     teacher_table,
     with_untrained_part,
 )
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words
 
-# Options that name initial tables; they have no effect on a trained model.
-BEGINNINGS = ("both_embeddings", "src_embeddings", "tgt_embeddings")
-SWITCHES = ("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab")
+# What options mean nothing for a trained model are set to: those of embeddings and of their beginning.
+UNSET: dict[str, bool | None] = {
+    **dict.fromkeys((*OPTION_NAMES, OPTION, "both_embeddings", "src_embeddings", "tgt_embeddings")),
+    **dict.fromkeys(("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab"), False),
+}
 
 
 class CheckpointModel:
@@ -77,7 +92,6 @@ class CheckpointModel:
         return [self._embedding(side) for side in self.lookups]
 
     def _embedding(self, side: str) -> WordEmbedding:
-        """Return the current embedding of one side."""
         lookup = words_module(self.module, side)
         assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
         return WordEmbedding(side, words_of(self.vocabs, side), padding_of(self.vocabs, side), lookup)
@@ -91,7 +105,6 @@ class CheckpointModel:
         return [self._table(side) for side in self.sides]
 
     def _table(self, side: str) -> EmbeddingTable:
-        """Return the table of one side."""
         module = self.trained[side]
         is_scored = side == self.scored
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
@@ -135,7 +148,9 @@ class CheckpointModel:
         plan = self._plan({table: self._settings_of_all(table, settings)})
         stored = self._stored_options(plan)
         check_combinations(plan, stored)
-        check_sizes(plan, self._with_sizes(stored), self.vocabs)
+        sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
+        ArgumentParser.update_model_opts(sized)
+        check_sizes(plan, sized, self.vocabs)
         return method_options(table, settings, is_scored)
 
     def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -193,13 +208,13 @@ class CheckpointModel:
         notes = [TRAINING_STATE_NOTE]
         if self.trained_bias is not None:
             notes += copy_output_bias(fitted[self.scored], self.trained_bias)
-        self.put_in({side: self._with_part(side, part) for side, part in fitted.items()})
+        embeddings = {}
+        for side, part in fitted.items():
+            old: Any = self.trained[side]  # a plain table is replaced as a whole
+            is_shared = isinstance(old, se.SharedEmbedding)
+            embeddings[side] = old.with_inner_embedding(part) if is_shared else part
+        self.put_in(embeddings)
         return notes
-
-    def _with_part(self, side: str, part: se.SharedEmbedding) -> se.SharedEmbedding:
-        """Return the embedding of one side with a new part; a plain table is replaced as a whole."""
-        old = self.trained[side]
-        return old.with_inner_embedding(part) if isinstance(old, se.SharedEmbedding) else part
 
     def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
         """Put the embeddings of sides into the model, and their settings into its options."""
@@ -250,12 +265,9 @@ class CheckpointModel:
         """Return options that rebuild the model with these embeddings."""
         stored = copy.copy(self.options)
         vars(stored).pop(REQUESTED, None)
-        for name in (*OPTION_NAMES, *BEGINNINGS, OPTION):
+        for name, unset in UNSET.items():
             if hasattr(stored, name):
-                setattr(stored, name, None)
-        for name in SWITCHES:
-            if hasattr(stored, name):
-                setattr(stored, name, False)
+                setattr(stored, name, unset)
         if self.share_inputs:
             stored.embedding = plan.target
         else:
@@ -263,10 +275,122 @@ class CheckpointModel:
         stored.output_embedding = plan.output
         return stored
 
-    def _with_sizes(self, stored: Namespace) -> Namespace:
-        """Return the options with derived sizes filled in."""
-        from onmt.utils.parse import ArgumentParser
 
-        sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
-        ArgumentParser.update_model_opts(sized)
-        return sized
+# The key of the words of each side in a checkpoint, and the name of a vocabulary of both.
+_KEYS = {"source": "src", "target": "tgt"}
+_BOTH = "words"
+
+
+class TrimmableCheckpoint(WordTokens, CheckpointModel):
+    """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
+
+    A vocabulary shared by both sides is trimmed for both at once.
+
+    Args:
+        path: ``NAME.pt``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.packing = packing_of_checkpoint(str(path), self.checkpoint)
+        self.words = {side: words_of(self.vocabs, side) for side in _KEYS}
+        is_shared = bool(getattr(self.options, "share_vocab", False)) or self.share_inputs
+        has_one_side = "source" not in self.sides and not self.share_inputs
+        is_one = self.words["source"] == self.words["target"] and (is_shared or has_one_side)
+        self.sides_of = {_BOTH: tuple(_KEYS)} if is_one else {side: (side,) for side in _KEYS}
+        self.original = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides_of.items()}
+        self.trimmed = dict(self.original)
+
+    def vocabularies(self) -> list[Vocabulary]:
+        return [
+            Vocabulary(
+                name, words.ids_to_tokens, self._specials(words), words.default_id, self.sides_of[name]
+            )
+            for name, words in self.original.items()
+        ]
+
+    def _specials(self, words: Vocab) -> frozenset[int]:
+        """Return the ids of OpenNMT's marks, of those that transforms insert, and of the start token."""
+        start = self.checkpoint["vocab"].get("decoder_start_token")
+        named = {UNKNOWN, PADDING, *SENTENCE_MARKS, start}
+        named |= set(getattr(self.options, "default_specials", None) or ())
+        return frozenset(
+            number
+            for number, word in enumerate(words.ids_to_tokens)
+            if word in named or (word.startswith("｟") and word.endswith("｠"))
+        )
+
+    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        return [self.original[vocabulary](line.split()) for line in lines]
+
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        return [self.trimmed[vocabulary](line.split()) for line in lines]
+
+    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        return lines_without(self.original[vocabulary].default_id, ids)
+
+    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+        return lines_without(self.trimmed[vocabulary].default_id, ids)
+
+    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """Remove all words except those ``(n,)`` of each vocabulary.
+
+        Raises:
+            ValueError: an embedding cannot drop words.
+        """
+        ids = {side: kept[name] for name, sides in self.sides_of.items() for side in sides}
+        ids["output"] = ids["target"]
+        stored = dict(self.checkpoint["vocab"])
+        for name, sides in self.sides_of.items():
+            words = [self.words[sides[0]][word] for word in kept[name].tolist()]
+            self.trimmed[name] = Vocab(words)
+            for side in sides:
+                stored[_KEYS[side]] = list(words)
+        modules = {side: words_module(self.module, side) for side in self.sides}
+        embeddings = {
+            side: module.select_rows(ids[side])
+            for side, module in modules.items()
+            if isinstance(module, se.SharedEmbedding)
+        }
+        if embeddings:
+            self.put_in(embeddings)
+        rows: dict[int, nn.Parameter] = {}
+        for side in (*_KEYS, "output"):  # OpenNMT's own tables and output layer
+            table = words_module(self.module, side)
+            if table is not None and not isinstance(table, se.SharedEmbedding):
+                _select(table, ids[side], rows)
+        self.checkpoint = {**self.checkpoint, "vocab": stored}
+        scored = embeddings.get(self.scored)
+        has_bands = scored is not None and not scored.has_linear_scores
+        return [TRAINING_STATE_NOTE, BANDS_NOTE] if has_bands else [TRAINING_STATE_NOTE]
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Return the tensors, each once, packed like those in the file that was read."""
+        return packed_as(self.tensors(), self.packing)
+
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._stored().values())
+
+    def write_trimmed(self, output: Path, card: str = "") -> None:
+        # OpenNMT itself expects every name of a tied tensor.
+        is_shared = shared_embeddings_of(self.module)
+        self.write(output, self._stored() if is_shared else self.module.state_dict())
+
+
+def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:
+    """Select the rows `ids` ``(n,)`` of a table or output layer in place.
+
+    Args:
+        layer: is changed.
+        ids: the words.
+        rows: the parameters selected so far, by the identity of the original.
+    """
+    if type(layer) not in (nn.Embedding, nn.Linear):
+        raise UserError(
+            f"the words of the model are in a {type(layer).__name__}; only plain tables and output layers "
+            "can be trimmed (merge LoRA weights first)"
+        )
+    for name, old in list(layer.named_parameters()):
+        if id(old) not in rows:
+            rows[id(old)] = nn.Parameter(old.detach().index_select(0, ids), requires_grad=old.requires_grad)
+        setattr(layer, name, rows[id(old)])

@@ -70,7 +70,7 @@ def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[s
         UserError: an option is unknown, a value is invalid, or a file cannot be used.
     """
     table = table or {}
-    parser.error = _fail
+    parser.error = fail
     if isinstance(parser, configargparse.ArgumentParser):
         parser._config_file_parser = ConfigurationReader()
         parser._config_file_open_func = _open_config
@@ -96,7 +96,8 @@ def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[s
     return opt  # type: ignore[no-any-return]
 
 
-def _fail(message: str) -> None:
+def fail(message: str) -> None:
+    """Raise `UserError`; the method `error` of parsers."""
     raise UserError(message)
 
 
@@ -164,7 +165,6 @@ def _save_config(
     paths: Iterable[str],
     exit_after: bool = False,
 ) -> None:
-    """Write the options into files, atomically."""
     names = list(paths)
     if not names:
         return
@@ -190,9 +190,6 @@ def check_files(opt: Namespace, table: Table) -> None:
     Args:
         opt: the options.
         table: the options that name files, and how the command uses them.
-
-    Raises:
-        UserError: see `shared_embeddings.utils.path_options.check_paths`.
     """
     named: dict[str, tuple[PathOption, Given]] = {
         name: (kind, getattr(opt, name, None)) for name, kind in table.items()
@@ -217,9 +214,6 @@ def check_new_model(
         output: the path to write.
         kind: file or folder.
         force: overwrite an existing output.
-
-    Raises:
-        UserError: it is an input, or it exists.
     """
     files = [*models, *_weights_beside(models)]
     check_paths({"models": (PathOption.FILE, files), "output": (kind, output)}, force)
@@ -514,7 +508,6 @@ def check_model_sizes(opt: Namespace) -> None:
 
 
 def _check_heads(opt: Namespace) -> None:
-    """Check the number of heads and experts of a Transformer."""
     hidden, heads = opt.dec_hid_size, opt.heads
     if hidden % heads:
         raise UserError(f"heads: {heads} does not divide hidden_size {hidden}; change one of them")

@@ -244,12 +244,10 @@ def _default_packing(opt: Namespace) -> Packing | None:
 
 
 def _as_sum(tensor: Tensor) -> Tensor:
-    """Return a tensor for exact accumulation."""
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
 def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, first: str) -> None:
-    """Add the tensors of one checkpoint to the sums."""
     if total.keys() != part.keys():
         odd = sorted(total.keys() ^ part.keys())[0]
         raise UserError(
@@ -268,7 +266,6 @@ def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, firs
 
 
 def _mean(total: Tensor, number: int, fp32: bool, dtype: torch.dtype) -> Tensor:
-    """Return the mean in the requested precision."""
     if not total.is_floating_point():
         return total
     return (total / number).to(torch.float32 if fp32 else dtype)

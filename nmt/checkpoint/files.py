@@ -46,7 +46,6 @@ SUBWORDS = "subwords"
 
 
 def _is_vocabulary(value: Any) -> bool:
-    """Return whether a value has the form of the vocabularies of both sides."""
     if not isinstance(value, dict) or not all(is_words(value.get(side)) for side in ("src", "tgt")):
         return False
     features = value.get("src_feats", [])
@@ -123,9 +122,6 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
     Args:
         path: ``NAME.pt``.
         checkpoint: content of the file.
-
-    Raises:
-        UserError: a part is missing or malformed, or the weights belong to another checkpoint.
     """
     if not isinstance(checkpoint, dict):
         raise UserError(
@@ -189,9 +185,6 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
     Args:
         option: name of the option, for messages.
         path: output file.
-
-    Raises:
-        UserError: it is a folder, or its folder cannot be created or written to.
     """
     if Path(path).is_dir():
         raise UserError(f"{option}: {path} is a folder; choose a file")
@@ -274,7 +267,6 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
 
 
 def _stored(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """How many tensors a checkpoint has, and the bytes of the files with them."""
     name = os.fspath(path)
     checkpoint = peek(name)
     if "model" in checkpoint:

@@ -51,7 +51,6 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def _wait_for_parent(parent: int) -> None:
-    """End this process at a SIGTERM of its parent."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
@@ -90,7 +89,6 @@ class Batches(DynamicDatasetIter):  # type: ignore[misc]
     """OpenNMT-py's batches, made with its fixes in workers of data loaders, too."""
 
     def _init_datasets(self, worker_id: int) -> None:
-        """Open the corpora, in this process or in a worker of a data loader."""
         if get_worker_info() is not None:
             end_with_parent()
             apply_registered()
@@ -178,7 +176,6 @@ def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
 
 
 def _as_state(saved: Any) -> tuple[Any, ...]:
-    """Convert a stored state to one of Python's random module."""
     version, numbers, gauss = saved
     return version, tuple(numbers), gauss
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +75,6 @@ class CorpusOptions:
         check_ranges(Namespace(**dataclasses.asdict(self)))
 
 
-def parse_corpus(name: str, settings: Mapping[str, Any]) -> CorpusOptions:
-    """Check the settings of one corpus.
-
-    Args:
-        name: name of the corpus, for messages.
-        settings: its entry in the option ``data``.
-
-    Raises:
-        shared_embeddings.OptionError: a setting is unknown, of the wrong type, or out of range.
-    """
-    return parse_options(f"data: {name}", CorpusOptions, settings)
-
-
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -115,9 +102,6 @@ def check_parallel(name: str, paths: dict[str, str]) -> int:
 
     Returns:
         The number of lines.
-
-    Raises:
-        UserError: they do not.
     """
     counts = {}
     for side, path in paths.items():
@@ -137,21 +121,16 @@ def check_corpora(corpora: Any) -> None:
 
     Raises:
         UserError: see `check_parallel`, or the option is not a mapping of corpora.
-        shared_embeddings.OptionError: see `parse_corpus`.
+        shared_embeddings.OptionError: a setting is unknown, of the wrong type, or out of range.
     """
     if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
         raise UserError("data: expected a mapping of corpora, each with path_src and path_tgt")
     for name, corpus in corpora.items():
-        parse_corpus(name, corpus)
+        parse_options(f"data: {name}", CorpusOptions, corpus)
         paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
         if not paths and not corpus.get("path_txt"):
             raise UserError(f"data: {name}: has no path_src; name the files of each corpus")
         check_parallel(name, paths) if paths else None
-    _check_weights(corpora)
-
-
-def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that there is a training corpus."""
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
     if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
         raise UserError(
@@ -160,21 +139,12 @@ def _check_weights(corpora: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def check_targets(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that every corpus has a target; OpenNMT-py would use the source instead.
-
-    Raises:
-        UserError: one has none.
-    """
+def check_targets(corpora: dict[str, dict[str, Any]], task: str) -> None:
+    """Check that every corpus has a target, or none for a language model; the source is the default."""
     for name, corpus in corpora.items():
-        if not corpus.get("path_tgt"):
+        if task == "seq2seq" and not corpus.get("path_tgt"):
             raise UserError(f"data: {name}: has no path_tgt; name the file of its targets")
-
-
-def check_single_texts(corpora: dict[str, dict[str, Any]]) -> None:
-    """Check that no corpus of a language model has a target; raises `UserError` otherwise."""
-    for name, corpus in corpora.items():
-        if corpus.get("path_tgt") not in (None, corpus.get("path_src")):
+        if task == "lm" and corpus.get("path_tgt") not in (None, corpus.get("path_src")):
             raise UserError(f"data: {name}: has a path_tgt, which model_task: lm does not use; remove it")
 
 

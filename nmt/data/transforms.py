@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import tempfile
 from argparse import Namespace
@@ -15,8 +14,8 @@ import torch
 
 from nmt.checkpoint.files import SUBWORDS as STORED
 from nmt.checkpoint.files import peek
-from nmt.model.plan import parse_text
-from nmt.options import SUBWORD_FILES
+from nmt.model.plan import parse_mapping
+from nmt.options import SUBWORD_FILES, closest
 from shared_embeddings.utils.errors import UserError
 
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
@@ -25,23 +24,10 @@ _LONGEST = 10_000
 _MODES = ("aggressive", "char", "conservative", "none", "space")
 # Keyword arguments of pyonmttok.Tokenizer, except those that the subword options of OpenNMT-py set.
 _SWITCHES = (
-    "allow_isolated_marks",
-    "case_feature",
-    "case_markup",
-    "joiner_annotate",
-    "joiner_new",
-    "no_substitution",
-    "preserve_placeholders",
-    "preserve_segmented_tokens",
-    "segment_alphabet_change",
-    "segment_case",
-    "segment_numbers",
-    "soft_case_regions",
-    "spacer_annotate",
-    "spacer_new",
-    "support_prior_joiners",
-    "with_separators",
-)
+    "allow_isolated_marks case_feature case_markup joiner_annotate joiner_new no_substitution "
+    "preserve_placeholders preserve_segmented_tokens segment_alphabet_change segment_case segment_numbers "
+    "soft_case_regions spacer_annotate spacer_new support_prior_joiners with_separators"
+).split()
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SWITCHES, bool),
     **dict.fromkeys(("joiner", "lang", "mode"), str),
@@ -73,25 +59,23 @@ def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) and len(value) > _LONGEST:
         raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
     try:
-        found = parse_text(name, value, EXAMPLE)
+        found = parse_mapping(name, value, EXAMPLE)
     except (RecursionError, MemoryError) as error:
         raise UserError(f"{name}: is nested too deeply; expected a mapping such as {EXAMPLE}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{name}: {str(value)[:80]!r} is not a mapping; write it like {EXAMPLE}")
+    if found is None:
+        raise UserError(f"{name}: is not set; write it like {EXAMPLE}")
     for key, one in found.items():
         _check(name, key, one)
     return {"mode": "none", **found}
 
 
 def _check(name: str, key: Any, value: Any) -> None:
-    """Check one option of a tokenizer."""
     if key in _OF_SUBWORDS:
         instead = _OF_SUBWORDS[key].replace("src", name[:3])
         raise UserError(f"{name}: {key} is set by {instead}; remove it here")
     if key not in _TYPES:
-        close = difflib.get_close_matches(str(key)[:80], _TYPES, 1)
-        hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(sorted(_TYPES))}"
-        raise UserError(f"{name}: unknown option {str(key)[:80]!r}; {hint}")
+        hint = closest(str(key)[:80], _TYPES) or f"; expected {', '.join(sorted(_TYPES))}"
+        raise UserError(f"{name}: unknown option {str(key)[:80]!r}{hint}")
     wanted = _TYPES[key]
     fits = isinstance(value, wanted)
     if wanted is list:
@@ -146,17 +130,13 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
         return {}
     paths = {name: getattr(opt, name, None) for name in SUBWORD_FILES}
     found = {name: Path(path) for name, path in paths.items() if path and os.path.isfile(path)}
-    return {STORED: {name: _as_tensor(path.read_bytes()) for name, path in found.items()}} if found else {}
+    stored = {name: torch.tensor(list(path.read_bytes()), dtype=torch.uint8) for name, path in found.items()}
+    return {STORED: stored} if stored else {}
 
 
 def subword_files_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the subword files to copy from a checkpoint to one derived from it."""
     return {STORED: checkpoint[STORED]} if STORED in checkpoint else {}
-
-
-def _as_tensor(content: bytes) -> torch.Tensor:
-    """Convert bytes to a tensor ``(n,)``."""
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
 
 
 def read_recorded(path: str) -> Recorded:
@@ -201,7 +181,6 @@ def applied(opt: Namespace) -> Iterator[str]:
 
 
 def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the transforms of each training corpus."""
     default = options.get("transforms") or []
     data = options.get("data")
     corpora = data if isinstance(data, dict) and data else {"": {}}
@@ -278,7 +257,11 @@ def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -
 def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
     """Set the options of transforms that are at their defaults to the values of the training."""
     defaults = _defaults(names, recorded)
-    is_shared = values.get("share_vocab") and _same_restriction(recorded.options)
+    source, target = (
+        (recorded.options.get(f"{side}_subword_vocab"), recorded.options.get(f"{side}_vocab_threshold"))
+        for side in ("src", "tgt")
+    )
+    is_shared = values.get("share_vocab") and source == target
     of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
     # Options copied from the source come after those of the source.
     for name in sorted(defaults, key=of_source.__contains__):
@@ -289,17 +272,7 @@ def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded:
         opt.tgt_file_prefix = True  # the transform passes it as a target prefix
 
 
-def _same_restriction(options: Mapping[str, Any]) -> bool:
-    """Return whether both sides restrict their subwords in the same way."""
-    source, target = (
-        (options.get(f"{side}_subword_vocab"), options.get(f"{side}_vocab_threshold"))
-        for side in ("src", "tgt")
-    )
-    return bool(source == target)
-
-
 def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
-    """Return the options of transforms with their defaults."""
     from onmt.transforms import AVAILABLE_TRANSFORMS
     from onmt.utils.parse import ArgumentParser
 
@@ -324,7 +297,6 @@ def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
 
 
 def _check_complete(opt: Namespace) -> None:
-    """Check the files and reports of the transforms of a translation."""
     subwords = [name for name in opt.transforms if name in SUBWORDS]
     for name in subwords:
         for side in ("src", "tgt"):
@@ -341,7 +313,6 @@ def _check_complete(opt: Namespace) -> None:
 
 
 def _describe(names: list[str], recorded: Recorded, is_asked: bool) -> str:
-    """Describe the transforms in one line."""
     if not names:
         return ""
     left = {name for names in _names_by_corpus(recorded.options).values() for name in names} - set(APPLIED)

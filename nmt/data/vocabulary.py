@@ -62,8 +62,7 @@ class Vocab:
         """Return the ids of a sentence."""
         return [self.lookup_token(token) for token in tokens]
 
-    def __getitem__(self, token: str) -> int:
-        return self.lookup_token(token)
+    __getitem__ = lookup_token
 
     def __contains__(self, token: str) -> bool:
         return token in self.tokens_to_ids
@@ -162,18 +161,14 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
     lines = _read_lines(path)
     if split_count(lines[0]) is None:
         return lines
-    tokens = []
-    for number, line in enumerate(lines, 1):
-        entry = split_count(line)
-        if entry is None:
-            raise UserError(
-                f"vocabulary {path}: line {number} is {line!r}, expected a token, a tab and its count; "
-                "create it again with onmt_build_vocab"
-            )
-        token, count = entry
-        if count >= minimum_count:
-            tokens.append(token)
-    return tokens
+    entries = [split_count(line) for line in lines]
+    if None in entries:
+        number = entries.index(None)
+        raise UserError(
+            f"vocabulary {path}: line {number + 1} is {lines[number]!r}, expected a token, a tab and its "
+            "count; create it again with onmt_build_vocab"
+        )
+    return [entry[0] for entry in entries if entry is not None and entry[1] >= minimum_count]
 
 
 def vocabulary_counts(path: str) -> dict[str, int]:
@@ -187,7 +182,6 @@ def vocabulary_counts(path: str) -> dict[str, int]:
 
 
 def _read_lines(path: str) -> list[str]:
-    """Return the lines of a vocabulary file."""
     if not Path(path).is_file():
         raise UserError(f"vocabulary {path}: no such file; create it with onmt_build_vocab")
     try:

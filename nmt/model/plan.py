@@ -199,11 +199,7 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
 
 
 def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
-    """Check that the options work with shared embeddings.
-
-    Raises:
-        UserError: an option does not.
-    """
+    """Check that the options work with shared embeddings."""
     for name, remedy in UNSUPPORTED.items():
         if getattr(opt, name, None):
             raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")

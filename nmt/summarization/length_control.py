@@ -34,43 +34,15 @@ def exponents(dim: int, layout: str) -> Tensor:
     return torch.arange(half, dtype=torch.float32) / (half - 1 if layout == CONCATENATED else half)
 
 
-def pe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``pos / 10000^e``, ``(1, T, D/2)``, for standard sinusoids (Vaswani et al., 2017).
-
-    Args:
-        positions: ``(T,)``, starting at 0.
-        lengths: ``(B,)``, unused.
-        powers: the exponents e, ``(D/2,)``.
-    """
-    return positions[None, :, None] * BASE**-powers
-
-
-def ldpe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``(len - pos) / 10000^e``, ``(B, T, D/2)``, which depend on the remaining length.
-
-    Args:
-        positions: ``(T,)``, starting at 0.
-        lengths: ``(B,)``; the difference is 0 at the end of the sentence.
-        powers: the exponents e, ``(D/2,)``.
-    """
-    return (lengths[:, None] - positions[None, :])[:, :, None] * BASE**-powers
-
-
-def lrpe_angles(positions: Tensor, lengths: Tensor, powers: Tensor) -> Tensor:
-    """Return ``pos / len^e``, ``(B, T, D/2)``, which depend on the fraction of the length.
-
-    Args:
-        positions: ``(T,)``, starting at 0.
-        lengths: ``(B,)``, at least 1.
-        powers: the exponents e, ``(D/2,)``.
-    """
-    return positions[None, :, None] * lengths[:, None, None] ** -powers
-
-
+# The angles ``(B or 1, T, D/2)`` of each encoding, from positions ``(1, T, 1)`` that start at 0, desired
+# lengths ``(B, 1, 1)`` and the exponents e ``(D/2,)``.
 ANGLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "pe": pe_angles,
-    "ldpe": ldpe_angles,
-    "lrpe": lrpe_angles,
+    # pos / 10000^e (Vaswani et al., 2017)
+    "pe": lambda positions, lengths, powers: positions * BASE**-powers,
+    # (len - pos) / 10000^e: the remaining length, 0 at the end of the sentence
+    "ldpe": lambda positions, lengths, powers: (lengths - positions) * BASE**-powers,
+    # pos / len^e: the fraction of the length, which is at least 1
+    "lrpe": lambda positions, lengths, powers: positions * lengths**-powers,
 }
 LENGTH_DEPENDENT = ("ldpe", "lrpe")
 
@@ -130,8 +102,9 @@ class LengthControlledPositions(nn.Module):
         """
         assert self.lengths is not None, "set_lengths comes first"
         first = step or 0
-        positions = torch.arange(first, first + emb.size(1), device=emb.device, dtype=torch.float32)
-        lengths = self.lengths.to(positions)
+        last = first + emb.size(1)
+        positions = torch.arange(first, last, device=emb.device, dtype=torch.float32)[None, :, None]
+        lengths = self.lengths.to(positions)[:, None, None]
         powers = exponents(self.dim, self.layout).to(emb.device)
         added = [sinusoids(ANGLES[name](positions, lengths, powers), self.layout) for name in self.encodings]
         return emb * math.sqrt(self.dim) + torch.stack(torch.broadcast_tensors(*added)).sum(0).to(emb.dtype)
@@ -181,7 +154,6 @@ def add_translation_options(parser: Any) -> None:
 
 
 def _length(text: str) -> int:
-    """Return a length of at least 1."""
     if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a length; expected an integer of at least 1")
     return int(text)
@@ -316,22 +288,17 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
             f"max_length: {opt.max_length} ends the search before the {name} of {longest}; "
             f"set max_length: {longest + 1} or more"
         )
-    if translator.max_length_ratio not in (0, _default_ratio()):
+    import onmt.opts
+    from onmt.utils.parse import ArgumentParser
+
+    defaults = ArgumentParser()
+    onmt.opts.translate_opts(defaults)
+    if translator.max_length_ratio not in (0, float(defaults.get_default("max_length_ratio"))):
         raise UserError(
             f"max_length_ratio: {translator.max_length_ratio} has no effect with {name}; remove it"
         )
     translator.max_length_ratio = 0
     translator.desired = desired
-
-
-def _default_ratio() -> float:
-    """Return the default of OpenNMT's ``max_length_ratio``."""
-    import onmt.opts
-    from onmt.utils.parse import ArgumentParser
-
-    parser = ArgumentParser()
-    onmt.opts.translate_opts(parser)
-    return float(parser.get_default("max_length_ratio"))
 
 
 def set_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:

@@ -252,7 +252,6 @@ def score_texts(
 
 
 def _group(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the nonempty references of each candidate."""
     if not candidates:
         raise UserError("nothing to score: there are no candidates")
     if not references:

@@ -74,12 +74,7 @@ def parse_distillation(value: Any) -> Distillation | None:
 
 
 def check_new_student(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
-    """Check the distillation of a new model, as far as possible without building it.
-
-    Raises:
-        UserError: the model has no shared embedding, or sets a seed that the fit sets; or the teacher cannot
-            be read, has another vocabulary, or lacks ties of this model.
-    """
+    """Check the distillation of a new model, as far as possible without building it."""
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
     for settings in plan.sides().values():
@@ -270,7 +265,6 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
 
 
 def _copy_network(model: nn.Module, teacher: Teacher) -> None:
-    """Copy the teacher's tensors except those of embeddings."""
     embeddings = _names_of(model, list(shared_embeddings_of(model)))
     own = {
         name: tensor

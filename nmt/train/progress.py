@@ -72,7 +72,6 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         return result
 
     def _report_reconstruction(self, step: int, loss: float) -> None:
-        """Log the mean reconstruction loss since the last report."""
         self.log(f"reconstruction loss: {loss:.5f}")
         if self.tensorboard_writer is not None:
             self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
@@ -85,9 +84,6 @@ def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
         model: the model, which is equal on all ranks.
         step: number of training steps.
         loss: mean loss of the last steps.
-
-    Raises:
-        UserError: the loss or a parameter is not a finite number.
     """
     if not math.isfinite(loss):
         what = f"the loss is {loss}"

@@ -48,7 +48,6 @@ def settings_of(opt: Namespace, corpora: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    """Convert the value of an option to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, str(key)) for key, item in value.items()}
     if isinstance(value, str) and _FILES.fullmatch(name) and os.path.isfile(value):

@@ -40,16 +40,15 @@ from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.interrupts import Interrupted
 from shared_embeddings.utils.results import WandbWriter, Writers
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of mallopt(3) in the GNU C library
-
 
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory; page faults take half of the time of training steps on CPUs."""
+    trim_threshold, mmap_max, arena_max = -1, -4, -8  # of mallopt(3) in the GNU C library
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return  # another C library: slower
-    for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
+    for parameter, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (arena_max, 1)):
         mallopt(parameter, value)
 
 
@@ -98,18 +97,27 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1
     _check_same_start(opt, first_step)
-    if _is_finished(opt, first_step):
+    if not opt.single_pass and 0 < opt.train_steps <= first_step:
+        logger.info(
+            f"The checkpoint has {first_step} steps and train_steps is {opt.train_steps}: nothing to do"
+        )
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     saver.run = record
-    _count_checkpoints(saver, opt)
+    if opt.keep_checkpoint > 0:  # counts the existing checkpoints of a resumed run
+        bases = [f"{opt.save_model}_step_{step}" for step in intact_steps(opt.save_model)]
+        saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
+        if opt.save_format == "safetensors":
+            saver.model_queue.extend(f"{base}.safetensors" for base in bases)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
     quantize_embeddings(model, opt, vocabs, trainer)
     loss = None
     if any(teacher_losses):
         loss = trainer.train_loss = DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
-    resume = _own_resume_state(checkpoint, opt.num_workers) if _continues(opt) else None
+    # Otherwise training only uses the weights of the checkpoint.
+    continues = opt.train_from and opt.reset_optim == "none"
+    resume = _own_resume_state(checkpoint, opt.num_workers) if continues else None
     del checkpoint
     with checkpoint_errors(opt.train_from):
         batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
@@ -124,26 +132,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     _train(trainer, batches, valid, opt)
 
 
-def _is_finished(opt: Namespace, step: int) -> bool:
-    """Return whether a training has all its steps, and log it."""
-    if opt.single_pass or not opt.train_steps or step < opt.train_steps:
-        return False
-    logger.info(f"The checkpoint has {step} steps and train_steps is {opt.train_steps}: nothing to do")
-    return True
-
-
-def _count_checkpoints(saver: Any, opt: Namespace) -> None:
-    """Let ``keep_checkpoint`` count the existing checkpoints of a resumed run."""
-    if opt.keep_checkpoint <= 0:
-        return
-    bases = [f"{opt.save_model}_step_{step}" for step in intact_steps(opt.save_model)]
-    saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
-    if opt.save_format == "safetensors":
-        saver.model_queue.extend(f"{base}.safetensors" for base in bases)
-
-
 def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | None) -> Any:
-    """Build the optimizer, with the state of the checkpoint if it has one."""
     if checkpoint is not None and checkpoint.get("optim") is None:
         # Compressed, averaged and released models have none.
         logger.info(
@@ -158,10 +147,7 @@ def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | No
 
 def _check_same_start(opt: Namespace, first_step: int) -> None:
     """Check that all ranks start at the same step."""
-    if not torch.distributed.is_initialized():
-        return
-    steps: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(steps, first_step)
+    steps = _gather(first_step)
     if len(set(steps)) > 1:
         raise UserError(
             f"save_model: the ranks find different checkpoints of {opt.save_model} (their steps: "
@@ -172,22 +158,17 @@ def _check_same_start(opt: Namespace, first_step: int) -> None:
 def _build_trainer(
     opt: Namespace, device_id: int, model: Any, vocabs: dict[str, Any], optim: Any, saver: Any
 ) -> Any:
-    """Build the trainer, with new state of early stopping."""
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
     if opt.autocast == "bf16":
-        device = next(model.parameters()).device
-        _autocast(device, model, trainer.train_loss, trainer.valid_loss)
+        device = next(model.parameters()).device.type
+        for module in (model, trainer.train_loss, trainer.valid_loss):
+            # A new context per call, because contexts cache weights.
+            module.forward = torch.autocast(device, torch.bfloat16)(module.forward)
     if trainer.earlystopper is not None:
         # OpenNMT-py's default scorers are global.
         stopper = trainer.earlystopper
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     return trainer
-
-
-def _autocast(device: torch.device, *modules: Any) -> None:
-    """Run modules under bfloat16 autocast, with a new context per call because contexts cache weights."""
-    for module in modules:
-        module.forward = torch.autocast(device.type, torch.bfloat16)(module.forward)
 
 
 def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:
@@ -209,7 +190,6 @@ def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> P
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
-    """Run the training loop."""
     trainer.stopping = Stopping(trainer.earlystopper)
     try:
         with trainer.stopping.interrupts:
@@ -240,11 +220,6 @@ def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
     reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
     if reached and reached[-1] > 0:
         model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
-
-
-def _continues(opt: Namespace) -> bool:
-    """Return whether training resumes the checkpoint instead of only using its weights."""
-    return bool(opt.train_from) and opt.reset_optim == "none"
 
 
 def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
@@ -311,29 +286,34 @@ def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
     return opt.gpu_ranks[device_id], opt.world_size
 
 
-def _rank() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
-    if torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+def _gather(value: Any) -> list[Any]:
+    if not torch.distributed.is_initialized():
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
     """Return the state of each process for exact resumption, except weights and optimizer."""
     name, keys, *rest = np.random.get_state()
+    stopper = trainer.earlystopper
     state = {
         "data": batches.state(),
         "random": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
-        "early_stopping": _early_stopping_state(trainer.earlystopper),
+        "early_stopping": None
+        if stopper is None
+        else {
+            "stalled": stopper.stalled_tolerance,
+            "current": stopper.current_tolerance,
+            "status": stopper.status.value,
+            "best_step": stopper.current_step_best,
+            "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
+        },
     }
-    rank, world = _rank()
-    if world == 1:
-        return [state]
-    states: list[Any] = [None] * world
-    torch.distributed.all_gather_object(states, state)
-    return states
+    return _gather(state)
 
 
 def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
@@ -343,7 +323,8 @@ def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any
     the number of loader workers, it has no data position.
     """
     states = checkpoint.get("resume")
-    rank, world = _rank()
+    distributed = torch.distributed.is_initialized()
+    world = torch.distributed.get_world_size() if distributed else 1
     if not states:
         logger.warning("The checkpoint has no data position: starting the data over")
         return None
@@ -352,7 +333,7 @@ def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any
             f"The checkpoint has {len(states)} processes, this run {world}: starting the data over"
         )
         return None
-    state = dict(states[rank])
+    state = dict(states[torch.distributed.get_rank() if distributed else 0])
     before = ((checkpoint.get("run") or {}).get("settings") or {}).get("num_workers", workers)
     if before != workers:
         logger.warning(f"num_workers was {before} and is now {workers}: starting the data over")
@@ -369,29 +350,11 @@ def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    saved = state["early_stopping"]
-    if saved is not None and trainer.earlystopper is not None:
-        _restore_early_stopping(trainer.earlystopper, saved)
-
-
-def _early_stopping_state(stopper: Any) -> dict[str, Any] | None:
-    """Return the state of early stopping as plain data."""
-    if stopper is None:
-        return None
-    return {
-        "stalled": stopper.stalled_tolerance,
-        "current": stopper.current_tolerance,
-        "status": stopper.status.value,
-        "best_step": stopper.current_step_best,
-        "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
-    }
-
-
-def _restore_early_stopping(stopper: Any, saved: dict[str, Any]) -> None:
-    """Restore the state of early stopping."""
-    stopper.stalled_tolerance = saved["stalled"]
-    stopper.current_tolerance = saved["current"]
-    stopper.status = type(stopper.status)(saved["status"])
-    stopper.current_step_best = saved["best_step"]
-    for scorer in stopper.early_stopping_scorers:
-        scorer.best_score = saved["best"].get(scorer.name, scorer.best_score)
+    saved, stopper = state["early_stopping"], trainer.earlystopper
+    if saved is not None and stopper is not None:
+        stopper.stalled_tolerance = saved["stalled"]
+        stopper.current_tolerance = saved["current"]
+        stopper.status = type(stopper.status)(saved["status"])
+        stopper.current_step_best = saved["best_step"]
+        for scorer in stopper.early_stopping_scorers:
+            scorer.best_score = saved["best"].get(scorer.name, scorer.best_score)

@@ -98,12 +98,6 @@ def make_app(
     return app
 
 
-def _log(response: Response) -> Response:
-    """Log a response."""
-    logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
-    return response
-
-
 def _closed(rest: str) -> Response:
     """Raise `RequestError`: clients cannot manage models."""
     raise RequestError("clients cannot manage models", 403)
@@ -123,7 +117,6 @@ def _answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
 
 
 def _body(size: int) -> str:
-    """Return the body of the request."""
     if (request.content_length or 0) > size:
         raise RequestError(f"the body has {request.content_length} bytes; the limit is {size}", 413)
     if request.mimetype not in TYPES and not request.mimetype.endswith("+json"):
@@ -168,7 +161,6 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
 
 
 def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
-    """Return one text of a request."""
     unknown = sorted(set(item) - set(KEYS))
     if unknown:
         raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
@@ -239,17 +231,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_limits(options: argparse.Namespace) -> None:
-    """Check the limits among the options; raises `UserError` otherwise."""
-    for name, (default, _) in _LIMITS.items():
-        value = getattr(options, name)
-        if isinstance(default, float) and not 0 < value < math.inf:
-            raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
-        if isinstance(default, int) and value < 1:
-            raise UserError(f"{name}: {value} is too small; expected at least 1")
-    allow_open_files(options.max_connections)
-
-
 def serve(options: argparse.Namespace) -> None:
     """Serve until a signal arrives.
 
@@ -259,7 +240,13 @@ def serve(options: argparse.Namespace) -> None:
     Raises:
         UserError: an option or the configuration is invalid, or the address is not available.
     """
-    _check_limits(options)
+    for name, (default, _) in _LIMITS.items():
+        value = getattr(options, name)
+        if isinstance(default, float) and not 0 < value < math.inf:
+            raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
+        if isinstance(default, int) and value < 1:
+            raise UserError(f"{name}: {value} is too small; expected at least 1")
+    allow_open_files(options.max_connections)
     if options.token and not (options.token.isascii() and options.token.isprintable()):
         raise UserError("token: contains characters that are not printable ASCII; choose another token")
     root = "/" + options.url_root.strip("./")
@@ -270,15 +257,13 @@ def serve(options: argparse.Namespace) -> None:
         app = make_app(models, root.rstrip("/"), limits, options.token)
         # Slightly oversized bodies reach the application, whose response states the limit.
         if options.debug:
-            app.after_request(_log)
-        limits_of_connections = ConnectionLimits(
-            options.header_seconds,
-            options.body_seconds,
-            options.answer_seconds,
-            options.idle_seconds,
-            options.max_connections,
-            options.max_connections_by_address,
-        )
+
+            @app.after_request
+            def log(response: Response) -> Response:
+                logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
+                return response
+
+        limits_of_connections = ConnectionLimits(*(getattr(options, name) for name in list(_LIMITS)[3:]))
         long_path = f"{root.rstrip('/')}/translate"
         server = Server(
             app, listening, limits_of_connections, lambda path: path == long_path, 4 * limits.size

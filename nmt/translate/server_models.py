@@ -21,7 +21,7 @@ from onmt.utils.parse import ArgumentParser
 
 from nmt.data.corpora import clean_line
 from nmt.data.transforms import applied
-from nmt.options import READ, check_files, check_translation, closest
+from nmt.options import READ, check_files, check_translation, closest, fail
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
@@ -52,15 +52,9 @@ _MODEL: dict[str, type | tuple[type, ...]] = {
 _FEATURES = {"n_src_feats": int, "src_feats_defaults": str, "reversible_tokenization": str}
 # Arguments of OpenNMT-py's class by key.
 _ARGUMENTS = {
-    "timeout": "timeout",
-    "on_timeout": "on_timeout",
-    "preprocess": "preprocess_opt",
-    "postprocess": "postprocess_opt",
-    "tokenizer": "tokenizer_opt",
-    "custom_opt": "custom_opt",
-    "ct2_model": "ct2_model",
-    "ct2_translator_args": "ct2_translator_args",
-    "ct2_translate_batch_args": "ct2_translate_batch_args",
+    **{name: f"{name}_opt" for name in (*FUNCTIONS, "tokenizer")},
+    **{name: name for name in ("timeout", "on_timeout", "custom_opt")},
+    **{name: name for name in _MODEL if name.startswith("ct2_")},
 }
 # Options of onmt_translate that do not apply to a server.
 _NOT_APPLICABLE = ("config", "save_config", "src", "tgt", "output", "models", "profile", "dump_beam")
@@ -141,7 +135,8 @@ class Model(ServerModel):  # type: ignore[misc]
         """
         ranks: list[list[dict[str, Any]]] = []
         for batch in _batches(texts, self.opt.batch_size, longest):
-            inputs = [_as_input(text) for text in batch]
+            references = ({} if text.reference is None else {"ref": text.reference} for text in batch)
+            inputs = [{"src": text.source, **reference} for text, reference in zip(batch, references)]
             translations, scores, n_best, _, aligns, align_scores = self.run(inputs)
             ranks = ranks or [[] for _ in range(n_best)]
             for place, translation in enumerate(translations):
@@ -195,11 +190,6 @@ class Model(ServerModel):  # type: ignore[misc]
         }
 
 
-def _as_input(text: Text) -> dict[str, Any]:
-    """Convert a text to OpenNMT-py's form of requests."""
-    return {"src": text.source, **({} if text.reference is None else {"ref": text.reference})}
-
-
 def _batches(texts: Sequence[Text], number: int, longest: int) -> Iterator[list[Text]]:
     """Yield batches of at most `number` texts and `longest` characters including padding."""
     batch: list[Text] = []
@@ -230,11 +220,6 @@ def _pipe(opt: Namespace) -> TransformPipe | None:
 
 
 def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -> Namespace:
-    """Parse a mapping like a command line."""
-
-    def fail(message: str) -> None:
-        raise UserError(message)
-
     parser.error = fail
     actions = {string.lstrip("-"): action for action in parser._actions for string in action.option_strings}
     exact = {}
@@ -296,7 +281,6 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
 
 
 def _make(number: int, settings: dict[str, Any], root: str) -> Model:
-    """Create a model from checked settings."""
     named = {new: settings[old] for old, new in _ARGUMENTS.items() if settings.get(old) is not None}
     features = settings.get("features")
     if features is not None:

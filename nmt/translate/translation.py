@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from nmt.data.corpora import check_parallel, clean_line
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN
 from nmt.hooks import apply_patches
 from nmt.model.embeddings import scoring_layer
-from nmt.model.plan import padding_of
+from nmt.model.plan import PADDING
 from nmt.summarization.length_control import read_desired_lengths
 from shared_embeddings.compress.measure import (
     PREDICTIONS,
@@ -128,6 +128,109 @@ _RATIO, _MORE = 1.5, 5
 _NO_WORDS = (UNKNOWN, DefaultTokens.PAD, *SENTENCE_MARKS)
 
 
+class _Reader:
+    """A model and its vocabularies, for the predictions of a probe."""
+
+    def __init__(self, model: Any, vocabs: Mapping[str, Any]) -> None:
+        self.model = model.eval()
+        self.vocabs = vocabs
+        self.padding: int = vocabs["tgt"][PADDING]
+        self.start: int = vocabs["tgt"][vocabs.get("decoder_start_token") or DefaultTokens.BOS]
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Return the scores of words for states; padding scores minus infinity."""
+        scores: Tensor = scoring_layer(self.model)(hidden)
+        scores[..., self.padding] = -torch.inf
+        return scores
+
+    def predictions(self, hidden: Tensor, words: Tensor) -> Predictions:
+        """Return the predictions of states ``(B, T, D)`` where `words` ``(B, T)`` are not padding."""
+        return Predictions.of(hidden[words != self.padding], self.scores)
+
+    def read(self, words: Tensor) -> Any:
+        """Return the states ``(B, T, D)`` of a language model for ``(B, T, 1)``."""
+        return self.model.eval()(words, None, (words[..., 0] != self.padding).sum(dim=1))[0]
+
+    def padded(self, sentences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return sentences as one tensor ``(B, S, 1 + features)``, and their lengths."""
+        padding = float(self.vocabs["src"][PADDING])
+        source = pad_sequence(list(sentences), batch_first=True, padding_value=padding)[..., None]
+        features = len(self.vocabs.get("src_feats") or ())
+        lengths = torch.tensor([len(sentence) for sentence in sentences])
+        return torch.nn.functional.pad(source, (0, features)), lengths  # unknown features
+
+    @torch.no_grad()
+    def translate(self, source: Tensor, lengths: Tensor) -> Tensor:
+        """Return the greedy translations ``(B, T, 1)`` of ``(B, S, 1 + features)``, with sentence marks."""
+        end, decoder = self.vocabs["tgt"][DefaultTokens.EOS], self.model.decoder
+        target = torch.full((len(source), 1, 1), self.start)
+        is_done = torch.zeros(len(source), dtype=torch.bool)
+        encoded, state, lengths = self.model.encoder(source, lengths)
+        for _ in range(int(_RATIO * source.size(1)) + _MORE):
+            decoder.init_state(source, encoded, state)
+            hidden, _ = decoder(target, encoded, src_len=lengths, with_align=False)
+            words = self.scores(hidden[:, -1]).argmax(dim=-1).masked_fill(is_done, self.padding)
+            target = torch.cat([target, words[:, None, None]], dim=1)
+            is_done |= words == end
+            if is_done.all():
+                break
+        return target
+
+    @torch.no_grad()
+    def write(self, seed: int) -> Tensor:
+        """Return the ids ``(B, T, 1)`` of texts sampled from a language model."""
+        draw = torch.Generator().manual_seed(seed)
+        words = torch.full((PREDICTIONS // _WRITTEN, 1, 1), self.start)
+        while words.size(1) < _WRITTEN:
+            probabilities = self.scores(self.read(words)[:, -1]).softmax(dim=-1)
+            if not probabilities.isfinite().all():
+                raise UserError("the scores of the model are not finite")
+            words = torch.cat([words, torch.multinomial(probabilities, 1, generator=draw)[:, None]], dim=1)
+        return words
+
+    def known(self, texts: Sequence[Path], seed: int, number: int = PREDICTIONS) -> list[Tensor]:
+        """Return the ids of about `number` words, in sentences of which the vocabulary has at least half.
+
+        Others may be in the other language.
+        """
+        found: list[Tensor] = []
+        for line in sampled_lines(texts, seed):
+            ids = torch.tensor(self.vocabs["src"](line.split()[:_LONGEST]))
+            if 2 * int((ids == self.vocabs["src"].default_id).sum()) <= len(ids):
+                found.append(ids)
+            if sum(map(len, found)) >= number:
+                break
+        if not found:
+            raise UserError(f"the vocabulary has less than half of the words of {names_of(texts)}")
+        return found
+
+    def random(self, seed: int) -> list[Tensor]:
+        """Return the ids of random words, whose frequency follows their rank (Zipf's law)."""
+        ids = [
+            place
+            for place, word in enumerate(self.vocabs["src"].ids_to_tokens)
+            if word not in _NO_WORDS and not word.startswith(DefaultTokens.VOCAB_PAD)
+        ]
+        weights = [1 / rank for rank in range(1, len(ids) + 1)]
+        drawn = random.Random(seed).choices(ids, weights, k=PREDICTIONS // _RANDOM * _RANDOM)
+        return list(torch.tensor(drawn).view(-1, _RANDOM))
+
+    def source_text(self, texts: Sequence[Path], seed: int) -> Path:
+        """Return the text in the source language: the one with the fewest words that the model writes."""
+        if len(texts) == 1:
+            return texts[0]
+        words, read, written = self.vocabs["src"].ids_to_tokens, {}, set(_NO_WORDS)
+        for text in texts:
+            with contextlib.suppress(UserError):  # in the other language
+                sentences = self.known([text], seed, _COMPARED)
+                read[text] = [words[word] for word in torch.cat(sentences).tolist()]
+                found = self.translate(*self.padded(sentences)).unique().tolist()
+                written.update(self.vocabs["tgt"].ids_to_tokens[word] for word in found)
+        if not read:
+            self.known(texts, seed)  # raises the error
+        return min(read, key=lambda text: sum(word in written for word in read[text]) / len(read[text]))
+
+
 def translation_probe(
     model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
 ) -> Probe:
@@ -144,180 +247,40 @@ def translation_probe(
     """
     if type(model.encoder).__name__ == "GGNNEncoder":
         raise UserError("this model reads graphs, not sentences")
-    model.eval()
+    reader = _Reader(model, vocabs)
     if texts is None:
-        sentences, of = _random(vocabs["src"], seed), "random words; use --text for real ones"
+        sentences, of = reader.random(seed), "random words; use --text for real ones"
     else:
-        text = _source_text(model, vocabs, texts, seed)
-        sentences, of = _known(vocabs["src"], [text], seed), text.name
-    source, lengths = _padded(vocabs, sentences)
-    target = _translated(model, vocabs, source, lengths)
+        text = reader.source_text(texts, seed)
+        sentences, of = reader.known([text], seed), text.name
+    source, lengths = reader.padded(sentences)
+    target = reader.translate(source, lengths)
 
     @torch.no_grad()
     def predict() -> Predictions:
         hidden, _ = model.eval()(source, target, lengths)
-        return _predictions(model, vocabs, hidden, target[:, 1:, 0])
+        return reader.predictions(hidden, target[:, 1:, 0])
 
-    return Probe(f"{_number(vocabs, target[:, 1:]):,} tokens of its translations of {of}", predict)
+    number = int((target[:, 1:] != reader.padding).sum())
+    return Probe(f"{number:,} tokens of its translations of {of}", predict)
 
 
 def language_probe(model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int) -> Probe:
-    """Return a language model's predictions along texts, or along text that it generates.
-
-    Args:
-        model, vocabs, texts, seed: see `translation_probe`.
-
-    Raises:
-        UserError: the vocabulary has too few words of the texts.
-    """
-    model.eval()
+    """Return a language model's predictions along texts, or along text that it generates; as above."""
+    reader = _Reader(model, vocabs)
     if texts is None:
-        read = _written(model, vocabs, seed)
-        of = "that it generated; use --text for real ones"
+        read, of = reader.write(seed), "that it generated; use --text for real ones"
     else:
-        start = torch.tensor([_start(vocabs)])
-        lines = [torch.cat([start, sentence]) for sentence in _known(vocabs["src"], texts, seed)]
-        read = pad_sequence(lines, batch_first=True, padding_value=float(_padding(vocabs, "target")))[
-            ..., None
-        ]
+        start = torch.tensor([reader.start])
+        lines = [torch.cat([start, sentence]) for sentence in reader.known(texts, seed)]
+        read = pad_sequence(lines, batch_first=True, padding_value=float(reader.padding))[..., None]
         of = f"of {names_of(texts)}"
 
     @torch.no_grad()
     def predict() -> Predictions:
-        return _predictions(model, vocabs, _read(model.eval(), vocabs, read), read[..., 0])
+        return reader.predictions(reader.read(read), read[..., 0])
 
-    return Probe(f"{_number(vocabs, read):,} tokens {of}", predict)
-
-
-def _source_text(model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path], seed: int) -> Path:
-    """Return the text in the source language: the one with the fewest words that the model writes.
-
-    Raises:
-        UserError: the vocabulary has too few words of the texts.
-    """
-    if len(texts) == 1:
-        return texts[0]
-    words, read, written = vocabs["src"].ids_to_tokens, {}, set(_NO_WORDS)
-    for text in texts:
-        with contextlib.suppress(UserError):  # in the other language
-            sentences = _known(vocabs["src"], [text], seed, _COMPARED)
-            read[text] = [words[word] for word in torch.cat(sentences).tolist()]
-            found = _translated(model, vocabs, *_padded(vocabs, sentences)).unique().tolist()
-            written.update(vocabs["tgt"].ids_to_tokens[word] for word in found)
-    if not read:
-        raise _unknown(texts)
-    return min(read, key=lambda text: sum(word in written for word in read[text]) / len(read[text]))
-
-
-def _padded(vocabs: Mapping[str, Any], sentences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return sentences as one tensor ``(B, S, 1 + features)``, and their lengths."""
-    source = pad_sequence(list(sentences), batch_first=True, padding_value=float(_padding(vocabs, "source")))
-    features = len(vocabs.get("src_feats") or ())
-    lengths = torch.tensor([len(sentence) for sentence in sentences])
-    return torch.nn.functional.pad(source[..., None], (0, features)), lengths  # unknown features
-
-
-def _unknown(texts: Sequence[Path]) -> UserError:
-    """Return the error for texts of another vocabulary."""
-    return UserError(f"the vocabulary has less than half of the words of {names_of(texts)}")
-
-
-def _known(words: Any, texts: Sequence[Path], seed: int, number: int = PREDICTIONS) -> list[Tensor]:
-    """Return the ids of about `number` words, in sentences of which the vocabulary has at least half.
-
-    Others may be in the other language.
-    """
-    found: list[Tensor] = []
-    for line in sampled_lines(texts, seed):
-        ids = torch.tensor(words(line.split()[:_LONGEST]))
-        if 2 * int((ids == words.default_id).sum()) <= len(ids):
-            found.append(ids)
-        if sum(map(len, found)) >= number:
-            break
-    if not found:
-        raise _unknown(texts)
-    return found
-
-
-def _random(words: Any, seed: int) -> list[Tensor]:
-    """Return the ids of random words, whose frequency follows their rank (Zipf's law)."""
-    ids = [
-        place
-        for place, word in enumerate(words.ids_to_tokens)
-        if word not in _NO_WORDS and not word.startswith(DefaultTokens.VOCAB_PAD)
-    ]
-    weights = [1 / rank for rank in range(1, len(ids) + 1)]
-    drawn = random.Random(seed).choices(ids, weights, k=PREDICTIONS // _RANDOM * _RANDOM)
-    return list(torch.tensor(drawn).view(-1, _RANDOM))
-
-
-@torch.no_grad()
-def _translated(model: Any, vocabs: Mapping[str, Any], source: Tensor, lengths: Tensor) -> Tensor:
-    """Return the greedy translations ``(B, T, 1)`` of ``(B, S, 1 + features)``, with sentence marks."""
-    padding, end = _padding(vocabs, "target"), vocabs["tgt"][DefaultTokens.EOS]
-    target = torch.full((len(source), 1, 1), _start(vocabs))
-    is_done = torch.zeros(len(source), dtype=torch.bool)
-    encoded, state, lengths = model.encoder(source, lengths)
-    for _ in range(int(_RATIO * source.size(1)) + _MORE):
-        model.decoder.init_state(source, encoded, state)
-        hidden, _ = model.decoder(target, encoded, src_len=lengths, with_align=False)
-        words = _scores(model, vocabs, hidden[:, -1]).argmax(dim=-1).masked_fill(is_done, padding)
-        target = torch.cat([target, words[:, None, None]], dim=1)
-        is_done |= words == end
-        if is_done.all():
-            break
-    return target
-
-
-@torch.no_grad()
-def _written(model: Any, vocabs: Mapping[str, Any], seed: int) -> Tensor:
-    """Return the ids ``(B, T, 1)`` of texts sampled from a language model."""
-    draw = torch.Generator().manual_seed(seed)
-    read = torch.full((PREDICTIONS // _WRITTEN, 1, 1), _start(vocabs))
-    while read.size(1) < _WRITTEN:
-        probabilities = _scores(model, vocabs, _read(model, vocabs, read)[:, -1]).softmax(dim=-1)
-        if not probabilities.isfinite().all():
-            raise UserError("the scores of the model are not finite")
-        read = torch.cat([read, torch.multinomial(probabilities, 1, generator=draw)[:, None]], dim=1)
-    return read
-
-
-def _read(model: Any, vocabs: Mapping[str, Any], read: Tensor) -> Tensor:
-    """Return the states ``(B, T, D)`` of a language model for ``(B, T, 1)``."""
-    hidden, _ = model(read, None, (read[..., 0] != _padding(vocabs, "target")).sum(dim=1))
-    return hidden  # type: ignore[no-any-return]
-
-
-def _predictions(model: Any, vocabs: Mapping[str, Any], hidden: Tensor, words: Tensor) -> Predictions:
-    """Return the predictions of states ``(B, T, D)`` where `words` ``(B, T)`` are not padding."""
-    return Predictions.of(
-        hidden[words != _padding(vocabs, "target")], lambda rows: _scores(model, vocabs, rows)
-    )
-
-
-def _scores(model: Any, vocabs: Mapping[str, Any], hidden: Tensor) -> Tensor:
-    """Return the scores of words for states; padding scores minus infinity."""
-    scores: Tensor = scoring_layer(model)(hidden)
-    scores[..., _padding(vocabs, "target")] = -torch.inf
-    return scores
-
-
-def _number(vocabs: Mapping[str, Any], words: Tensor) -> int:
-    """Return the number of words that are not padding."""
-    return int((words != _padding(vocabs, "target")).sum())
-
-
-def _padding(vocabs: Mapping[str, Any], side: str) -> int:
-    """Return the padding id of one side."""
-    padding = padding_of(dict(vocabs), side)
-    assert padding is not None  # only an output has none
-    return padding
-
-
-def _start(vocabs: Mapping[str, Any]) -> int:
-    """Return the id of the first word of texts."""
-    start: int = vocabs["tgt"][vocabs.get("decoder_start_token") or DefaultTokens.BOS]
-    return start
+    return Probe(f"{int((read != reader.padding).sum()):,} tokens {of}", predict)
 
 
 BEAM_SIZE = 5
@@ -344,15 +307,25 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
     """
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
     wanted = read_lines(os.fspath(target))
-    _check_joined(target, wanted, subwords)
+    mark = _MARKS.get(subwords, "")
+    for number, line in enumerate(wanted, 1) if mark else ():
+        if any(token.endswith(mark) or token.startswith(mark) for token in line.split()):
+            raise UserError(
+                f"{target}: line {number} has subwords, marked {mark}, but --validation-subwords "
+                f"{subwords} compares whole words; use a text without subwords, or remove the option"
+            )
     apply_patches()
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "translation")
         asked = ["-model", os.fspath(checkpoint), "-src", os.fspath(source), "-output", output]
         parser = onmt.bin.translate._get_parser()
         options = parser.parse_args([*asked, "-beam_size", str(BEAM_SIZE)])
-        with _quiet():
+        before = logging.root.manager.disable
+        logging.disable(logging.INFO)  # OpenNMT-py's log of translations
+        try:
             translate_file(options, lambda changed: _translate(changed, model))
+        finally:
+            logging.disable(before)
         found = [joined(line, subwords) for line in read_lines(output)]
     metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
     score = metric.corpus_score(found, [wanted]).score
@@ -367,30 +340,6 @@ def joined(line: str, subwords: str) -> str:
     if subwords == "sentencepiece":
         return line.replace(" ", "").replace(_MARKS[subwords], " ").strip()
     return line
-
-
-def _check_joined(target: Path, lines: list[str], subwords: str) -> None:
-    """Raise `UserError` if the target has subwords although translations are joined."""
-    if subwords == "none":
-        return
-    mark = _MARKS[subwords]
-    for number, line in enumerate(lines, 1):
-        if any(token.endswith(mark) or token.startswith(mark) for token in line.split()):
-            raise UserError(
-                f"{target}: line {number} has subwords, marked {mark}, but --validation-subwords "
-                f"{subwords} compares whole words; use a text without subwords, or remove the option"
-            )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress OpenNMT-py's log of translations."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _translate(options: Namespace, model: nn.Module) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nmt.summarization.characters import join_characters
-from nmt.summarization.rerank import rerank, stop_words
+from nmt.summarization.headlines import join_characters, rerank, stop_words
 from nmt.summarization.rouge import METRICS, PRESETS, Settings, score_texts
 from recipes.common.recipe import Recipe, parse_row
 from recipes.common.rows import Row

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from nmt.summarization.characters import (
+from nmt.summarization.headlines import (
     convert_file,
     count_characters,
     count_tokens,

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from nmt.summarization.characters import join_characters
+from nmt.summarization.headlines import join_characters
 from recipes import __main__ as command
 from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results

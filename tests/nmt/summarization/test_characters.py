@@ -11,9 +11,14 @@ from torch import Tensor
 
 from nmt import cli
 from nmt.data.vocabulary import read_vocabulary, vocabulary_counts
-from nmt.summarization.characters import join_characters, split_text
+from nmt.summarization.headlines import (
+    best_hypothesis,
+    content_words,
+    join_characters,
+    split_text,
+    stop_words,
+)
 from nmt.summarization.length_control import LengthControlledPositions
-from nmt.summarization.rerank import best_hypothesis, content_words, stop_words
 from tests.nmt.conftest import Host
 
 MAINS = {
