@@ -71,7 +71,7 @@ def _explain(error: BaseException) -> str | None:
 def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Check and return the corpora of the option ``data``."""
     from nmt.data.corpora import check_corpora
-    from nmt.model.plan import parse_text
+    from nmt.plan import parse_text
 
     corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
     check_corpora(corpora)
@@ -86,10 +86,11 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     """
     from onmt.utils.parse import ArgumentParser
 
-    from nmt.checkpoint.files import check_output, peek
+    from nmt.checkpoints import check_output, peek
     from nmt.data.corpora import check_targets
     from nmt.data.vocabulary import read_vocabulary
-    from nmt.model.plan import (
+    from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
+    from nmt.plan import (
         OPTION_NAMES,
         check_combinations,
         check_sizes,
@@ -97,7 +98,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         parse_settings,
         read_plan,
     )
-    from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
     from nmt.summarization.length_control import check_positions
     from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
 
@@ -232,8 +232,7 @@ def build_vocab() -> None:
 @_command
 def average_models() -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
-    from nmt.checkpoint.checkpoint import average_checkpoints
-    from nmt.checkpoint.files import save_checkpoint
+    from nmt.checkpoints import average_checkpoints, save_checkpoint
     from nmt.options import check_new_model, parse
 
     parser = Parser(
@@ -256,9 +255,8 @@ def average_models() -> None:
 @_command
 def release_model() -> None:
     """``onmt_release_model``: keep only what translation needs, or export to CTranslate2."""
-    from nmt.checkpoint.checkpoint import strip_checkpoint
-    from nmt.checkpoint.files import save_checkpoint
-    from nmt.checkpoint.models import export_ctranslate2
+    from nmt.checkpoints import save_checkpoint, strip_checkpoint
+    from nmt.models import export_ctranslate2
     from nmt.options import check_new_model, parse
 
     parser = Parser("onmt_release_model", description="Release a translation model")

@@ -12,19 +12,24 @@ from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import packing_of_checkpoint, write_with_safetensors
-from nmt.checkpoint.files import safetensors_of, save_checkpoint, split_generator
-from nmt.checkpoint.models import build_from_checkpoint
-from nmt.data.transforms import subword_files_of
+from nmt.checkpoints import (
+    packing_of_checkpoint,
+    safetensors_of,
+    save_checkpoint,
+    split_generator,
+    subword_files_of,
+    write_with_safetensors,
+)
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
-from nmt.model.embeddings import (
+from nmt.embeddings import (
     output_bias,
     place_embeddings,
     shared_embeddings_of,
     unique_state,
     words_module,
 )
-from nmt.model.plan import (
+from nmt.models import build_from_checkpoint
+from nmt.plan import (
     OPTION_NAMES,
     PADDING,
     EmbeddingPlan,

@@ -31,26 +31,29 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import load_weights, read_safetensors, write_step
-from nmt.checkpoint.files import (
+from nmt.checkpoints import (
     allow_checkpoint_types,
     checkpoint_errors,
+    joined_generator,
+    read_safetensors,
     reading_checkpoint,
     split_generator,
     verify_checkpoint,
     with_unpacked_tensors,
+    write_step,
 )
 from nmt.data.transforms import NEEDING_TARGETS, NONE, stored_files
-from nmt.fixes import apply_registered, replace, wrap
-from nmt.model.embeddings import (
+from nmt.embeddings import (
     SharedGenerator,
     fill_aliases,
     insert_embeddings,
+    load_unique_state,
     options_without_files,
     shared_embeddings_of,
 )
-from nmt.model.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
+from nmt.fixes import apply_registered, replace, wrap
 from nmt.options import check_gpu, check_translator
+from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
 from nmt.summarization import length_control
 from nmt.summarization.length_control import LengthControlledPositions
 from nmt.train.progress import check_finite
@@ -209,7 +212,7 @@ def load_state_dict(
     if not (shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
         original(self, checkpoint, precision, torch.device(device), strict, offset)
         return
-    load_weights(self, checkpoint["model"], checkpoint.get("generator"))
+    load_unique_state(self, joined_generator(checkpoint["model"], checkpoint.get("generator")))
     if precision != torch.int8:
         self.to(precision)
     self.to(device)

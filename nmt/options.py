@@ -23,8 +23,8 @@ from typing import IO, Any
 import configargparse
 import torch
 
-from nmt.checkpoint.files import safetensors_of
-from nmt.model.plan import parse_text
+from nmt.checkpoints import safetensors_of
+from nmt.plan import parse_text
 from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_input, followed, staged

@@ -78,7 +78,7 @@ def describe_file(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return {"json": json.dumps(without_changing(json.loads(path.read_text())), sort_keys=True)}
     if zipfile.is_zipfile(path):
-        from nmt.checkpoint.files import allow_checkpoint_types
+        from nmt.checkpoints import allow_checkpoint_types
 
         allow_checkpoint_types()
         with contextlib.suppress(*UNREADABLE):

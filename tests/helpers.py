@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.files import allow_checkpoint_types
+from nmt.checkpoints import allow_checkpoint_types
 from shared_embeddings.checkpoints.checksums import KEY, with_checksum
 from shared_embeddings.registry import options
 from shared_embeddings.spec import Options

@@ -6,7 +6,7 @@ import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_co
 - ``eval`` of src_onmttok_kwargs and tgt_onmttok_kwargs (`onmt.transforms.tokenize`): literals alone, by a
   seam (`nmt.data.transforms`), in options, configurations and checkpoints.
 - ``torch.load`` of checkpoints, pretrained vectors and by CTranslate2: ``weights_only=True``, and the one
-  class that is let in is Namespace (`nmt.checkpoint.files`); CTranslate2 reads a file that was written here.
+  class that is let in is Namespace (`nmt.checkpoints`); CTranslate2 reads a file that was written here.
 - ``torch.load`` of dumped transforms (`onmt.transforms.transform.load_transforms`): is never called.
 - ``spacy.load``, which imports the package of any name: installed models of spaCy alone, by a seam
   (`nmt.fixes.text`).
@@ -41,7 +41,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from lm import cli as lm_cli
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoints import read_checkpoint
 from nmt.hooks import apply_patches
 from shared_embeddings.cli.main import main
 from tests.helpers import Trap

@@ -13,7 +13,7 @@ from onmt.constants import CorpusName
 from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
 
-from nmt.checkpoint.files import check_output
+from nmt.checkpoints import check_output
 from nmt.options import READ, check_files, check_ranges
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import followed, staged

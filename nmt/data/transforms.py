@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.checkpoint.files import SUBWORDS as STORED
-from nmt.checkpoint.files import peek
-from nmt.model.plan import parse_mapping
+from nmt.checkpoints import SUBWORDS as STORED
+from nmt.checkpoints import peek
 from nmt.options import SUBWORD_FILES, closest
+from nmt.plan import parse_mapping
 from shared_embeddings.utils.errors import UserError
 
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
@@ -132,11 +132,6 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
     found = {name: Path(path) for name, path in paths.items() if path and os.path.isfile(path)}
     stored = {name: torch.tensor(list(path.read_bytes()), dtype=torch.uint8) for name, path in found.items()}
     return {STORED: stored} if stored else {}
-
-
-def subword_files_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the subword files to copy from a checkpoint to one derived from it."""
-    return {STORED: checkpoint[STORED]} if STORED in checkpoint else {}
 
 
 def read_recorded(path: str) -> Recorded:

@@ -27,7 +27,7 @@ from onmt.trainer import Trainer
 from onmt.utils.earlystopping import EarlyStopping
 from torch import Tensor
 
-from nmt.checkpoint.files import reading_checkpoint
+from nmt.checkpoints import reading_checkpoint
 from nmt.data.batches import Batches, QuietLoader
 from nmt.fixes import replace, wrap
 from shared_embeddings.checkpoints.tensors import loaded

@@ -17,17 +17,17 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoint.files import peek
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import peek
 from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
-from nmt.model.embeddings import (
+from nmt.embeddings import (
     is_position_encoding,
     output_bias,
     place_embeddings,
     shared_embeddings_of,
     words_module,
 )
-from nmt.model.plan import (
+from nmt.models import build_from_checkpoint
+from nmt.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
     method_options,

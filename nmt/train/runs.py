@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.checkpoint.checkpoint import intact_steps
-from nmt.checkpoint.files import peek, remove_leftovers
+from nmt.checkpoints import intact_steps, peek, remove_leftovers
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, refuse_link, remove, sha256

@@ -19,12 +19,11 @@ from onmt.transforms import make_transforms
 from onmt.utils.logging import logger
 from onmt.utils.optimizers import Optimizer
 
-from nmt.checkpoint.checkpoint import intact_steps
-from nmt.checkpoint.files import checkpoint_errors
+from nmt.checkpoints import checkpoint_errors, intact_steps
 from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
+from nmt.embeddings import broadcast_parameters, describe_parameters
 from nmt.hooks import apply_patches
-from nmt.model.embeddings import broadcast_parameters, describe_parameters
-from nmt.model.plan import OPTION_NAMES, read_plan
+from nmt.plan import OPTION_NAMES, read_plan
 from nmt.summarization.length_control import check_same_positions
 from nmt.train.embeddings import (
     DistillationLoss,

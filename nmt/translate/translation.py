@@ -26,12 +26,12 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.checkpoint.files import check_output
+from nmt.checkpoints import check_output
 from nmt.data.corpora import check_parallel, clean_line
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN
+from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
-from nmt.model.embeddings import scoring_layer
-from nmt.model.plan import PADDING
+from nmt.plan import PADDING
 from nmt.summarization.length_control import read_desired_lengths
 from shared_embeddings.compress.measure import (
     PREDICTIONS,

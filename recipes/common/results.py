@@ -43,7 +43,7 @@ def write_result(
         folder: folder of the file, usually that of the recipe's runs.
         row: name of the row.
         config: settings that are not defaults.
-        counts: parameter counts, see `nmt.checkpoint.models.describe_checkpoint`.
+        counts: parameter counts, see `nmt.models.describe_checkpoint`.
         metrics: scores with signatures, speed, training time.
         data_checksum: SHA-256 of the data.
         extra: other values, such as ``peak_memory_mib``.

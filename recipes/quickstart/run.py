@@ -183,7 +183,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     # Importing torch takes seconds.
     import torch
 
-    from nmt.checkpoint.models import describe_checkpoint
+    from nmt.models import describe_checkpoint
 
     checkpoint = model.checkpoint()
     assert checkpoint is not None

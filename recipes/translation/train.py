@@ -473,7 +473,7 @@ def write_evaluation(
     recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
 ) -> None:
     """Write the result of a row: its `metrics` and records of its training."""
-    from nmt.checkpoint.models import describe_checkpoint
+    from nmt.models import describe_checkpoint
 
     run = recipe.home / row.name
     counts = describe_checkpoint(run / AVERAGED)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lm.checkpoint import load_model
-from nmt.checkpoint.checkpoint import read_weights
+from nmt.checkpoints import read_weights
 from tests.drills.runner import Drill, Running, Try, error_lines, remains, run
 from tests.lm.runs import settings, small_corpus
 from tests.nmt.conftest import Host as NmtFolder

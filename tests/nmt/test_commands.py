@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoints import read_checkpoint
 from shared_embeddings.utils.files import replacing
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, command, run
 

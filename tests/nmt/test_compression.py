@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
-from nmt.checkpoint.files import WEIGHTS, read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import WEIGHTS, read_checkpoint
 from nmt.compression import CheckpointModel
-from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.embeddings import shared_embeddings_of, words_module
+from nmt.models import build_from_checkpoint
 from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES

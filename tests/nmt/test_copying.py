@@ -15,13 +15,12 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import describe_checkpoint
+from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.data.vocabulary import Vocab
+from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
-from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.models import describe_checkpoint
 from tests.nmt.conftest import FUNNEL, MODEL, WORDS, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint, save_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import read_checkpoint, read_weights, save_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
-from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.embeddings import shared_embeddings_of, words_module
+from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import parse_distillation, token_counts
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import Host, Trained, free_port, run

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from nmt import cli
-from nmt.checkpoint.files import allow_checkpoint_types
+from nmt.checkpoints import allow_checkpoint_types
 from nmt.hooks import apply_patches
 from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, known_names, parse
 from shared_embeddings.cli.main import main as shared_embeddings

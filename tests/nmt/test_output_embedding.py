@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
-from nmt.model.embeddings import shared_embeddings_of, words_module
+from nmt.checkpoints import read_checkpoint, read_weights
+from nmt.embeddings import shared_embeddings_of, words_module
+from nmt.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
 from shared_embeddings.quant.storage import STORES
 from tests.nmt.conftest import FUNNEL, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, as_arguments, compress, scores

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import read_checkpoint, read_weights
+from nmt.models import build_from_checkpoint
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running, error_lines, run

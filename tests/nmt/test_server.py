@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoints import read_checkpoint
 from nmt.hooks import apply_patches
 from tests.nmt.conftest import ErrorLine, Host
 from tests.nmt.test_transforms import Subwords

@@ -14,9 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoint.checkpoint import intact_steps, is_intact, read_weights, write_with_safetensors
-from nmt.checkpoint.files import read_checkpoint, remove_leftovers
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import (
+    intact_steps,
+    is_intact,
+    read_checkpoint,
+    read_weights,
+    remove_leftovers,
+    write_with_safetensors,
+)
+from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, TeacherLosses
 from shared_embeddings.utils.errors import UserError
@@ -201,7 +207,7 @@ def test_a_file_is_hashed_once(
         hashed.append(name.removeprefix("checkpoint "))
         return {key: value for key, value in content.items() if key != "checksum"}
 
-    for owner in ("nmt.checkpoint.files", "shared_embeddings.checkpoints.checksums"):
+    for owner in ("nmt.checkpoints", "shared_embeddings.checkpoints.checksums"):
         monkeypatch.setattr(f"{owner}.verified", counted)
     build_from_checkpoint(str(model))
     files = [model, model.with_suffix(".safetensors")]

@@ -15,8 +15,7 @@ from onmt.trainer import Trainer
 from onmt.utils.loss import LossCompute
 
 from nmt import hooks
-from nmt.checkpoint.checkpoint import is_intact, read_weights
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoints import is_intact, read_checkpoint, read_weights
 from nmt.data.batches import TrackedBatches
 from nmt.hooks import apply_patches
 from nmt.train.runs import differences

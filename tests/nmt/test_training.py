@@ -15,11 +15,10 @@ import torch
 import yaml
 
 import shared_embeddings as se
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint, describe_checkpoint
+from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.compression import CheckpointModel
-from nmt.model.embeddings import SharedGenerator, shared_embeddings_of
+from nmt.embeddings import SharedGenerator, shared_embeddings_of
+from nmt.models import build_from_checkpoint, describe_checkpoint
 from nmt.train.training import restore_dropout
 from shared_embeddings.compress.measure import Validation
 from shared_embeddings.layers.dropout import Dropout

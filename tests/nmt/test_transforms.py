@@ -15,8 +15,8 @@ import torch
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint
+from nmt.checkpoints import read_checkpoint
+from nmt.models import build_from_checkpoint
 from nmt.train.training import data_share
 from nmt.translate.translation import bleu
 from shared_embeddings.cli.main import main

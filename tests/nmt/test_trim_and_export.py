@@ -18,10 +18,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.checkpoint.checkpoint import packing_of_checkpoint
-from nmt.checkpoint.files import read_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
-from nmt.model.embeddings import shared_embeddings_of
+from nmt.checkpoints import packing_of_checkpoint, read_checkpoint
+from nmt.embeddings import shared_embeddings_of
+from nmt.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
 from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor
 from shared_embeddings.quant.storage import Packing

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nmt import cli
-from nmt.checkpoint.files import check_output, read_checkpoint
+from nmt.checkpoints import check_output, read_checkpoint
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, run
 
 
@@ -203,9 +203,7 @@ def test_unwritable_output_fails_before_any_work(
     host, checkpoint = trained(embedding=FUNNEL)
     monkeypatch.setattr(onmt.bin.translate, "translate", lambda opt: pytest.fail("it translates"))
     monkeypatch.setattr("onmt.train_single.build_model", lambda *args: pytest.fail("it trains"))
-    monkeypatch.setattr(
-        "nmt.checkpoint.checkpoint.average_checkpoints", lambda *args: pytest.fail("it averages")
-    )
+    monkeypatch.setattr("nmt.checkpoints.average_checkpoints", lambda *args: pytest.fail("it averages"))
     file = str(host.folder / "test.src")
     for path, printed in ((str(tmp_path), "is a folder; name a file"), (f"{file}/x", "cannot be written")):
         for command, *arguments in (

@@ -69,7 +69,7 @@ print("Tokens per second: 123.4")
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with replacements for OpenNMT's commands, which the driver uses."""
-    build = pytest.importorskip("nmt.checkpoint.models")
+    build = pytest.importorskip("nmt.models")
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, code in FAKE_COMMANDS.items():

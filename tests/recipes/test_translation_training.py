@@ -19,8 +19,7 @@ import pytest
 import torch
 import yaml
 
-from nmt.checkpoint.checkpoint import read_weights
-from nmt.checkpoint.files import read_checkpoint
+from nmt.checkpoints import read_checkpoint, read_weights
 from recipes.common.recipe import find_recipe
 from recipes.common.rows import Row
 from recipes.common.tools import option_value

@@ -13,9 +13,9 @@ import torch
 from onmt.modules.embeddings import PositionalEncoding
 from onmt.translate.translation_server import ServerModel
 
-from nmt.checkpoint.files import read_checkpoint, save_checkpoint
-from nmt.checkpoint.models import build_from_checkpoint
-from nmt.model.embeddings import shared_embeddings_of
+from nmt.checkpoints import read_checkpoint, save_checkpoint
+from nmt.embeddings import shared_embeddings_of
+from nmt.models import build_from_checkpoint
 from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import WORDS, ErrorLine, Host, run

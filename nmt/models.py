@@ -16,10 +16,10 @@ from onmt.utils.parse import ArgumentParser
 from torch import nn
 
 import shared_embeddings as se
-from nmt.checkpoint.files import checkpoint_errors
+from nmt.checkpoints import checkpoint_errors
+from nmt.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.hooks import apply_patches
-from nmt.model.embeddings import count_model, shared_embeddings_of, words_module
-from nmt.model.plan import OPTION_NAMES
+from nmt.plan import OPTION_NAMES
 from nmt.summarization.length_control import has_length_control
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
@@ -51,7 +51,7 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the step, parameter counts (see `nmt.model.embeddings.count_model`) and options of a checkpoint.
+    """Return the step, parameter counts (see `nmt.embeddings.count_model`) and options of a checkpoint.
 
     Raises:
         UserError: the checkpoint cannot be read or does not match its own options.

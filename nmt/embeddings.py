@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.model.plan import (
+from nmt.plan import (
     OPTION_NAMES,
     EmbeddingPlan,
     build_embedding,

@@ -1,1 +1,0 @@
-"""Checkpoints: reading, writing, averaging, export."""

@@ -1,1 +1,0 @@
-"""Shared embeddings in an OpenNMT model."""
