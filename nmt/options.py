@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import json
 import math
@@ -28,6 +27,7 @@ from nmt.plan import parse_text
 from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import check_input, followed, staged
+from shared_embeddings.utils.options import check_known
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_yaml
 
@@ -86,7 +86,7 @@ def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[s
     names = [word for word in rest if word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)]
     for name in (word.lstrip("-").split("=")[0] for word in names):
         if name not in known_elsewhere:
-            raise UserError(f"unknown option {name}{closest(name, known) or '; see --help'}")
+            check_known("option", name, known)
     if rest and not names:
         raise UserError(f"unexpected argument {rest[0]!r}; see --help")
     check_files(opt, table)
@@ -99,12 +99,6 @@ def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[s
 def fail(message: str) -> None:
     """Raise `UserError`; the method `error` of parsers."""
     raise UserError(message)
-
-
-def closest(name: str, valid: Iterable[str]) -> str:
-    """Suggest the closest valid name, if any."""
-    close = difflib.get_close_matches(name, list(valid), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _boolean(text: str) -> bool:

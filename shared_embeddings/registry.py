@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.spec import EmbeddingOptions
-from shared_embeddings.utils.options import OptionError, did_you_mean
+from shared_embeddings.utils.options import OptionError, check_known
 
 E = TypeVar("E")
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
@@ -50,11 +50,7 @@ def options(method: str) -> type[EmbeddingOptions[Any]]:
     Raises:
         OptionError: there is no such method.
     """
-    names = methods()
-    # Configurations may contain other types, such as a list.
-    if method not in names:
-        hint = did_you_mean(method, names)
-        raise OptionError(f"unknown embedding method {method!r}.{hint} Methods: {', '.join(names)}")
+    check_known("embedding method", method, methods())
     return _registered[method]
 
 

@@ -200,7 +200,7 @@ def test_literals_of_tokenizers_in_any_spelling() -> None:
     for text in (wanted, repr(wanted), json.dumps(wanted), yaml.safe_dump(wanted)):
         assert parse_tokenizer("src_onmttok_kwargs", text) == wanted
     for wrong, printed in [
-        ("{'mod': 'none'}", "did you mean mode"),
+        ("{'mod': 'none'}", "Did you mean 'mode'"),
         ("{'joiner_annotate': 'yes'}", "true or false"),
         ("{'bpe_model_path': 'x'}", "src_subword_model"),
         ("[1]", "is not a mapping"),

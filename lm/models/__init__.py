@@ -11,7 +11,7 @@ from typing import Any
 import shared_embeddings as se
 from lm.models.interface import REGISTERED, LanguageModel, Output, State
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import did_you_mean, parse_options
+from shared_embeddings.utils.options import check_known, parse_options
 
 __all__ = ["LanguageModel", "Output", "State", "build", "kinds", "options_class"]
 
@@ -83,10 +83,7 @@ def _build_embedding(
 
 def _model_class(kind: str) -> type[LanguageModel]:
     """The class registered as `kind`; raises `UserError` if there is none."""
-    names = kinds()
-    if kind not in REGISTERED:
-        hint = did_you_mean(kind, names)
-        raise UserError(f"unknown model {kind!r}.{hint} Models: {', '.join(names)}")
+    check_known("model", kind, kinds())
     return REGISTERED[kind]
 
 

@@ -7,10 +7,8 @@ three depend on which model, optimizer and schedule are chosen; keys of other ch
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +19,15 @@ from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.compress.straight_through import parse_quantization
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import option, parse_options, require, require_at_least
+from shared_embeddings.utils.options import (
+    OptionError,
+    check_known,
+    option,
+    parse_options,
+    parse_words,
+    require,
+    require_at_least,
+)
 from shared_embeddings.utils.reading import parse_yaml, read_yaml
 
 # Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
@@ -175,12 +181,12 @@ def parse(given: Mapping[str, Any]) -> Configuration:
     """Validate a flat mapping of keys to values.
 
     Raises:
-        UserError: a key is unknown or belongs to another model, optimizer or schedule.
-        OptionError: a key is missing, or a value has the wrong type or is out of range.
+        OptionError: a key is unknown, missing, or belongs to another model, optimizer or schedule; or a value
+            has the wrong type or is out of range.
     """
     kind = _choice("model", given, models.kinds())
-    optimizer = _choice("optimizer", given, list(OPTIMIZERS))
-    schedule = _choice("schedule", given, list(SCHEDULES))
+    optimizer = _choice("optimizer", given, OPTIMIZERS)
+    schedule = _choice("schedule", given, SCHEDULES)
     groups = {
         "training": TrainingOptions,
         f"model {kind}": models.options_class(kind),
@@ -188,8 +194,7 @@ def parse(given: Mapping[str, Any]) -> Configuration:
         f"schedule {schedule}": SCHEDULES[schedule],
     }
     for key in given:
-        if not any(key in _names(options) for options in groups.values()):
-            raise UserError(_unknown(key, groups))
+        _check_key(key, groups)
     parsed: list[Any] = [
         parse_options(name, options, {key: given[key] for key in given if key in _names(options)})
         for name, options in groups.items()
@@ -207,27 +212,24 @@ def all_groups() -> dict[str, type]:
     }
 
 
-def _choice(key: str, given: Mapping[str, Any], valid: list[str]) -> str:
+def _choice(key: str, given: Mapping[str, Any], valid: Iterable[str]) -> str:
     """The value of a key that selects a group of keys."""
-    default = TrainingOptions.__dataclass_fields__[key].default
-    value = given.get(key, default)
-    if value not in valid:
-        close = difflib.get_close_matches(str(value), valid, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"{key} is {value!r}, but it must be one of {', '.join(valid)}{hint}")
+    value = given.get(key, TrainingOptions.__dataclass_fields__[key].default)
+    check_known(key, value, valid)
     return str(value)
 
 
-def _unknown(key: str, groups: Mapping[str, type]) -> str:
-    """The error message for a key that no selected group has."""
+def _check_key(key: object, groups: Mapping[str, type]) -> None:
+    """Raise `OptionError` unless a selected group has the key."""
+    names = [name for options in groups.values() for name in _names(options)]
     owners = [title for title, options in all_groups().items() if key in _names(options)]
-    if owners:
+    if owners and key not in names:
         kind = owners[0].split()[0]
         chosen = next(title for title in groups if title.startswith(kind))
-        return f"'{key}' has no effect with {chosen}: it belongs to {', '.join(owners)}; remove it"
-    known = [name for options in groups.values() for name in _names(options)]
-    close = difflib.get_close_matches(key, known, 1)
-    return f"unknown key '{key}'; " + (f"did you mean '{close[0]}'?" if close else "see lm_train --help")
+        raise OptionError(
+            f"'{key}' has no effect with {chosen}: it belongs to {', '.join(owners)}; remove it"
+        )
+    check_known("key", key, names)
 
 
 def _names(options: type) -> list[str]:
@@ -246,27 +248,13 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     """Parse ``-config FILE -key value …``; the command line overrides the file.
 
     Raises:
-        UserError: an argument is not a key, a key has no value or is repeated, or the file cannot be read.
+        UserError: see `parse_words`; or the file cannot be read.
     """
-    given: dict[str, Any] = {}
-    path = None
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not re.match(r"--?[a-zA-Z]", argument):
-            raise UserError(f"unexpected argument {argument!r}; write -key value, see --help")
-        key, separator, value = argument.lstrip("-").partition("=")
-        if not separator:
-            if not rest:
-                raise UserError(f"'{key}' has no value; write -{key} VALUE")
-            value = rest.pop(0)
-        if key in given or (key == "config" and path is not None):
-            raise UserError(f"'{key}' is repeated on the command line; remove one")
-        if key == "config":
-            path = Path(value)
-        else:
-            given[key] = parse_yaml(value, f"-{key}")
-    return {**(read_file(path) if path else {}), **given}
+    given = parse_words(
+        arguments, lambda text, option: text if option.lstrip("-") == "config" else parse_yaml(text, option)
+    )
+    from_file = read_file(Path(str(given.pop("config")))) if "config" in given else {}
+    return {**from_file, **given}
 
 
 def read_file(path: Path) -> dict[str, Any]:

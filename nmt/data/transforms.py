@@ -7,32 +7,51 @@ import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from nmt.checkpoints import SUBWORDS as STORED
 from nmt.checkpoints import peek
-from nmt.options import SUBWORD_FILES, closest
+from nmt.options import SUBWORD_FILES
 from nmt.plan import parse_mapping
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import parse_options
 
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
 EXAMPLE = "{mode: aggressive, joiner_annotate: true}"
 _LONGEST = 10_000
-_MODES = ("aggressive", "char", "conservative", "none", "space")
-# Keyword arguments of pyonmttok.Tokenizer, except those that the subword options of OpenNMT-py set.
-_SWITCHES = (
-    "allow_isolated_marks case_feature case_markup joiner_annotate joiner_new no_substitution "
-    "preserve_placeholders preserve_segmented_tokens segment_alphabet_change segment_case segment_numbers "
-    "soft_case_regions spacer_annotate spacer_new support_prior_joiners with_separators"
-).split()
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(_SWITCHES, bool),
-    **dict.fromkeys(("joiner", "lang", "mode"), str),
-    **dict.fromkeys(("segment_alphabet", "vocabulary"), list),
-}
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Keyword arguments of ``pyonmttok.Tokenizer``, except those that OpenNMT-py's subword options set."""
+
+    mode: Literal["aggressive", "char", "conservative", "none", "space"] = "none"
+    allow_isolated_marks: bool = False
+    case_feature: bool = False
+    case_markup: bool = False
+    joiner: str = ""
+    joiner_annotate: bool = False
+    joiner_new: bool = False
+    lang: str = ""
+    no_substitution: bool = False
+    preserve_placeholders: bool = False
+    preserve_segmented_tokens: bool = False
+    segment_alphabet: tuple[str, ...] = ()
+    segment_alphabet_change: bool = False
+    segment_case: bool = False
+    segment_numbers: bool = False
+    soft_case_regions: bool = False
+    spacer_annotate: bool = False
+    spacer_new: bool = False
+    support_prior_joiners: bool = False
+    vocabulary: tuple[str, ...] = ()
+    with_separators: bool = False
+
+
 _OF_SUBWORDS = {
     "bpe_model_path": "src_subword_model",
     "sp_model_path": "src_subword_model",
@@ -59,32 +78,15 @@ def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) and len(value) > _LONGEST:
         raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
     try:
-        found = parse_mapping(name, value, EXAMPLE)
+        found = parse_mapping(name, value, EXAMPLE) or {}
     except (RecursionError, MemoryError) as error:
         raise UserError(f"{name}: is nested too deeply; expected a mapping such as {EXAMPLE}") from error
-    if found is None:
-        raise UserError(f"{name}: is not set; write it like {EXAMPLE}")
-    for key, one in found.items():
-        _check(name, key, one)
+    for key in found:
+        if key in _OF_SUBWORDS:
+            instead = _OF_SUBWORDS[key].replace("src", name[:3])
+            raise UserError(f"{name}: {key} is set by {instead}; remove it here")
+    parse_options(name, TokenizerOptions, found)
     return {"mode": "none", **found}
-
-
-def _check(name: str, key: Any, value: Any) -> None:
-    if key in _OF_SUBWORDS:
-        instead = _OF_SUBWORDS[key].replace("src", name[:3])
-        raise UserError(f"{name}: {key} is set by {instead}; remove it here")
-    if key not in _TYPES:
-        hint = closest(str(key)[:80], _TYPES) or f"; expected {', '.join(sorted(_TYPES))}"
-        raise UserError(f"{name}: unknown option {str(key)[:80]!r}{hint}")
-    wanted = _TYPES[key]
-    fits = isinstance(value, wanted)
-    if wanted is list:
-        fits = fits and all(isinstance(one, str) for one in value)
-    if key == "mode" and value not in _MODES:
-        raise UserError(f"{name}: mode is {str(value)[:80]!r}; expected one of {', '.join(_MODES)}")
-    if not fits:
-        kind = {bool: "true or false", str: "a text", list: "a list of texts"}[wanted]
-        raise UserError(f"{name}: {key} is {str(value)[:80]!r}; expected {kind}")
 
 
 NONE = "none"  # value of -transforms for tokenized text

@@ -8,10 +8,10 @@ import os
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onmt.opts
 from onmt.constants import CorpusName
@@ -21,41 +21,62 @@ from onmt.utils.parse import ArgumentParser
 
 from nmt.data.corpora import clean_line
 from nmt.data.transforms import applied
-from nmt.options import READ, check_files, check_translation, closest, fail
+from nmt.options import READ, check_files, check_translation, fail
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
+from shared_embeddings.utils.options import check_known, parse_options, require
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_json
 
 EXAMPLE = '{"models": [{"id": 1, "model": "model.pt"}]}'
-FUNCTIONS = ("preprocess", "postprocess")
-_TOP = {"models": list, "models_root": str}
-_MODEL: dict[str, type | tuple[type, ...]] = {
-    "id": int,
-    "model": str,
-    "models": list,
-    "model_root": str,
-    "opt": dict,
-    "load": bool,
-    "timeout": (int, float),
-    "on_timeout": str,
-    "preprocess": list,
-    "postprocess": list,
-    "tokenizer": dict,
-    "features": dict,
-    "custom_opt": object,
-    "ct2_model": str,
-    "ct2_translator_args": dict,
-    "ct2_translate_batch_args": dict,
-}
-_FEATURES = {"n_src_feats": int, "src_feats_defaults": str, "reversible_tokenization": str}
-# Arguments of OpenNMT-py's class by key.
-_ARGUMENTS = {
-    **{name: f"{name}_opt" for name in (*FUNCTIONS, "tokenizer")},
-    **{name: name for name in ("timeout", "on_timeout", "custom_opt")},
-    **{name: name for name in _MODEL if name.startswith("ct2_")},
-}
+
+
+@dataclass(frozen=True)
+class Features:
+    """The setting ``features`` of a model."""
+
+    n_src_feats: int = 0
+    src_feats_defaults: str | None = None
+    reversible_tokenization: str = "joiner"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The settings of a model in a configuration file."""
+
+    id: int | None = None
+    model: str = ""
+    models: tuple[str, ...] = ()
+    model_root: str | None = None
+    opt: Mapping[str, Any] = field(default_factory=dict)
+    load: bool = False
+    timeout: int | float = -1
+    on_timeout: Literal["to_cpu", "unload"] = "to_cpu"
+    preprocess: tuple[str, ...] | None = None
+    postprocess: tuple[str, ...] | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    features: Features | None = None
+    custom_opt: Any = None
+    ct2_model: str | None = None
+    ct2_translator_args: Mapping[str, Any] | None = None
+    ct2_translate_batch_args: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        require(all(self.models or [self.model]), f"has no model; write it like {EXAMPLE}")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The configuration file of a server."""
+
+    models: tuple[ModelSettings, ...]
+    models_root: str = "./available_models"
+
+    def __post_init__(self) -> None:
+        require(len(self.models) > 0, f"has no list of models; write it like {EXAMPLE}")
+
+
 # Options of onmt_translate that do not apply to a server.
 _NOT_APPLICABLE = ("config", "save_config", "src", "tgt", "output", "models", "profile", "dump_beam")
 
@@ -222,14 +243,13 @@ def _pipe(opt: Namespace) -> TransformPipe | None:
 def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -> Namespace:
     parser.error = fail
     actions = {string.lstrip("-"): action for action in parser._actions for string in action.option_strings}
+    valid = [name for name, action in actions.items() if action.dest not in _NOT_APPLICABLE]
     exact = {}
     for name, value in settings.items():
-        action = actions.get(name)
         if name == "models" or value is None:
             continue
-        if action is None or action.dest in _NOT_APPLICABLE:
-            valid = set(actions) - set(_NOT_APPLICABLE)
-            raise UserError(f"opt: unknown option {name!r}{closest(name, valid)}")
+        check_known("option", name, valid)
+        action = actions[name]
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise UserError(f"opt: {name} is {value!r}; expected true or false")
@@ -260,57 +280,35 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
         UserError: the file is invalid, or a model cannot be used.
     """
     where = f"model_config: {path}"
-    content = read_json(Path(path), "model_config")
-    if not isinstance(content, dict) or not (isinstance(content.get("models"), list) and content["models"]):
-        raise UserError(f"{where}: has no list of models; write it like {EXAMPLE}")
-    _check_keys(where, content, _TOP)
+    content = parse_options(where, Configuration, read_json(Path(path), "model_config"))
     models: dict[int, Model] = {}
-    for number, settings in enumerate(content["models"]):
-        if not isinstance(settings, dict):
-            raise UserError(f"{where}: has no list of models; write it like {EXAMPLE}")
-        chosen = settings.get("id", max(models, default=-1) + 1)
-        what = f"{where}: model {chosen if 'id' in settings else f'number {number + 1}'!s}"
-        _check_model(what, settings, allow_functions)
+    for number, settings in enumerate(content.models, start=1):
+        what = f"{where}: models {number}"
+        if (settings.preprocess or settings.postprocess) and not allow_functions:
+            raise UserError(
+                f"{what}: preprocess and postprocess name Python functions; add --allow_functions to import "
+                "them"
+            )
+        chosen = max(models, default=-1) + 1 if settings.id is None else settings.id
         if chosen in models:
-            raise UserError(f"{what}: the id is not unique; choose another one")
+            raise UserError(f"{what}: the id {chosen} is not unique; choose another one")
         try:
-            models[chosen] = _make(chosen, settings, content.get("models_root", "./available_models"))
+            models[chosen] = Model(
+                {**settings.opt, "models": list(settings.models) or [settings.model]},
+                chosen,
+                load=settings.load,
+                model_root=settings.model_root or content.models_root,
+                preprocess_opt=settings.preprocess,
+                tokenizer_opt=settings.tokenizer,
+                postprocess_opt=settings.postprocess,
+                features_opt=settings.features and asdict(settings.features),
+                custom_opt=settings.custom_opt,
+                timeout=settings.timeout,
+                on_timeout=settings.on_timeout,
+                ct2_model=settings.ct2_model,
+                ct2_translator_args=settings.ct2_translator_args,
+                ct2_translate_batch_args=settings.ct2_translate_batch_args,
+            )
         except (ServerModelError, *UNREADABLE) as error:
             raise UserError(f"{what}: {error_line(error)}") from error
     return models
-
-
-def _make(number: int, settings: dict[str, Any], root: str) -> Model:
-    named = {new: settings[old] for old, new in _ARGUMENTS.items() if settings.get(old) is not None}
-    features = settings.get("features")
-    if features is not None:
-        defaults = {"n_src_feats": 0, "src_feats_defaults": None, "reversible_tokenization": "joiner"}
-        named["features_opt"] = {**defaults, **features}
-    options = {**settings.get("opt", {}), "models": settings.get("models") or [settings["model"]]}
-    named["model_root"] = settings.get("model_root", root)
-    return Model(options, number, load=settings.get("load", False), **named)
-
-
-def _check_keys(what: str, content: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise `UserError` for an unknown key or a value of the wrong type."""
-    for key, value in content.items():
-        if key not in wanted:
-            raise UserError(f"{what}: unknown key {key!r}{closest(key, wanted)}")
-        kinds = wanted[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
-            kind = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
-            raise UserError(f"{what}: {key} is {str(value)[:80]!r}; expected {kind}")
-
-
-def _check_model(what: str, settings: dict[str, Any], allow_functions: bool) -> None:
-    """Raise `UserError` for invalid settings of a model."""
-    _check_keys(what, settings, _MODEL)
-    _check_keys(f"{what}: features", settings.get("features", {}), _FEATURES)
-    models = settings.get("models") or [settings.get("model")]
-    if not all(isinstance(name, str) and name for name in models):
-        raise UserError(f"{what}: has no model; write it like {EXAMPLE}")
-    if settings.get("on_timeout", "unload") not in ("to_cpu", "unload"):
-        raise UserError(f"{what}: on_timeout is {settings['on_timeout']!r}; expected to_cpu or unload")
-    for key in FUNCTIONS:
-        if settings.get(key) and not allow_functions:
-            raise UserError(f"{what}: {key} names Python functions; add --allow_functions to import them")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from shared_embeddings.utils.command_line import Parser, decimal_number
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import parse_words
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
 OPTIONS_FOLLOW = "Any option of the method follows as --option value, e.g. --rank 64."
@@ -27,21 +27,8 @@ def add(
 
 
 def read_options(rest: list[str]) -> dict[str, object]:
-    """Method options from ``--name value`` and ``--name=value``; dashes in a name stand for underscores."""
-    given: dict[str, object] = {}
-    words = iter(rest)
-    for word in words:
-        if not word.startswith("--"):
-            raise UserError(f"unexpected argument '{word}'; write --option value")
-        name, separator, text = word[2:].partition("=")
-        value = text if separator else next(words, None)
-        if value is None:
-            raise UserError(f"option '--{name}' has no value; write --{name} value")
-        key = name.replace("-", "_")
-        if key in given:
-            raise UserError(f"option '--{name}' is repeated; remove one")
-        given[key] = _read_value(value, f"--{name}")
-    return given
+    """Options of a method from the rest of a command line, see `parse_words`; values are JSON or text."""
+    return parse_words(rest, _read_value)
 
 
 def percentage(text: str) -> float:

@@ -10,113 +10,83 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.utils.options import OptionError
+from shared_embeddings.utils.options import (
+    OptionError,
+    option,
+    parse_options,
+    require,
+    require_at_least,
+    require_probability,
+)
 from shared_embeddings.utils.tracing import without_autocast
 
 OPTION = "embedding_distillation"
 EXAMPLE = "{teacher: run/model.pt, alpha: 0.01}"
 
-Start = Literal["fit", "random"]
-NetworkStart = Literal["teacher", "random"]
-Freeze = Literal["none", "embedding", "network"]
-
 
 @dataclass(frozen=True)
 class Distillation:
-    """The option ``embedding_distillation``.
+    """The option ``embedding_distillation``."""
 
-    Attributes:
-        teacher: checkpoint of the model with the full table.
-        alpha: weight of the reconstruction loss; the cross entropy has 1 - alpha (Eq. 6). 0 for no such loss.
-        embedding_start: ``fit`` to the teacher's table, or ``random`` as when training from scratch.
-        network_start: every other parameter from the ``teacher``, or ``random``.
-        freeze: what is not trained: ``none``, ``embedding``, or ``network`` (all but the embedding).
-        fit_steps: steps of gradient descent, for methods that use it; by default as in `fit`.
-        soft_targets: the weight of the teacher's predictions in the targets (Hinton et al., 2015); the words
-            of the text have the rest. With 0, the teacher is not run.
-    """
+    teacher: str = option("checkpoint of the model with the full table.")
+    alpha: float = option("weight of the reconstruction loss; the cross entropy has 1 - alpha (Eq. 6).", 0.01)
+    embedding_start: Literal["fit", "random"] = option(
+        "fit to the teacher's table, or random as when training from scratch.", "fit"
+    )
+    network_start: Literal["teacher", "random"] = option(
+        "start of every other parameter: from the teacher, or random.", "teacher"
+    )
+    freeze: Literal["none", "embedding", "network"] = option(
+        "what is not trained; the network is all but the embedding.", "none"
+    )
+    fit_steps: int | None = option("steps of gradient descent, for methods that use it; see `fit`.", None)
+    soft_targets: float = option(
+        "weight of the teacher's predictions in the targets (Hinton et al., 2015); the words of the text "
+        "have the rest. With 0, the teacher is not run.",
+        0.0,
+    )
 
-    teacher: str
-    alpha: float = 0.01
-    embedding_start: Start = "fit"
-    network_start: NetworkStart = "teacher"
-    freeze: Freeze = "none"
-    fit_steps: int | None = None
-    soft_targets: float = 0.0
-
-
-CHOICES = {"embedding_start": Start, "network_start": NetworkStart, "freeze": Freeze}
+    def __post_init__(self) -> None:
+        require(self.teacher != "", f"option 'teacher' is empty; name a trained checkpoint, like {EXAMPLE}")
+        require_probability("alpha", self.alpha)
+        require(
+            0 <= self.soft_targets <= 1,
+            f"option 'soft_targets' is {self.soft_targets}, but it must be from 0 to 1; change the value",
+        )
+        require_at_least("fit_steps", self.fit_steps, 1)
+        require(
+            self.freeze != "embedding" or self.alpha == 0,
+            f"alpha: {self.alpha} has no effect with freeze: embedding; remove one of them",
+        )
+        random_start = self.embedding_start == "random"
+        require(
+            not random_start or self.fit_steps is None,
+            f"fit_steps: {self.fit_steps} has no effect with embedding_start: random; remove one of them",
+        )
+        require(
+            not (random_start and self.network_start == "random" and self.alpha == self.soft_targets == 0),
+            "the teacher has no effect with embedding_start: random, network_start: random, alpha: 0 and "
+            "soft_targets: 0; change one of them, or remove the option",
+        )
 
 
 def parse_distillation(given: Mapping[str, Any]) -> Distillation:
-    """Return the option ``embedding_distillation`` with its defaults.
+    """The option ``embedding_distillation`` with its defaults; a frozen embedding has no reconstruction loss.
 
     Raises:
-        OptionError: a key or a value is not known, the teacher is missing, or keys contradict each other.
+        OptionError: see `parse_options`; or keys contradict each other.
     """
-    known = [field.name for field in dataclasses.fields(Distillation)]
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"it may hold {', '.join(known)}"
-            raise OptionError(f"{OPTION}: unknown key {key!r}; {hint}")
-    teacher = given.get("teacher")
-    if not isinstance(teacher, str) or not teacher:
-        raise OptionError(f"{OPTION}: teacher is {teacher!r}; name a trained checkpoint, like {EXAMPLE}")
-    alpha = given.get("alpha", 0.0 if given.get("freeze") == "embedding" else Distillation.alpha)
-    if not _is_number(alpha) or not 0 <= alpha < 1:
-        raise OptionError(f"{OPTION}: alpha is {alpha!r}; it must be a number from 0 to below 1")
-    soft = given.get("soft_targets", 0.0)
-    if not _is_number(soft) or not 0 <= soft <= 1:
-        raise OptionError(f"{OPTION}: soft_targets is {soft!r}; it must be a number from 0 to 1")
-    for key, choices in CHOICES.items():
-        if key in given and given[key] not in get_args(choices):
-            wanted = " or ".join(get_args(choices))
-            raise OptionError(f"{OPTION}: {key} is {given[key]!r}; it must be {wanted}")
-    steps = given.get("fit_steps", 1)
-    if type(steps) is not int or steps < 1:
-        raise OptionError(f"{OPTION}: fit_steps is {steps!r}; it must be a whole number of at least 1")
-    distillation = Distillation(**{**given, "alpha": float(alpha), "soft_targets": float(soft)})
-    _check_effects(distillation)
-    return distillation
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_effects(distillation: Distillation) -> None:
-    """Reject keys that have no effect together.
-
-    Raises:
-        OptionError: names them.
-    """
-    if distillation.freeze == "embedding" and distillation.alpha > 0:
-        raise OptionError(
-            f"{OPTION}: alpha: {distillation.alpha} has no effect with freeze: embedding; remove one of them"
-        )
-    if distillation.embedding_start == "random" and distillation.fit_steps is not None:
-        raise OptionError(
-            f"{OPTION}: fit_steps: {distillation.fit_steps} has no effect with embedding_start: random; "
-            "remove one of them"
-        )
-    nothing_fitted = distillation.embedding_start == "random" and distillation.alpha == 0
-    if nothing_fitted and distillation.network_start == "random" and distillation.soft_targets == 0:
-        raise OptionError(
-            f"{OPTION}: the teacher has no effect with embedding_start: random, network_start: random, "
-            "alpha: 0 and soft_targets: 0; change one of them, or remove the option"
-        )
+    frozen = {"alpha": 0.0} if given.get("freeze") == "embedding" else {}
+    return parse_options(OPTION, Distillation, {**frozen, **given})
 
 
 def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None:
@@ -169,7 +139,7 @@ def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: s
             tensor.copy_(found[name])
 
 
-def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: Freeze) -> None:
+def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: str) -> None:
     """Freeze the `embeddings` of a model, or everything else."""
     inner = {id(parameter) for embedding in embeddings for parameter in embedding.parameters()}
     for parameter in model.parameters():

@@ -1,13 +1,18 @@
-"""Options of a method: how they are declared, and how their names, types and sizes are checked."""
+"""Options: how dataclasses declare them, and how their names, types and sizes are checked.
+
+Options of methods, hosts, recipes and commands are read here, so that they have the same messages.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union
 
@@ -23,8 +28,12 @@ MOST_LAYERS = 1000
 STORED = "stored"
 
 
+# More names than this are left to --help; longer values are cut in messages.
+_MOST_LISTED, _LONGEST = 30, 80
+
+
 class OptionError(UserError):
-    """An embedding option is unknown, has the wrong type, is impossible, or would have no effect."""
+    """An option is unknown, has the wrong type, is impossible, or would have no effect."""
 
 
 def option(
@@ -47,33 +56,84 @@ def option(
     )
 
 
-def parse_options(method: str, options_class: type[T], given: Mapping[str, object]) -> T:
-    """Build the frozen options of `method` from plain values, as Python, YAML or a command line provide them.
+def parse_options(where: str, options_class: type[T], given: object) -> T:
+    """Build a dataclass of options from plain values, as Python, YAML, JSON or a command line provide them.
 
     Args:
-        method: the method's name, for messages.
-        options_class: the method's options dataclass; its annotations define the type of each option.
-        given: option name -> value.
+        where: what the options are of, such as a method or a file; the prefix of messages.
+        options_class: the dataclass; its annotations define the type of each option, such as another
+            dataclass.
+        given: a mapping of option names to values.
 
     Raises:
-        OptionError: an option is unknown, missing or of the wrong type, or the class itself rejects it.
+        OptionError: `given` is not a mapping; an option is unknown, missing or of the wrong type; or the
+            class itself rejects it.
     """
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
     fields = {field.name: field for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
-    for name in given:
-        if name not in fields:
-            raise OptionError(_unknown_option(method, name, list(fields)))
-    for field in fields.values():
-        has_default = (
-            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        )
-        if field.name not in given and not has_default:
-            raise OptionError(f"{method}: option '{field.name}' is missing; give it a value")
     hints = typing.get_type_hints(options_class)
-    values = {name: _convert(method, name, value, hints[name]) for name, value in given.items()}
     try:
+        for name in given:
+            check_known("option", name, fields)
+        values = {}
+        for name, field in fields.items():
+            if name in given:
+                values[name] = _convert(name, given[name], hints[name])
+            else:
+                required = field.default is field.default_factory is dataclasses.MISSING
+                require(not required, f"option '{name}' is missing; give it a value")
         return options_class(**values)
-    except OptionError as error:
-        raise OptionError(f"{method}: {error}") from None
+    except UserError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def check_known(kind: str, name: object, valid: Iterable[str]) -> None:
+    """Raise `OptionError`, which names the closest of the `valid` names, unless `name` is one of them.
+
+    Args:
+        kind: what is named, for the message, such as "option".
+        name: the name; configurations may hold values of other types.
+        valid: the names that exist.
+    """
+    names = list(valid)
+    if name not in names:
+        close = difflib.get_close_matches(str(name)[:_LONGEST], names, 1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        listed = ", ".join(names) if len(names) <= _MOST_LISTED else "see --help"
+        raise OptionError(f"unknown {kind} {quote(name)}.{hint} Valid {kind}s: {listed or 'none'}")
+
+
+def parse_words(words: Iterable[str], parse_value: Callable[[str, str], object]) -> dict[str, object]:
+    """Options from ``--name value``, ``-name value`` and ``--name=value``; dashes in names are underscores.
+
+    Args:
+        words: arguments of a command.
+        parse_value: returns the value of a text; its second argument is ``--name``, for messages.
+
+    Raises:
+        OptionError: a word is not an option, or an option has no value or is repeated.
+    """
+    given: dict[str, object] = {}
+    rest = iter(words)
+    for word in rest:
+        if not re.match(r"--?[a-zA-Z]", word):
+            raise OptionError(f"unexpected argument {quote(word)}; write --option value, see --help")
+        option, separator, text = word.partition("=")
+        value = text if separator else next(rest, None)
+        if value is None:
+            raise OptionError(f"option '{option}' has no value; write {option} value")
+        name = option.lstrip("-").replace("-", "_")
+        if name in given:
+            raise OptionError(f"option '{option}' is repeated; remove one")
+        given[name] = parse_value(value, option)
+    return given
+
+
+def quote(value: object) -> str:
+    """The ``repr`` of a value for a message, cut to a length that can be read."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def plain_options(options: Any) -> dict[str, object]:
@@ -82,13 +142,9 @@ def plain_options(options: Any) -> dict[str, object]:
     return {
         field.name: list(plain[field.name]) if isinstance(plain[field.name], tuple) else plain[field.name]
         for field in dataclasses.fields(options)
-        if getattr(options, field.name) != _default_of(field)
+        if getattr(options, field.name)
+        != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
     }
-
-
-def _default_of(field: dataclasses.Field[Any]) -> object:
-    """The value of an option that is omitted."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def require(condition: bool, message: str) -> None:
@@ -157,84 +213,41 @@ def describe_type(hint: Any) -> str:
     return names.get(hint, "a mapping of names to values")
 
 
-def _convert(method: str, name: str, value: object, hint: Any) -> object:
+def _convert(name: str, value: object, hint: Any) -> object:
     """`value` as the type `hint`, or an `OptionError` that names the expected type."""
     try:
-        return _matched(value, hint)
+        return _matched(name, value, hint)
     except TypeError:
         raise OptionError(
-            f"{method}: option '{name}' is {value!r}, but it must be {describe_type(hint)}; change the value"
+            f"option '{name}' is {quote(value)}, but it must be {describe_type(hint)}; change the value"
         ) from None
 
 
-def _matched(value: object, hint: Any) -> object:
-    """`value` as the type `hint`; TypeError if it does not match."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _matched_union(value, arguments)
-    if origin is Literal:
-        # `True == 1`, so equality alone would accept a bool as a number.
-        if any(value == allowed and type(value) is type(allowed) for allowed in arguments):
-            return value
-        raise TypeError
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError
-        return tuple(_matched(item, arguments[0]) for item in value)
-    return _matched_plain(value, origin or hint)
-
-
-def _matched_union(value: object, alternatives: tuple[Any, ...]) -> object:
-    """`value` as the first of the `alternatives` that it matches; TypeError if it matches none."""
-    for alternative in alternatives:
-        try:
-            return _matched(value, alternative)
-        except TypeError:
-            continue
-    raise TypeError
-
-
-def _matched_plain(value: object, wanted: type) -> object:
-    """`value` as one of the plain types that options may have; TypeError otherwise."""
-    if wanted is types.NoneType and value is None:
-        return None
-    # NumPy numbers are converted to plain ones, which checkpoints and JSON can hold.
-    if wanted is float and isinstance(value, Real) and not isinstance(value, bool):
-        return _finite(value)
-    if wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
-        return _countable(value)
-    if wanted in (bool, str) and isinstance(value, wanted):
+def _matched(name: str, value: object, hint: Any) -> object:
+    """The value of option `name` as the type `hint`; TypeError if it does not match."""
+    wanted, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if wanted in (Union, types.UnionType):
+        for alternative in arguments:
+            with contextlib.suppress(TypeError):
+                return _matched(name, value, alternative)
+    # `True == 1`, so equality alone would accept a bool as a number.
+    elif wanted is Literal and any(value == each and type(value) is type(each) for each in arguments):
         return value
-    if wanted in (Mapping, dict) and isinstance(value, Mapping):
-        return dict(value)
+    elif wanted is tuple and isinstance(value, (list, tuple)):
+        return tuple(_matched(f"{name} {at}", item, arguments[0]) for at, item in enumerate(value, start=1))
+    elif wanted in (Mapping, dict) and isinstance(value, Mapping):
+        of_items = arguments[1] if arguments else Any
+        return {key: _matched(f"{name} {key}", item, of_items) for key, item in value.items()}
+    elif isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        return parse_options(name, wanted, value)
+    # NumPy numbers are converted to plain ones, which checkpoints and JSON can hold.
+    elif wanted is float and isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(float(value)):
+                return float(value)
+    elif wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
+        if -(2**63) <= int(value) < 2**64:
+            return int(value)
+    elif wanted is Any or (wanted in (bool, str, types.NoneType) and isinstance(value, wanted)):
+        return value
     raise TypeError
-
-
-def _countable(value: Integral) -> int:
-    """`value` as an int; TypeError if it has more than 64 bits."""
-    if not -(2**63) <= int(value) < 2**64:
-        raise TypeError
-    return int(value)
-
-
-def _finite(value: Real) -> float:
-    """`value` as a float; TypeError if it is infinite, NaN or too large."""
-    try:
-        number = float(value)
-    except OverflowError:
-        raise TypeError from None
-    if not math.isfinite(number):
-        raise TypeError
-    return number
-
-
-def _unknown_option(method: str, name: str, valid: list[str]) -> str:
-    """The message for an option that `method` does not have."""
-    listed = ", ".join(valid) if valid else "none"
-    return f"{method}: unknown option '{name}'.{did_you_mean(name, valid)} Valid options: {listed}"
-
-
-def did_you_mean(name: object, valid: Sequence[str]) -> str:
-    """The suggestion of the closest of the `valid` names, to append to a message; empty if none is close."""
-    close = difflib.get_close_matches(str(name), valid, n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""

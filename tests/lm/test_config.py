@@ -66,12 +66,12 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batchsize": 3}, ["unknown key 'batchsize'", "did you mean 'batch_size'"]),
+        ({"batchsize": 3}, ["unknown key 'batchsize'", "Did you mean 'batch_size'"]),
         ({"zzz": 3}, ["unknown key 'zzz'", "--help"]),
         ({"nonmono": 3}, ["'nonmono'", "no effect", "optimizer sgd", "optimizer ntasgd"]),
         ({"decay_factor": 3}, ["'decay_factor'", "no effect", "schedule constant", "step", "plateau"]),
         ({"memory_length": 3}, ["'memory_length'", "no effect", "model awd_lstm", "model transformer_xl"]),
-        ({"model": "awd_lstn"}, ["awd_lstn", "did you mean awd_lstm"]),
+        ({"model": "awd_lstn"}, ["awd_lstn", "Did you mean 'awd_lstm'"]),
         ({"optimizer": ["sgd"]}, ["optimizer", "ntasgd"]),
         ({"schedule": "linear"}, ["linear", "cosine"]),
         ({"batch_size": "many"}, ["batch_size", "many", "whole number"]),
@@ -189,7 +189,7 @@ def test_unreadable_files_are_named(tmp_path: Path, content: bytes | None, word:
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["steps", "3"], "'steps'"), (["-steps"], "'steps' has no value"), (["-steps", "[1"], "-steps")],
+    [(["steps", "3"], "'steps'"), (["-steps"], "'-steps' has no value"), (["-steps", "[1"], "-steps")],
 )
 def test_arguments_that_are_not_settings(arguments: list[str], word: str) -> None:
     with pytest.raises(UserError, match=word):

@@ -99,7 +99,7 @@ def test_messy_text_trains(host: Host) -> None:
         ({"embedding": {"method": "define", "depth": 0, "map_dim": 8, "expand_dim": 32}}, ["depth", "0"]),
         ({"embedding": "funnel"}, ["embedding", "method"]),
         ({"embedding": "{[1]: 2}"}, ["embedding", "YAML"]),
-        ({"embeding": FUNNEL}, ["embeding", "did you mean"]),
+        ({"embeding": FUNNEL}, ["embeding", "Did you mean"]),
         ({"share_embeddings": False, "src_embedding": FUNNEL, "tgt_embedding": FUNNEL}, ["no effect"]),
         ({"src_embedding": {"method": "standard"}}, ["share_embeddings"]),
         ({"freeze_word_vecs_enc": True}, ["freeze_word_vecs_enc"]),

@@ -237,7 +237,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"model": "none.pt"}, "none.pt"),
     ({"model": "server.json"}, "server.json"),
-    ({"models": ["model.pt", 5]}, "has no model"),
+    ({"models": ["model.pt", 5]}, "5], but it must be a list whose items are each text"),
     ({"load": 1}, "load"),
     ({"timeout": "soon"}, "timeout"),
     ({"on_timeout": "explode"}, "explode"),

@@ -333,9 +333,9 @@ def test_averaging_needs_equal_vocabularies(trained: Trained, tmp_path: Path, er
 @pytest.mark.parametrize(
     ("content", "printed"),
     [
-        ("[]", "has no list of models; write it like"),
-        ("{}", "has no list of models"),
-        ('{"models": "x"}', "has no list of models"),
+        ("[]", "[] is not a mapping"),
+        ("{}", "'models' is missing"),
+        ('{"models": "x"}', "'models' is 'x', but it must be a list"),
         ('{"models": []}', "has no list of models"),
         ("{a", "cannot be read as JSON"),
     ],
