@@ -1,4 +1,4 @@
-"""Tools of the tests: loops inside tests, and the runner of drills."""
+"""The runner of drills."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-
-import pytest
-import torch
 
 from tests.drills.runner import (
     STILL_RUNNING,
@@ -22,47 +19,6 @@ from tests.drills.runner import (
     write_results,
     write_section,
 )
-from tests.helpers import in_turn
-
-
-@pytest.mark.parametrize("fails", [[], [2], [1, 3]], ids=str)
-def test_a_failure_names_all_failed_values(fails: list[int]) -> None:
-    seen = []
-
-    @in_turn("value", [1, 2, 3])
-    @in_turn("letter, other", [("a", "b")])
-    def check(value: int, letter: str, other: str) -> None:
-        seen.append((value, letter + other, torch.rand(1).item()))
-        assert value not in fails
-
-    if fails:
-        with pytest.raises(AssertionError, match=f"{len(fails)} of 3 fail: {'; '.join(map(str, fails))}$"):
-            check()
-    else:
-        check()
-    assert [value for value, *_ in seen] == [1, 2, 3]
-    assert len({tuple(rest) for _, *rest in seen}) == 1, "every value starts from the same random state"
-
-
-def test_missing_expected_exceptions_count() -> None:
-    @in_turn("value", [1])
-    def check(value: int) -> None:
-        with pytest.raises(ValueError):
-            int(str(value))
-
-    with pytest.raises(AssertionError, match="1 of 1 fail: 1") as failure:
-        check()
-    assert "DID NOT RAISE" in str(failure.value.__cause__)
-
-
-def test_a_loop_without_values_fails() -> None:
-    @in_turn("value", [])
-    def check(value: int) -> None:
-        raise AssertionError("never called")
-
-    with pytest.raises(AssertionError, match="no cases"):
-        check()
-
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 

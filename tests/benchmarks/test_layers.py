@@ -12,15 +12,14 @@ from benchmarks import compression, decoding, fitting, gpu, language_model, laye
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from recipes.common.tools import run_main
-from tests.helpers import check_each, in_turn
 
 TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
 
 
-@pytest.mark.slow_except("input")
+@pytest.mark.slow_except("*-input")
 @pytest.mark.parametrize("side", ["input", "output"])
-@in_turn("row", ROWS)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_method_can_be_measured(side, row) -> None:
     step = layers.SIDES[side](row, TINY)
     step()
@@ -192,11 +191,9 @@ def test_readme_tables_match_the_results() -> None:
     readme = gpu.README.read_text(encoding="utf-8")
     records = {"gpu": {"cases": []}, **read_records(gpu.RESULTS)}
 
-    def check(name: str) -> None:
+    for name, record in records.items():
         begin, end = f"<!-- BEGIN {name} -->", f"<!-- END {name} -->"
-        assert TABLES[name](records[name]) in readme[readme.index(begin) : readme.index(end)]
-
-    check_each(check, list(records))
+        assert TABLES[name](record) in readme[readme.index(begin) : readme.index(end)], name
 
 
 def test_records_of_other_benchmarks_are_kept(tmp_path: Path) -> None:

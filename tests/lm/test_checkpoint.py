@@ -25,7 +25,7 @@ from lm.train.loop import Trainer
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses
-from tests.helpers import alter, compress, in_turn
+from tests.helpers import alter, compress
 from tests.lm.runs import SMALL, log_lines, run, settings, small_corpus, write_model
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
@@ -182,7 +182,7 @@ def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any]
         load_model(path)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "changed",
     [
         lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
@@ -192,6 +192,7 @@ def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any]
         lambda tensor: tensor.to("meta"),
         lambda tensor: tensor.to(torch.complex64),
     ],
+    ids=["quantized", "nested", "jagged", "sparse", "meta", "complex"],
 )
 def test_tensors_of_other_kinds_fail(tmp_path: Path, changed: Callable[[torch.Tensor], object]) -> None:
     path = tmp_path / "model.pt"

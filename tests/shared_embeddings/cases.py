@@ -42,11 +42,14 @@ class Case:
     bias: str | None = None
     heavy: bool = False
 
+    def __str__(self) -> str:
+        return self.name
+
     def build(self, seed: int | None = 0, **changes: Any) -> se.SharedEmbedding:
         """Build the embedding, its weights drawn from ``seed``; ``changes`` replace fields of the row."""
         row = replace(self, **changes)
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         emb = se.build(
             row.method,
             num_embeddings=row.num_embeddings,

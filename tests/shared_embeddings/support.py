@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
 from shared_embeddings.quant.packed_tensor import inner_tensors
-from tests.helpers import in_turn_by
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 
 
@@ -101,27 +100,19 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = max(self.peak, sum(entry[1] for entry in self._alive.values()))
 
 
-def each_of(cases: Sequence[Case]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One test per method, a loop over its rows.
+def each_of(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """One test per row.
 
-    The first row of each kind (with and without output, bias, padding, clusters) is in the quick test, the
-    others, which differ in details, are in a slow one.
+    The first row of each kind (with and without output, bias, padding, clusters) is quick, the others, which
+    differ in details, are slow.
     """
-    groups: dict[str, dict[bool, list[Case]]] = {}
     kinds: set[tuple[object, ...]] = set()
+    rows = []
     for case in cases:
         kind = (case.method, case.output, case.bias is None, case.padding_idx is None, case.adaptive)
-        groups.setdefault(case.method, {}).setdefault(kind in kinds, []).append(case)
+        rows.append(pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (kind in kinds)))
         kinds.add(kind)
-    return in_turn_by(
-        "cases",
-        [
-            pytest.param(rows, id=f"{method}-more" if slow else method, marks=[pytest.mark.slow] * slow)
-            for method, parts in groups.items()
-            for slow, rows in parts.items()
-        ],
-        "case",
-    )
+    return pytest.mark.parametrize("case", rows)
 
 
 each_case = each_of(CASES)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case, by_name
 from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, each_of, gradients
 
@@ -237,7 +236,7 @@ def test_probabilities_equal_the_naive_ones(case: Case) -> None:
 
 
 @each_adaptive
-@in_turn("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float) -> None:
     emb, hidden, targets = exact(case)
     weight = torch.randn(9, dtype=torch.float64)
@@ -313,7 +312,7 @@ def test_invalid_targets_are_named_with_any_ignore_index() -> None:
 
 
 @each_adaptive
-@in_turn("lift", [-2.0, 1.5, 6.0])
+@pytest.mark.parametrize("lift", [-2.0, 1.5, 6.0])
 def test_predictions_are_the_most_probable_words_of_any_band(case: Case, lift: float) -> None:
     """More tokens than are processed at a time, with clusters made less or more probable."""
     emb = case.build().double()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import shared_embeddings as se
-from tests.helpers import in_turn
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "padding_idx": 3}
 DEFINE: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 3, "max_groups": 4, "output": "table"}
@@ -24,10 +23,12 @@ def without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def message(method: str, **options: Any) -> str:
-    """The message of the error that building raises."""
+    """The message of the error that building raises: one line."""
     with pytest.raises(se.OptionError) as error:
         se.build(method, **(SIZES | options))
-    return str(error.value)
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 400
+    return text
 
 
 def test_option_error_is_a_value_error() -> None:
@@ -182,61 +183,35 @@ NO_EFFECT = [
 ]
 
 
-Row = tuple[str, dict[str, Any], str]
+def each_row(rows: list[tuple[str, dict[str, Any], str]]) -> pytest.MarkDecorator:
+    """One test per row, called by its method and the option that the message names."""
+    return pytest.mark.parametrize(
+        "method, options, named", [pytest.param(*row, id=f"{row[0]}-{row[2]}") for row in rows]
+    )
 
 
-@in_turn("method, options, named", UNKNOWN)
-def test_unknown_option(method: str, options: dict[str, Any], named: str) -> None:
+@each_row(UNKNOWN + MISSING + WRONG_TYPE + IMPOSSIBLE + NO_EFFECT)
+def test_the_message_names_the_option(method: str, options: dict[str, Any], named: str) -> None:
     assert named in message(method, **options)
 
 
-@in_turn("method, options, named", NOT_OF_THE_MAP)
+@each_row(NOT_OF_THE_MAP)
 def test_invalid_options_of_the_map(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert named in text and "map_options" in text
 
 
-@in_turn("method, options, named", MISSING)
-def test_missing_option(method: str, options: dict[str, Any], named: str) -> None:
-    assert named in message(method, **options)
-
-
-@in_turn("method, options, named", WRONG_TYPE)
-def test_wrong_type(method: str, options: dict[str, Any], named: str) -> None:
-    assert named in message(method, **options)
-
-
-@in_turn("method, options, named", UNKNOWN_VALUE)
+@each_row(UNKNOWN_VALUE)
 def test_unknown_value_is_shown_with_the_option(method: str, options: dict[str, Any], named: str) -> None:
     text = message(method, **options)
     assert named in text and str(options[named]) in text
 
 
-@in_turn("method, options, named", IMPOSSIBLE)
-def test_impossible_size(method: str, options: dict[str, Any], named: str) -> None:
-    assert named in message(method, **options)
-
-
-@in_turn("method, options, named", NO_EFFECT)
-def test_option_without_effect(method: str, options: dict[str, Any], named: str) -> None:
-    assert named in message(method, **options)
-
-
-COUNTABLE = [
-    row for row in UNKNOWN + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT if row[2] != "padding_idx"
-]
-
-
-@in_turn("method, options, named", COUNTABLE)
+@each_row(
+    [row for row in UNKNOWN + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT if row[2] != "padding_idx"]
+)
 def test_counting_and_building_reject_the_same_options(
     method: str, options: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(se.OptionError) as error:
-        se.num_parameters(method, **(without(SIZES | options, "padding_idx")))
-    assert named in str(error.value)
-
-
-@in_turn("method, options, named", UNKNOWN + MISSING + WRONG_TYPE + UNKNOWN_VALUE + IMPOSSIBLE + NO_EFFECT)
-def test_a_message_is_one_line(method: str, options: dict[str, Any], named: str) -> None:
-    text = message(method, **options)
-    assert "\n" not in text and len(text) < 400
+    with pytest.raises(se.OptionError, match=named):
+        se.num_parameters(method, **without(SIZES | options, "padding_idx"))

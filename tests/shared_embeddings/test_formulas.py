@@ -13,7 +13,6 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.methods.alone import AloneOptions
-from tests.helpers import in_turn
 
 from .cases import CASES, Case, by_name
 from .references import (
@@ -175,7 +174,7 @@ def test_alone_with_binary_filters_worked_example() -> None:
 
 
 ALONE_CASES = [case for case in CASES if case.method == "alone"]
-each_alone = in_turn("case", ALONE_CASES)
+each_alone = pytest.mark.parametrize("case", ALONE_CASES, ids=str)
 
 
 def naive_alone(emb: se.SharedEmbedding) -> Tensor:

@@ -23,7 +23,6 @@ from shared_embeddings.quant.codecs import trellis
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.tracing import cache_tensor
-from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
 from tests.shared_embeddings.support import assert_same_gradients, gradients
 from tests.shared_embeddings.support import each_case as every_case
@@ -226,7 +225,7 @@ def held(module: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
     return module
 
 
-@in_turn("case", CASES)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
     found = exported(case.build(), tmp_path / "embedding.onnx")

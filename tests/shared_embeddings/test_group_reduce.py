@@ -14,7 +14,6 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.loss import linear_cross_entropy
 from shared_embeddings.methods import group_reduce as group_reduction
-from tests.helpers import in_turn
 
 from .cases import CASES, Case
 from .references import with_bias, zero_row
@@ -94,8 +93,8 @@ def test_group_funneling_worked_example() -> None:
 GROUP_CASES = [case for case in CASES if case.method == "group_reduce"]
 
 
-@in_turn("case", GROUP_CASES)
-@in_turn("by_frequency", [True, False])
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("by_frequency", [True, False])
 def test_equals_the_naive_products_in_value_and_gradient(case: Case, by_frequency: bool) -> None:
     emb = case.build() if by_frequency else shuffled(case.build())
     expected = naive_table(emb, case.options.get("activation"), case.padding_idx)
@@ -112,8 +111,8 @@ def test_equals_the_naive_products_in_value_and_gradient(case: Case, by_frequenc
     torch.testing.assert_close(emb(ids), expected[ids])
 
 
-@in_turn("case", GROUP_CASES)
-@in_turn("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("case", GROUP_CASES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_of_shuffled_groups_equals_the_dense_one(case: Case, smoothing: float) -> None:
     emb = shuffled(case.build())
     hidden, targets = case.hidden(40, scale=3.0), torch.randint(case.num_embeddings, (40,))
@@ -221,9 +220,9 @@ def segments(*widths: tuple[int, int], tokens: int = 300) -> tuple[list[Tensor],
     return hiddens, codes, torch.randint(sum(v for v, _ in widths), (tokens,), generator=generator)
 
 
-@in_turn("masked", [None, 0, 9, 10, 129])
-@in_turn("smoothing", [0.0, 0.2])
-@in_turn("reduction", ["mean", "none"])
+@pytest.mark.parametrize("masked", [None, 0, 9, 10, 129])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_segments_share_one_softmax(masked: int | None, smoothing: float, reduction: str) -> None:
     hiddens, codes, targets = segments((10, 3), (1, 5), (119, 2))
     scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)

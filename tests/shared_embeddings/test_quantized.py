@@ -17,7 +17,6 @@ from shared_embeddings.quant.codec import Codec, codecs
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.options import OptionError
-from tests.helpers import in_turn
 
 WORDS, DIM = 300, 48
 CODECS = sorted(codecs().keys() - {"principal"})  # whose words without bits are not zero
@@ -39,7 +38,7 @@ def stored_bits(embedding: se.SharedEmbedding) -> int:
 
 
 @pytest.mark.slow
-@in_turn("codec", CODECS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_a_fit_takes_at_most_the_bytes_of_its_options(codec: str) -> None:
     for bits in (0.75, 2, 2.6):
         options = {"bits": bits, "codec": codec}
@@ -76,7 +75,7 @@ def test_words_without_bits_are_zero() -> None:
     assert torch.equal((rows == 0).all(dim=1), is_zero)
 
 
-@in_turn("codec", CODECS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = fitted(COUNTS, bits=2.5, codec=codec).eval()
     hidden, targets = torch.randn(7, DIM), torch.randint(WORDS, (7,))
@@ -95,7 +94,7 @@ def test_evaluation_never_builds_the_table(codec: str, monkeypatch: pytest.Monke
         assert embedding(targets).shape == (7, DIM)
 
 
-@in_turn("codec", codecs())
+@pytest.mark.parametrize("codec", codecs())
 def test_all_widths_in_every_dtype(codec: str) -> None:
     """Training and packed form, among them words without bits and with fractions of a bit."""
     targets = torch.arange(0, WORDS, 20)
@@ -127,7 +126,7 @@ def test_all_widths_in_every_dtype(codec: str) -> None:
                     torch.testing.assert_close(loss.double(), exact_loss, rtol=0.05, atol=0.05)
 
 
-@in_turn("codec", codecs())
+@pytest.mark.parametrize("codec", codecs())
 def test_tables_of_any_size_and_content(codec: str) -> None:
     """Among them some in which no word has codes, since one codebook takes more bytes than the table."""
     for words, dim in ((1, 1), (1, 8), (2, 1), (2, 64), (3, 5), (50, 1)):
@@ -147,7 +146,7 @@ def test_codes_are_packed_in_memory() -> None:
     assert held < stored_bits(embedding) / 8
 
 
-@in_turn("codec", CODECS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_words_can_be_removed(codec: str) -> None:
     embedding = fitted(COUNTS, bits=1.5, codec=codec)
     # Then one of the widths only, then one word.
@@ -168,7 +167,7 @@ def test_training_moves_scales_and_levels_but_no_codes() -> None:
     assert changed == {"row_scales", "levels2"}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "options, message",
     [
         ({"bits": 0.2}, "from 0.25 to 8"),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from shared_embeddings import loss as loss_module
 from shared_embeddings.loss import pad_to_multiple
-from tests.helpers import in_turn
 from tests.shared_embeddings.cases import Case, by_name
 from tests.shared_embeddings.support import MemoryMeter, assert_same_gradients, each_output_case, gradients
 
@@ -161,8 +160,10 @@ def test_the_meter_sees_the_scores_of_the_dense_loss() -> None:
     assert meter.peak >= 2 * TOKENS * VOCABULARY * 4
 
 
-@in_turn("case", MEMORY_CASES)
-@in_turn("options", [{}, {"label_smoothing": 0.1, "reduction": "none"}])
+@pytest.mark.parametrize("case", MEMORY_CASES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1, "reduction": "none"}], ids=["plain", "smoothed"]
+)
 def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str, object]) -> None:
     emb = case.build()
     hidden = case.hidden(TOKENS)
@@ -173,7 +174,7 @@ def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str,
     assert meter.peak < dense.peak / 4
 
 
-@in_turn("case", MEMORY_CASES)
+@pytest.mark.parametrize("case", MEMORY_CASES, ids=str)
 def test_predictions_need_no_more_memory(case: Case) -> None:
     emb = case.build().eval()
     hidden = case.hidden(TOKENS).detach()
@@ -184,8 +185,8 @@ def test_predictions_need_no_more_memory(case: Case) -> None:
     assert meter.peak < TOKENS * VOCABULARY * 4 / 2
 
 
-@in_turn("case", MEMORY_CASES)
-@in_turn("tokens", [127, 128, 129, 700])
+@pytest.mark.parametrize("case", MEMORY_CASES, ids=str)
+@pytest.mark.parametrize("tokens", [127, 128, 129, 700])
 def test_results_do_not_depend_on_the_size_of_a_chunk(case: Case, tokens: int) -> None:
     emb = case.build()
     hidden = case.hidden(tokens, scale=3.0)
@@ -213,27 +214,25 @@ def test_low_precision_accumulates_in_single_precision(case: Case) -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
 
 
-@pytest.mark.slow_except("compositional_code")
+@pytest.mark.slow_except("compositional-code*")
 @each_output_case
-@in_turn("shape", [(1, 1), (8, 8), (5, 13)])
-def test_ignored_tokens_do_not_count(
-    case: Case, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ignored_tokens_do_not_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     emb = case.build()
-    hidden = case.hidden(*shape)
-    targets = torch.randint(case.num_embeddings, shape)
-    results = []
-    for even in (64, 1):
-        monkeypatch.setattr(loss_module, "_CPU_EVEN_TOKENS", even)
-        with torch.autocast("cpu", torch.bfloat16):
-            losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
-            mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
-        assert losses.shape == predictions.shape == shape
-        results.append((losses, mean, total, gradients(emb, mean, hidden)))
-    (*values, evened), (*expected, wanted) = results
-    torch.testing.assert_close(values, expected, rtol=1e-2, atol=1e-2)
-    for name, gradient in wanted.items():
-        assert (evened[name] - gradient).norm() <= 0.05 * gradient.norm() + 1e-5, name
+    for shape in ((1, 1), (8, 8), (5, 13)):
+        hidden = case.hidden(*shape)
+        targets = torch.randint(case.num_embeddings, shape)
+        results = []
+        for even in (64, 1):
+            monkeypatch.setattr(loss_module, "_CPU_EVEN_TOKENS", even)
+            with torch.autocast("cpu", torch.bfloat16):
+                losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
+                mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
+            assert losses.shape == predictions.shape == shape
+            results.append((losses, mean, total, gradients(emb, mean, hidden)))
+        (*values, evened), (*expected, wanted) = results
+        torch.testing.assert_close(values, expected, rtol=1e-2, atol=1e-2)
+        for name, gradient in wanted.items():
+            assert (evened[name] - gradient).norm() <= 0.05 * gradient.norm() + 1e-5, name
 
 
 def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:

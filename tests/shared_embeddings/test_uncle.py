@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import shared_embeddings as se
-from tests.helpers import in_turn
 
 from .cases import CASES, Case, by_name
 from .references import with_bias
 from .support import MemoryMeter, assert_same_gradients, gradients
 
 UNCLE_CASES = [case for case in CASES if case.method == "uncle"]
-each_uncle = in_turn("case", UNCLE_CASES)
+each_uncle = pytest.mark.parametrize("case", UNCLE_CASES, ids=str)
 
 
 def build(
@@ -141,8 +140,8 @@ def naive_losses(
 
 
 @each_uncle
-@in_turn("smoothing", [0.0, 0.2])
-@in_turn("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_loss_and_gradients_by_loops(case: Case, smoothing: float, reduction: str) -> None:
     emb = case.build()
     with torch.no_grad():
@@ -218,7 +217,7 @@ each_large = pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 
 
 @each_large
-@in_turn("tokens", [127, 256, 257, 700])
+@pytest.mark.parametrize("tokens", [127, 256, 257, 700])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["single", "low"])
 def test_large_vocabularies_in_blocks(case: Case, tokens: int, precision: torch.dtype) -> None:
     emb = case.build()

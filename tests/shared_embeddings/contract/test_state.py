@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from tests.helpers import in_turn
 from tests.shared_embeddings.cases import VOCABULARY, Case, by_name
 from tests.shared_embeddings.support import (
     all_ids,
@@ -245,7 +244,7 @@ CHANGES: dict[str, Callable[[se.SharedEmbedding, Case], object]] = {
 
 
 @each_case
-@in_turn("change", list(CHANGES))
+@pytest.mark.parametrize("change", list(CHANGES))
 def test_cache_is_cleared_when_parameters_change(case: Case, change: str) -> None:
     emb = case.build().eval()
     hidden = case.hidden(4).detach()

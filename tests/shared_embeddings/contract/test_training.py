@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import yaml
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
-from tests.helpers import in_turn
 from tests.shared_embeddings.cases import CASES, PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     all_ids,
@@ -168,7 +168,7 @@ def test_parameter_groups_have_each_parameter_once(case: Case) -> None:
 
 
 @each_case
-@in_turn("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
     emb, exact = case.build().to(dtype), case.build()
     exact.load_state_dict(
@@ -198,7 +198,7 @@ def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
 
 
 @each_case
-@in_turn("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_packed_in_every_dtype(case: Case, dtype: torch.dtype) -> None:
     """An embedding that is packed takes and gives numbers of its own dtype, like before."""
     emb = case.build().to(dtype).eval()

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 import shared_embeddings.hosts.hf as hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.export import onnx_file
-from tests.helpers import in_turn
 from tests.shared_embeddings.hf.models import (
     FAMILIES,
     IDS,
@@ -179,7 +178,7 @@ def export_dense(model: Path, output: Path, *more: str) -> int:
     return main(["export", "--format", "dense", "--model", str(model), "--output", str(output), *more])
 
 
-@in_turn("kind", ["gemma3", "t5_untied", "marian_two_vocabularies", "bert"])
+@pytest.mark.parametrize("kind", ["gemma3", "t5_untied", "marian_two_vocabularies", "bert"])
 def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     model, plain, original = (tmp_path / f"{kind}_{name}" for name in ("model", "plain", "original"))
     shrink(kind, model)
@@ -193,7 +192,7 @@ def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(scores(loaded), scores(hf.load(model)), rtol=1e-4, atol=1e-4)
 
 
-@in_turn("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dense_export_of_rotated_codes(dtype: torch.dtype, tmp_path: Path) -> None:
     """Both sides of one table round differently, here with a width that is not that of the model."""
     model, small, plain = (tmp_path / f"{dtype}_{name}" for name in ("model", "small", "plain"))

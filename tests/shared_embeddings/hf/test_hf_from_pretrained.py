@@ -22,7 +22,6 @@ from shared_embeddings.hosts.hf.entry import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
 from tests.helpers import (
-    check_each,
     example,
 )
 from tests.shared_embeddings.hf.models import DIM, FAMILIES, IDS, KINDS, WORDS, scores, shrink
@@ -73,30 +72,26 @@ def test_every_family(tmp_path: Path, store: str) -> None:
         assert torch.equal(hidden(transformers.AutoModel.from_pretrained(base)), hidden(body)), kind
 
 
-@pytest.mark.slow_except("int8")
+def goes_into_models(method: str) -> bool:
+    """Whether `compress` puts a method into the models of these tests."""
+    emb = se.build(method, num_embeddings=WORDS, embedding_dim=DIM, **example(method, WORDS, DIM))
+    return emb.has_linear_scores and emb.score_dim == DIM
+
+
+@pytest.mark.slow_except("int8-*")
+@pytest.mark.parametrize("method", [name for name in se.methods() if goes_into_models(name)])
 @pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
-def test_every_method(tmp_path: Path, store: str) -> None:
+def test_every_method(tmp_path: Path, store: str, method: str) -> None:
     """In both dtypes, and after saving and loading."""
-
-    def check(method: str) -> None:
-        options = example(method, WORDS, DIM)
-        emb = se.build(method, num_embeddings=WORDS, embedding_dim=DIM, **options)
-        if not emb.has_linear_scores or emb.score_dim != DIM:
-            return  # compress does not put it into these models
-        small, again = tmp_path / method, tmp_path / f"{method}_again"
-        wanted = scores(shrink("qwen2", small, store, method, **options))
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        model = load(small)
-        if store == "fp32":
-            torch.testing.assert_close(scores(model), wanted)
-        model.save_pretrained(again)
-        assert torch.equal(scores(load(again)), scores(model))
-        assert scores(load(small, dtype=torch.bfloat16)).dtype == torch.bfloat16
-        checked.append(method)
-
-    checked: list[str] = []
-    check_each(check, se.methods())
-    assert len(checked) > 6
+    small, again = tmp_path / "small", tmp_path / "again"
+    wanted = scores(shrink("qwen2", small, store, method, **example(method, WORDS, DIM)))
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(small)
+    if store == "fp32":
+        torch.testing.assert_close(scores(model), wanted)
+    model.save_pretrained(again)
+    assert torch.equal(scores(load(again)), scores(model))
+    assert scores(load(small, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_disk_offload(tmp_path: Path) -> None:
