@@ -21,6 +21,7 @@ from recipes.common.tools import run_main
 from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
 from shared_embeddings.compress.targets import Target
+from shared_embeddings.methods.quantized import DEFAULT_CODEC
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
 
@@ -94,7 +95,7 @@ def as_table(record: Record) -> str:
 
 def name_of(one: Record) -> str:
     """The method of a trial and its options."""
-    codec = {"codec": "trellis"} if one["method"] == "quantized" else {}
+    codec = {"codec": DEFAULT_CODEC} if one["method"] == "quantized" else {}
     return ", ".join([one["method"], *map(str, {**codec, **one["options"]}.values())])
 
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import shared_embeddings as se
 from benchmarks.measuring import median_times, parser_of, publish, read_record, resident
 from recipes.common.tools import run_main
+from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.storage import packed_bytes
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.path_options import PathOption
@@ -44,18 +45,15 @@ TABLES = [
     Table("plain, fp32", "float32", {}),
     Table("plain, bf16", "bfloat16", {}),
     *(
-        Table(f"{codec}, {bits} bits", None, {"codec": codec, "bits": float(bits)})
-        for codec, widths in {
-            "uniform": (8, 4, 2),
-            "lloyd_max": (4, 2),
-            "residual": (4, 2),
-            "trellis": (4, 2),
-            "spectral": (4, 2),
-            "principal": (4, 2),
-        }.items()
-        for bits in widths
+        Table(f"{name}, {bits} bits", None, {"codec": name, "bits": float(bits)})
+        for name, codec in codecs().items()
+        for bits in ((8, 4, 2) if codec.has_groups else (4, 2))
     ),
-    Table("uniform, 4 bits, groups of 128", None, {"codec": "uniform", "bits": 4.0, "group_size": 128}),
+    *(
+        Table(f"{name}, 4 bits, groups of 128", None, {"codec": name, "bits": 4.0, "group_size": 128})
+        for name, codec in codecs().items()
+        if codec.has_groups
+    ),
 ]
 
 

@@ -35,6 +35,7 @@ from benchmarks.measuring import Record, added_peak, earlier_record, parser_of, 
 from recipes.common.tools import run_main
 from shared_embeddings.compress.suggest import suggest
 from shared_embeddings.compress.targets import options_within
+from shared_embeddings.quant.codec import codecs
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
@@ -43,18 +44,10 @@ from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.words.classes import train_word_vectors
 
 _QUANTIZED = "quantized"
-_CODECS = {
-    "uniform": (4,),
-    "lloyd_max": (4,),
-    "residual": (4, 2, 1),
-    "trellis": (4, 2, 1),
-    "spectral": (4, 2, 1),
-    "principal": (2,),
-}
 # What is fitted: methods with their default options, and `quantized` with a codec and a number of bits.
 NAMES = [
     *(method for method in se.methods() if method != _QUANTIZED),
-    *(f"{_QUANTIZED}, {codec}, {bits} bits" for codec, widths in _CODECS.items() for bits in widths),
+    *(f"{_QUANTIZED}, {codec}, {bits} bits" for codec in codecs() for bits in (4, 2, 1)),
 ]
 # Rows of the drawn table at a time, and the decay of its spectrum.
 _BLOCK, _DECAY = 8192, 0.35

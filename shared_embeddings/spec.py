@@ -60,8 +60,6 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
         file_options: the options that name files about words; see `for_vocabulary`.
         default_store: the storage dtype unless `compress --store` names another one.
-        candidates: options that `compress` tries when no method is given; empty if the method loses more
-            quality than others at all sizes, or is slow to fit.
         fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
         output_bias: whether a trained bias is added to the score of every word.
     """
@@ -74,7 +72,6 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     fit_bound: ClassVar[float]
     file_options: ClassVar[tuple[str, ...]] = ()
     default_store: ClassVar[str] = "fp32"
-    candidates: ClassVar[tuple[Candidate, ...]] = ()
     fullgraph_limit: ClassVar[str | None] = None
 
     output_bias: bool = option("Adds a trained bias to the score of every word.", False)
@@ -135,6 +132,14 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         Yields nothing if the method is impossible for V words in D dimensions.
         """
         raise NotImplementedError
+
+    @classmethod
+    def candidates(cls) -> Sequence[Candidate]:
+        """The options that `compress` tries when no method is given.
+
+        None, the default, if the method loses more quality than others at all sizes, or is slow to fit.
+        """
+        return ()
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:

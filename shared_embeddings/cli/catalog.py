@@ -82,7 +82,9 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
     options_class = find_spec(method)
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
-        yield field.name, describe_type(hints[field.name]), _default(field), field.metadata["description"]
+        description = field.metadata["description"]
+        text = description() if callable(description) else description
+        yield field.name, describe_type(hints[field.name]), _default(field), text
 
 
 def methods_table() -> str:

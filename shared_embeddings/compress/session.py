@@ -611,8 +611,8 @@ def check_files(
 
 def candidates() -> Iterator[tuple[str, Candidate]]:
     """The candidates of all methods; those of the method with the most come first."""
-    for method in sorted(methods(), key=lambda name: -len(find_spec(name).candidates)):
-        for candidate in find_spec(method).candidates:
+    for method in sorted(methods(), key=lambda name: -len(find_spec(name).candidates())):
+        for candidate in find_spec(method).candidates():
             yield method, candidate
 
 

@@ -96,9 +96,9 @@ def serialized(table: TableGraph) -> bytes:
 
 def _is_packable(module: QuantizedEmbedding) -> bool:
     """Whether ONNX Runtime reads the codes of an embedding."""
-    options, rates = module.options, list(module.word_counts)
-    has_size = block_size(module.embedding_dim, options.group_size) > 0
-    return options.codec == "uniform" and rates in ([4], [8]) and has_size
+    rates = list(module.word_counts)
+    has_size = block_size(module.embedding_dim, module.options.group_size) > 0
+    return len(rates) == 1 and rates[0] in module.codec.onnx_rates and has_size
 
 
 def _add_blocks(graph: GraphBuilder, module: QuantizedEmbedding, has_output: bool) -> str:

@@ -96,8 +96,12 @@ class VectorsModel(WordTokens):
         ]
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options unchanged."""
-        del table, method
+        """The options unchanged.
+
+        Raises:
+            UserError: `load_vectors.py` could not decode the codec.
+        """
+        check_decoder(method, options)
         return dict(options)
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
@@ -147,7 +151,6 @@ class VectorsModel(WordTokens):
         """Write a safetensors file, and the module that reads it with numpy, all or nothing."""
         words = np.frombuffer("\n".join(self.words).encode("utf-8"), np.uint8)
         settings = {"method": self.module.method, **self.module.stored_options()}
-        check_decoder(self.module.method, settings)
         sizes = [self.module.num_embeddings, self.module.embedding_dim]
         metadata = {
             "format": load_vectors.FORMAT,

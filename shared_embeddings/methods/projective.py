@@ -26,7 +26,6 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
     summary = "V x R times R x D"
     grid_choice = "the largest rank"
     fit_bound = 0.6
-    candidates = (Candidate({}, "int8"),)
 
     rank: int = option("R, the width of the narrow vectors, from 1 to D.")
 
@@ -42,6 +41,11 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
         """All ranks."""
         yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+
+    @classmethod
+    def candidates(cls) -> list[Candidate]:
+        """Factors in 8 bits."""
+        return [Candidate({}, "int8")]
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:

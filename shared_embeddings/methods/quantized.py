@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +25,7 @@ from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.options import option, require, require_at_least, require_seed
 
-if TYPE_CHECKING:
-    CodecName = str
-else:
-    CodecName = Literal[tuple(codecs())]
-
-DEFAULT_CODEC = "trellis"
+DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on.
 _SAMPLE = 2**15
 
@@ -44,21 +39,26 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
-    candidates = (
-        Candidate({}, "fp16"),
-        *(Candidate({"codec": codec}, "fp16") for codec in codecs() if codec != DEFAULT_CODEC),
-    )
 
     bits: float = option(
-        "The mean bits of the code of a number, from 0.25 to 8; words that get none are zero. Scales take 8 "
-        "bits more for each row, or 16 for each group with codec uniform; codec principal has none."
+        "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
+        "for each row, or 16 for each group of numbers."
     )
-    codec: CodecName = option(
-        "All but uniform and principal rotate the rows first. "
-        + " ".join(f"{name}: {codec.about}." for name, codec in codecs().items()),
+    # Evaluated in every check, which includes codecs that are registered later.
+    codec: Literal[tuple(codecs())] = option(  # type: ignore[valid-type]
+        lambda: (
+            f"All but {' and '.join(_codecs_that(lambda codec: not codec.rotates))} rotate the rows first. "
+            + " ".join(f"{name}: {codec.about}." for name, codec in codecs().items())
+        ),
         DEFAULT_CODEC,
     )
-    group_size: int = option("The numbers that share a scale, for codec uniform only.", 32)
+    group_size: int = option(
+        lambda: (
+            "The numbers that share a scale, for codec "
+            f"{' and '.join(_codecs_that(lambda codec: codec.has_groups))} only."
+        ),
+        DEFAULT_GROUP,
+    )
     count_exponent: float = option(
         "Words get bits by their count to this power when token counts are known; 0 ignores the counts.", 0.5
     )
@@ -67,9 +67,13 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         "The number of words with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.", ()
     )
     directions: tuple[int, ...] = option(
-        "For codec principal: for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits. "
-        "For spectral: the number of reflections, then the same with 1/2 and 1/4 bits after 8. Set when the "
-        "embedding is fitted.",
+        lambda: (
+            " ".join(
+                f"For codec {name}: {codecs()[name].about_layout}."
+                for name in _codecs_that(lambda codec: bool(codec.about_layout))
+            )
+            + " Set when the embedding is fitted."
+        ),
         (),
     )
 
@@ -80,8 +84,9 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         )
         require_at_least("group_size", self.group_size, 1)
         require(
-            codecs()[self.codec].has_groups or self.group_size == 32,
-            f"option 'group_size' has no effect with codec {self.codec}; remove it or choose uniform",
+            codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
+            f"option 'group_size' has no effect with codec {self.codec}; remove it or choose codec "
+            + " or ".join(_codecs_that(lambda codec: codec.has_groups)),
         )
         require(
             0.0 <= self.count_exponent <= 1.0,
@@ -123,8 +128,14 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Trellis codes of 0.25 to 8 bits."""
+        """The default codec with 0.25 to 8 bits."""
         yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
+
+    @classmethod
+    def candidates(cls) -> list[Candidate]:
+        """Every codec, the default first."""
+        others = [Candidate({"codec": name}, "fp16") for name in codecs() if name != DEFAULT_CODEC]
+        return [Candidate({}, "fp16"), *others]
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
@@ -138,6 +149,11 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
                 if name != DEFAULT_CODEC
             },
         }
+
+
+def _codecs_that(is_wanted: Callable[[type[Codec]], bool]) -> list[str]:
+    """The names of some of the codecs."""
+    return [name for name, codec in codecs().items() if is_wanted(codec)]
 
 
 @register("quantized", QuantizedOptions)

@@ -1,7 +1,8 @@
 """What a codec provides: bytes for rows of a table, and rows for bytes. Also the codecs by name.
 
-A codec is one file in `shared_embeddings.quant.codecs` with a class that `register` names. It is then a value
-of the option `codec` of `quantized`, a candidate of ``compress``, and a case of the tests and benchmarks.
+A codec is one file in `shared_embeddings.quant.codecs`, or any other that is imported, with a class that
+`register` names. It is then a value of the option `codec` of `quantized`, a candidate of ``compress``, and a
+case of the tests and benchmarks.
 
 A row has a *rate*, the bits of each of its numbers, such as 4 or 0.5. Codecs see rows after the rotation, if
 they want one.
@@ -70,10 +71,12 @@ class Codec(ABC):
         rotates: whether rows are rotated before they are encoded.
         has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row at
             most, which 8 bits are enough for.
+        about_layout: what the option `directions` lists, for the description of that option.
         example_bits: a typical rate, for tests.
+        onnx_rates: those whose codes ONNX Runtime reads: ``(code - 2**(rate - 1)) * scale`` by groups.
         standalone: functions that decode rows with numpy only; the last one is called as
             `shared_embeddings.quant.decoder.DECODERS` says. They may use what that module imports and has.
-            Without any, models that are also loaded without the library refuse to be saved.
+            Without any, models that are also loaded without the library are not compressed.
         rates: those that it supports, ascending from 0, which stands for rows without codes.
     """
 
@@ -81,7 +84,9 @@ class Codec(ABC):
     about: ClassVar[str]
     rotates: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    about_layout: ClassVar[str] = ""
     example_bits: ClassVar[float] = 4.0
+    onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
     rates: tuple[float, ...] = RATES[:9]
 

@@ -31,9 +31,10 @@ def program(file: Path) -> str:
 
 
 def check_decoder(method: str, options: Mapping[str, Any]) -> None:
-    """Raise UserError if an embedding has a codec that no program decodes."""
-    name = options.get("codec", "trellis")
-    if method == "quantized" and not codecs()[name].standalone:
+    """Raise UserError if an embedding has a codec that no program decodes; the default codec has one."""
+    codec = codecs().get(str(options.get("codec")))
+    if method == "quantized" and codec is not None and not codec.standalone:
         raise UserError(
-            f"codec {name} has no stand-alone decoder, so only this library could load it; choose another"
+            f"codec {codec.name} has no stand-alone decoder, so programs without this library could not load "
+            "the model; choose another"
         )

@@ -37,7 +37,7 @@ class OptionError(UserError):
 
 
 def option(
-    description: str,
+    description: str | Callable[[], str],
     default: Any = dataclasses.MISSING,
     *,
     factory: Any = dataclasses.MISSING,
@@ -46,7 +46,7 @@ def option(
     """A field of an options dataclass, with the description that ``shared-embeddings methods`` prints.
 
     Args:
-        description: what the option does, in one or two sentences.
+        description: what the option does, in one or two sentences, or a function that describes it.
         default: the value when the option is omitted; an option without a default is required.
         factory: makes the default of an option whose values are mutable.
         repr: whether the value is part of the options' ``repr``.

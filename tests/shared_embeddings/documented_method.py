@@ -9,9 +9,9 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding_a_method.md"
 
 
-def source() -> str:
-    """The Python file in the document."""
-    return DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+def source(number: int = 0) -> str:
+    """One of the Python files in the document."""
+    return DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1 + number].split("```")[0]
 
 
 MODULE = types.ModuleType("documented_method")

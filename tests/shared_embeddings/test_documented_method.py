@@ -1,7 +1,8 @@
-"""The method in docs/adding_a_method.md works everywhere once it is registered."""
+"""The method and the codec in docs/adding_a_method.md work everywhere once they are registered."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -10,16 +11,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.shared_embeddings.documented_method import source
+from tests.shared_embeddings.hf import models
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "tests.shared_embeddings.documented_method"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def run(*command: str) -> str:
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     """The output of a Python process that must succeed."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+        [sys.executable, *command],
+        cwd=cwd,
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -68,3 +78,101 @@ def test_contract_tests_run_unchanged(tests: list[str], least: int) -> None:
     chosen = ["-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", *tests]
     passed = re.search(r"(\d+) passed", run(*chosen))
     assert passed is not None and int(passed[1]) >= least
+
+
+# Takes the documented codec, in module `even`, from a table to files, with the library.
+WITH_THE_LIBRARY = """
+import contextlib, io, sys, torch, even
+import shared_embeddings as se
+from pathlib import Path
+from benchmarks import decoding, fitting
+from shared_embeddings.cli.main import main
+from shared_embeddings.compress.session import candidates
+from shared_embeddings.hosts import hf
+from tests.shared_embeddings.hf.models import scores
+
+def compress(model, output):
+    asked = ["--method", "quantized", "--codec", "even", "--bits", "4", "--store", "fp16"]
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()):
+        code = main(["compress", "--model", model, "--output", output, *asked])
+    return code, errors.getvalue()
+
+built = se.build("quantized", num_embeddings=9, embedding_dim=8, bits=2, codec="even")
+assert built.logits(torch.randn(2, 8)).shape == (2, 9)
+rows = torch.randn(200, 32)
+_, report = se.fit("quantized", rows, bits=4, codec="even")
+assert report.relative_error < 0.15
+assert "even" in [candidate.options.get("codec") for _, candidate in candidates()]
+assert "even" in se.options("quantized").examples(40, 16)
+assert "even, 4 bits" in [table.name for table in decoding.TABLES]
+assert "quantized, even, 4 bits" in fitting.NAMES
+with contextlib.redirect_stdout(io.StringIO()) as listed:
+    main(["methods"])
+assert "even: evenly spaced levels" in " ".join(listed.getvalue().split())
+
+for model, output in (("model", "small"), ("table.vec", "small.safetensors")):
+    found = compress(model, output)
+    assert found[0] == 0, found
+model = hf.load(Path("small"))
+assert model.shared_embeddings["words"].options.codec == "even"
+torch.save(scores(model), "scores.pt")
+
+# Without a decoder, models are refused before anything is fitted.
+even.EvenCodec.standalone = ()
+even.EvenCodec.encode = None
+Path("others").mkdir()
+for model, output in (("model", "other"), ("table.vec", "others/table.safetensors")):
+    code, errors = compress(model, output)
+    # Without the progress bar of transformers.
+    lines = [line for line in errors.splitlines() if "Loading weights" not in line and line.strip()]
+    assert code == 2 and len(lines) == 1 and "codec even has no stand-alone decoder" in lines[0], errors
+    assert not Path(output).exists()
+"""
+
+WITHOUT_THE_LIBRARY = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("small", trust_remote_code=True).eval()
+ids = torch.tensor({ids})
+with torch.no_grad():
+    found = model(ids, attention_mask=torch.ones_like(ids)).logits
+torch.testing.assert_close(found, torch.load("scores.pt"), rtol=1e-4, atol=1e-4)
+assert "shared_embeddings" not in sys.modules
+"""
+
+
+def test_a_codec_is_one_file(tmp_path: Path) -> None:
+    """From the file to compressed models, with the library and without."""
+    (tmp_path / "even.py").write_text(source(1))
+    models.write("gemma", tmp_path / "model")
+    vectors = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
+    lines = [f"w{word} " + " ".join(map(str, row)) for word, row in enumerate(vectors.tolist())]
+    (tmp_path / "table.vec").write_text("\n".join(["60 16", *lines]) + "\n")
+    run("-c", WITH_THE_LIBRARY, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    modules = str(tmp_path / "modules")
+    program = WITHOUT_THE_LIBRARY.format(ids=models.IDS.tolist())
+    run("-c", program, cwd=tmp_path, PYTHONPATH="", HF_MODULES_CACHE=modules, HF_HUB_OFFLINE="1")
+    spec = importlib.util.spec_from_file_location("loader", tmp_path / "load_vectors.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    found = torch.from_numpy(loader.load(tmp_path / "small.safetensors").vectors)
+    assert float((found - vectors).norm() / vectors.norm()) < 0.15
+
+
+@pytest.mark.slow
+def test_contract_tests_include_a_codec(tmp_path: Path) -> None:
+    (tmp_path / "even.py").write_text(source(1))
+    chosen = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "even",
+        "-p",
+        "no:cacheprovider",
+        "tests/shared_embeddings/contract",
+        "-k",
+        "example-even",
+    ]
+    passed = re.search(r"(\d+) passed", run(*chosen, PYTHONPATH=f"{ROOT}:{tmp_path}"))
+    assert passed is not None and int(passed[1]) >= 3

@@ -48,6 +48,7 @@ from shared_embeddings.hosts.hf.tracing import traced
 from shared_embeddings.hosts.hf.trim import TrimmableFolder
 from shared_embeddings.hosts.hf.word_rows import without_weights
 from shared_embeddings.hosts.hf.words import Vocabulary
+from shared_embeddings.quant.standalone import check_decoder
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.errors import UserError
@@ -190,8 +191,10 @@ class FolderModel:
         """The options of a method.
 
         Raises:
-            UserError: a model of transformers cannot use its scores.
+            UserError: a model of transformers cannot use its scores, or the file for ``trust_remote_code``
+                could not decode its codec.
         """
+        check_decoder(method, options)
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
             return _for_input(method, chosen)

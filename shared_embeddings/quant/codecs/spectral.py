@@ -75,6 +75,10 @@ class SpectralCodec(TrellisCodec):
     """
 
     about = "trellis, with more bits for principal directions"
+    about_layout = (
+        "the number of reflections, then for words of 1, 2, ... 8, 1/2 and 1/4 bits the number of directions "
+        "with 0, 1, ... 8, 1/2 and 1/4 bits"
+    )
     example_bits = 2.5
     standalone = (path_gain, path_books, path_entries, decode_spectral)
 

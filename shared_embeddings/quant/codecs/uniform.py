@@ -39,6 +39,7 @@ class UniformCodec(Codec):
     about = "evenly spaced levels, a scale for each group, as in ONNX Runtime"
     rotates = False
     has_groups = True
+    onnx_rates = (4, 8)
     standalone = (decode_uniform,)
 
     @property

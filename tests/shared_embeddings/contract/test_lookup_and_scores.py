@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import shared_embeddings as se
+from shared_embeddings.cli.catalog import options_of
 from tests.shared_embeddings.cases import CASES, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     all_ids,
@@ -36,7 +37,7 @@ def test_options_are_a_documented_dataclass(method: str) -> None:
     options = se.options(method)
     assert dataclasses.is_dataclass(options)
     assert options.__doc__
-    assert all(field.metadata["description"].endswith((".", "?")) for field in dataclasses.fields(options))
+    assert all(description.endswith((".", "?")) for *_, description in options_of(method))
 
 
 @each_case
