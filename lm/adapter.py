@@ -1,18 +1,23 @@
-"""How `shared-embeddings` opens checkpoints of ``lm_train``: see `shared_embeddings.compress.host`."""
+"""How `shared-embeddings` opens checkpoints of ``lm_train``: see `shared_embeddings.compress.host`.
+
+Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.quality import perplexity, probe
+from lm.evaluate.evaluation import Reading, evaluate, evaluating, read_data
 from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.tensors import contains_strings
@@ -29,7 +34,15 @@ from shared_embeddings.compress.host import (
     teacher_table,
     with_untrained_part,
 )
-from shared_embeddings.compress.measure import Probe, Quality, Validation
+from shared_embeddings.compress.measure import (
+    PREDICTIONS,
+    Predictions,
+    Probe,
+    Quality,
+    Validation,
+    names_of,
+    sampled_lines,
+)
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.quant.storage import packed_as
@@ -37,6 +50,7 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"
+_TEXTS = 20  # texts that are read at a time
 
 
 class Adapter:
@@ -47,11 +61,7 @@ class Adapter:
         return contains_strings(path, FORMAT)
 
     def read(self, path: Path) -> CheckpointModel:
-        """Read a model.
-
-        Raises:
-            UserError: it does not match its own configuration.
-        """
+        """Read a model."""
         return CheckpointModel(path)
 
     read_tables = read_trimmable = read
@@ -70,24 +80,17 @@ class CheckpointModel(WordTokens):
         self.module, self.words, self.config, _, self.packing = load_model(path)
         # Any number of embeddings may be placed instead of it, one after another.
         self.trained = self.module.embedding
-        self.original = _vocabulary(self.words)
-        self.trimmed = self.original
+        self.original = self.trimmed = _vocabulary(self.words)
 
     def embeddings(self) -> list[WordEmbedding]:
-        """The one embedding of the words."""
         embedding = self.module.embedding
         return [WordEmbedding(NAME, self.words, embedding.padding_idx, embedding)]
 
     def tables(self) -> list[EmbeddingTable]:
-        """The one table of the words.
-
-        Raises:
-            UserError: the output table is not the input table.
-        """
         embedding = self.trained.inner_embedding()
         try:
             table = teacher_table(embedding, is_scored=True)
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"model {self.path}: {error}") from error
         counts = embedding.counts()
         return [
@@ -107,12 +110,6 @@ class CheckpointModel(WordTokens):
         ]
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options of a method.
-
-        Raises:
-            UserError, shared_embeddings.OptionError: the model does not support them.
-        """
-        del table  # there is only one
         old = self.trained
         chosen: dict[str, Any] = dict(options)
         if old.inner_embedding().output_bias() is not None and chosen.get("output") != "none":
@@ -121,33 +118,62 @@ class CheckpointModel(WordTokens):
         return chosen
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each word occurs in texts of words separated by spaces."""
         return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
-        """The perplexity of a text.
-
-        Raises:
-            ValueError: the text is missing, too short, or has another vocabulary.
-        """
-        return perplexity(self.module, self.words, validation.one_text())
+        """The perplexity of a text, as ``lm_eval`` computes it by default."""
+        path = validation.one_text()
+        text = read_data(path, "valid" if path.is_dir() else None, self.words)
+        score = evaluate(self.module, text.tokens)
+        how = (
+            f"{text.name}: {score.tokens:,} targets, {text.unknown:,} <unk>, segments of "
+            f"{Reading().target_length} tokens"
+        )
+        return Quality("perplexity", score.perplexity, how)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The model's predictions in texts, or in text that it generates.
+        if texts is None:
+            ids = self._sampled(seed)
+            how = f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
+        else:
+            lines = map(self.original.encode, sampled_lines(texts, seed))
+            flat = list(chain.from_iterable(lines))[:PREDICTIONS]
+            columns = min(_TEXTS, len(flat))
+            ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
+            how = f"{ids.numel():,} tokens of {names_of(texts)}"
 
-        Raises:
-            UserError: its scores are NaN.
-        """
-        return probe(self.module, self.words, texts, seed)
+        @torch.no_grad()
+        def predictions() -> Predictions:
+            with evaluating(self.module):
+                hidden = self.module(ids, self.module.initial_state(len(ids))).hidden
+                return Predictions.of(hidden.flatten(0, 1), self.module.embedding.log_prob)
+
+        return Probe(how, predictions)
+
+    @torch.no_grad()
+    def _sampled(self, seed: int) -> Tensor:
+        """The ids ``(B, T)`` of texts sampled from the model."""
+        model, draw = self.module, torch.Generator().manual_seed(seed)
+        written = [torch.full((_TEXTS,), self.original.eos)]
+        with evaluating(model):
+            state = model.initial_state(_TEXTS)
+            while len(written) < PREDICTIONS // _TEXTS:
+                output = model(written[-1][:, None], state)
+                state = output.state
+                probabilities = model.embedding.log_prob(output.hidden[:, -1]).float().exp()  # (B, V)
+                if not probabilities.isfinite().all():
+                    raise UserError(
+                        "the model scores are not finite: training diverged; use another checkpoint"
+                    )
+                written.append(torch.multinomial(probabilities, 1, generator=draw)[:, 0])
+        return torch.stack(written, dim=1)
 
     def onnx_body(self) -> OnnxBody:
-        """As in the protocol."""
         from lm.tracing import traced
 
         return traced(self.module, NAME, self.weight_bytes())
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
-        """Put the embedding into the model; returns notes about other changes."""
         old = self.trained
         bias = old.inner_embedding().output_bias()
         notes = [TRAINING_STATE_NOTE]
@@ -163,15 +189,12 @@ class CheckpointModel(WordTokens):
         self.config = {**self.config, "embedding": settings}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the model, each once."""
         return distinct_state(self.module)
 
     def sources(self) -> list[Path]:
-        """The file that the model was read from."""
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The one file of a model named `output`."""
         return [output]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
@@ -179,21 +202,14 @@ class CheckpointModel(WordTokens):
         save_state(output, tensors, self.words, self.config, None)
 
     def vocabularies(self) -> list[Vocabulary]:
-        """The one vocabulary."""
         words = self.original
         return [Vocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of the words of each line, and of ``<eos>``."""
-        del vocabulary  # there is only one
         return [self.original.encode(line) for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``.
-
-        Raises:
-            ValueError: the embedding cannot drop words.
-        """
+        """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
         old = self.module.embedding
         self._put_in(old.select_rows(kept[NAME]))
         self.words = [self.original.words[word] for word in kept[NAME].tolist()]
@@ -206,8 +222,6 @@ class CheckpointModel(WordTokens):
         return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, with the trimmed vocabulary."""
-        del vocabulary
         return [self.trimmed.encode(line) for line in lines]
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
@@ -215,7 +229,6 @@ class CheckpointModel(WordTokens):
         return lines_without(self.original.unk, ids)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """Like `restored`, with the trimmed vocabulary."""
         return lines_without(self.trimmed.unk, ids)
 
     def _stored(self) -> dict[str, Tensor]:
@@ -223,7 +236,6 @@ class CheckpointModel(WordTokens):
         return packed_as(self.tensors(), self.packing)
 
     def weight_bytes(self) -> int:
-        """The bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in self._stored().values())
 
     def write_trimmed(self, output: Path, card: str = "") -> None:
@@ -232,9 +244,5 @@ class CheckpointModel(WordTokens):
 
 
 def _vocabulary(words: Sequence[str]) -> Words:
-    """The words of a model, whose counts are unknown.
-
-    Raises:
-        UserError: ``<unk>`` or ``<eos>`` is missing.
-    """
+    """The words of a model, whose counts are unknown."""
     return Words(words, [0] * len(words))

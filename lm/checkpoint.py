@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm import models
-from lm.models.interface import LanguageModel
+from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.checksums import verified, with_checksum
 from shared_embeddings.checkpoints.tensors import (
@@ -47,13 +47,12 @@ VERSION = 1
 
 def _is_config(value: Any) -> bool:
     """Whether a value is a flat configuration."""
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        return False
-    embedding = value.get("embedding")
     return (
-        isinstance(value.get("model"), str)
-        and isinstance(embedding, dict)
-        and isinstance(embedding.get("method"), str)
+        isinstance(value, dict)
+        and all(isinstance(name, str) for name in value)
+        and isinstance(value.get("model"), str)
+        and isinstance(value.get("embedding"), dict)
+        and isinstance(value["embedding"].get("method"), str)
     )
 
 
@@ -94,18 +93,21 @@ def save_model(
 
     Args:
         path: output file.
-        model: model whose distinct tensors are saved.
+        model: its distinct tensors are saved.
         words: the vocabulary in the order of the ids.
         config: the flat configuration. File options of its embedding are replaced by their contents, and
             options chosen by a fit to a teacher are added.
         training: training state of plain values and tensors; None for the model only, with its embedding in
             the default storage of its method.
     """
-    settings = {**config, "embedding": _rebuilding(config, model.embedding)}
+    embedding, settings = model.embedding, dict(config["embedding"])
+    is_fitted = config.get("embedding_distillation") is not None
+    if is_fitted or any(name in settings for name in se.options(embedding.method).file_options):
+        settings = {"method": embedding.method, **embedding.stored_options()}
     state = distinct_state(model)
     if training is None:
         state = packed_as(state, default_packing(model))
-    save_state(path, state, words, settings, training)
+    save_state(path, state, words, {**config, "embedding": settings}, training)
 
 
 def save_state(
@@ -115,14 +117,9 @@ def save_state(
     config: Mapping[str, Any],
     training: Mapping[str, Any] | None,
 ) -> None:
-    """Write a checkpoint from tensors; see `save_model`.
+    """Write the result of `distinct_state`, optionally packed; see `save_model`.
 
-    Args:
-        path: output file.
-        state: result of `distinct_state`, optionally packed.
-        words: the vocabulary in the order of the ids.
-        config: the flat configuration; its embedding refers to no files.
-        training: see `save_model`.
+    The embedding of the configuration refers to no files.
     """
     content = {
         "format": FORMAT,
@@ -168,9 +165,7 @@ def read_checkpoint(
     Raises:
         UserError: the file is missing, truncated or unsupported.
     """
-    content = _identified(path, lambda: loaded(path))
-    _check_structure(path, content)
-    content = verified(content, f"checkpoint {path}")
+    content = verified(_structured(path, loaded), f"checkpoint {path}")
     try:
         state, packing = opened(content["model"]), packing_of(content["model"])
     except StorageError as error:
@@ -185,32 +180,21 @@ def peek(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, truncated or unsupported.
     """
-    content = _identified(path, lambda: mapped(path))
-    _check_structure(path, content)
-    return content
+    return _structured(path, mapped)
 
 
-def _identified(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
-    """Call `load` for a file, which must be a checkpoint of lm_train.
-
-    Raises:
-        UserError: the file is missing, truncated or unsupported.
-    """
+def _structured(path: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
+    """The content of a checkpoint of this version, with all parts."""
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about some files before it fails
-            content = load()
+            content = load(path)
     except UNREADABLE as error:
         raise unreadable(f"checkpoint {path}", error, "lm_train") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"checkpoint {path}: was not written by lm_train; use a checkpoint of lm_train")
-    return content
-
-
-def _check_structure(path: Path, content: dict[str, Any]) -> None:
-    """Raise `UserError` if a checkpoint has another version, or a part is missing or malformed."""
     if content.get("version") != VERSION:
         raise UserError(
             f"checkpoint {path}: has version {content.get('version')}, but this program reads {VERSION}; use "
@@ -220,6 +204,7 @@ def _check_structure(path: Path, content: dict[str, Any]) -> None:
         if part not in content:
             raise UserError(f"checkpoint {path}: has no {part}; use a checkpoint written by lm_train")
     check_parts(content, _PARTS, f"checkpoint {path}")
+    return content
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -243,12 +228,3 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
             )
     # strict=False: aliases of these tensors are not in the state.
     model.load_state_dict(install(model, state), strict=False)
-
-
-def _rebuilding(config: Mapping[str, Any], embedding: se.SharedEmbedding) -> dict[str, Any]:
-    """Settings to build the embedding without other files."""
-    settings = config["embedding"]
-    is_fitted = config.get("embedding_distillation") is not None
-    if not is_fitted and not any(name in settings for name in se.options(embedding.method).file_options):
-        return dict(settings)
-    return {"method": embedding.method, **embedding.stored_options()}

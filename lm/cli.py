@@ -38,15 +38,14 @@ def generate() -> None:
 def _explain(error: BaseException) -> str | None:
     """The one-line message of a user error; None for other errors."""
     line = lost_group(error) or explain(error)
-    if line is not None or not isinstance(error, RuntimeError):
-        return line
-    # Slow to import.
-    from torch._dynamo.exc import BackendCompilerFailed
+    if line is None and isinstance(error, RuntimeError):
+        # Slow to import.
+        from torch._dynamo.exc import BackendCompilerFailed
 
-    if isinstance(error, BackendCompilerFailed):
-        reason = first_line(error.inner_exception)
-        return f"compile: torch cannot compile here ({reason}); install what is missing or remove compile"
-    return None
+        if isinstance(error, BackendCompilerFailed):
+            reason = first_line(error.inner_exception)
+            return f"compile: torch cannot compile here ({reason}); install what is missing or remove compile"
+    return line
 
 
 def chosen_device(name: str, rank: int = 0) -> torch.device:

@@ -18,6 +18,7 @@ from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from lm.models.transformer_xl import TransformerXL
 from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.quant.packed_tensor import unfreeze
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
@@ -53,7 +54,6 @@ class _OnnxLSTM(nn.Module):
         self.given, self.recurrent, self.biases = given[None], recurrent[None], torch.cat(biases)[None]
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `LSTMLayer`."""
         states = (1, inputs.size(1), self.width)
         outputs, hidden, cell = torch.onnx.ops.symbolic_multi_out(
             "LSTM",
@@ -77,11 +77,17 @@ def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
 
     Raises:
         ModuleNotFoundError: onnxscript is not installed.
-        ValueError: the model cannot be traced.
+        UserError: the model cannot be traced.
     """
     require("onnxscript")
     embedding, step = model.embedding, _Step(model).eval()
-    examples = _examples(step)
+    # What the model computes: for some texts, for another part of them, and for one token.
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(embedding.num_embeddings, (3, 2 * _EXAMPLE), generator=generator)
+    _, state = step(ids[:, :_EXAMPLE], start := model.initial_state(3))
+    one = tuple(part[:, :1].contiguous() for part in state)
+    parts = ((ids[:, :_EXAMPLE], start), (ids[:, _EXAMPLE:], state), (ids[:1, _EXAMPLE : _EXAMPLE + 1], one))
+    examples = [_example(step, *part) for part in parts]
     state = step(torch.zeros(_BATCH, _PAST, dtype=torch.long), model.initial_state(_BATCH))[1]
     tables = {}
     # The two steps of a softmax with classes are traced like the rest of the model.
@@ -95,7 +101,7 @@ def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
     try:
         program = _exported(step, state)
     except Exception as error:  # each operator fails in its own way
-        raise ValueError(
+        raise UserError(
             f"{model.kind}: cannot be traced ({first_line(error)}); use --format onnx-embeddings"
         ) from error
     return OnnxBody(program, tables, examples, checkpoint_bytes)
@@ -130,16 +136,6 @@ def _exported(step: _Step, state: State) -> Any:
     for value in program.graph.output:
         value.type.tensor_type.ClearField("shape")
     return program
-
-
-def _examples(step: _Step) -> list[Example]:
-    """What a model computes: for some texts, for another part of them, and for one token."""
-    generator, model = torch.Generator().manual_seed(0), step.model
-    ids = torch.randint(model.embedding.num_embeddings, (3, 2 * _EXAMPLE), generator=generator)
-    _, state = step(ids[:, :_EXAMPLE], start := model.initial_state(3))
-    one = tuple(part[:, :1].contiguous() for part in state)
-    parts = ((ids[:, :_EXAMPLE], start), (ids[:, _EXAMPLE:], state), (ids[:1, _EXAMPLE : _EXAMPLE + 1], one))
-    return [_example(step, *part) for part in parts]
 
 
 def _example(step: _Step, ids: Tensor, state: State) -> Example:

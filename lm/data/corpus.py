@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.data.texts import SPLITS, word_blocks
-from lm.data.vocabulary import UNK, Limits, Vocabulary
+from lm.data.vocabulary import UNK, Limits, Vocabulary, word_blocks
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, remove_leftovers, sha256, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
 from shared_embeddings.utils.reading import read_json
 
+SPLITS = ("train", "valid", "test")
 VOCABULARY = "vocabulary.tsv"
 DESCRIPTION = "data.json"
 FORMAT = "shared-embeddings-corpus"
 VERSION = 1
+_FILES = (*(f"{split}.npy" for split in SPLITS), VOCABULARY)  # those that DESCRIPTION describes
 DTYPE = np.dtype("<i4")
 _BLOCK = 1 << 22  # tokens checked at a time
 
@@ -97,39 +98,32 @@ def prepare(
             read, is one of the outputs, has fewer than two tokens, or does not have its published size.
     """
     inputs = {f"-{split}": (PathOption.FILE, texts[split]) for split in SPLITS}
-    outputs = [folder / file for file in (DESCRIPTION, *_files())]
+    outputs = [folder / file for file in (DESCRIPTION, *_FILES)]
     check_paths({**inputs, "-output": (PathOption.FOLDER, folder)})
     remove_leftovers(*outputs)
+    try:
+        sources = {
+            split: [{"name": path.name, "sha256": sha256(path)} for path in texts[split]] for split in SPLITS
+        }
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; check the path") from error
     made_from = {
         "format": FORMAT,
         "version": VERSION,
         "name": name,
         "settings": {**limits._asdict(), "lower": lower},
-        "sources": {split: _sources(texts[split]) for split in SPLITS},
+        "sources": sources,
     }
     found = _read_description(folder)
     is_own = found is not None and all(found.get(key) == value for key, value in made_from.items())
-    if found is not None and is_own and _is_intact(found, folder):
+    if found is not None and is_own and _damage(folder, found["files"]) is None:
         return found
     check_paths({**inputs, "-output": (PathOption.NEW_FILE, outputs)}, force or is_own)
     counts, tokens = _count(texts, lower)
     vocabulary = Vocabulary.from_counts(counts, limits)
     if published:
-        _check_published(
-            name, published, tokens, len(vocabulary) if limits == Limits() and not lower else None
-        )
-    return _write(texts, outputs, vocabulary, tokens, made_from)
-
-
-def _write(
-    texts: Texts,
-    outputs: Sequence[Path],
-    vocabulary: Vocabulary,
-    tokens: Mapping[str, int],
-    made_from: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write the files of a corpus; returns the content of ``data.json``."""
-    lower = made_from["settings"]["lower"]
+        is_limited = lower or limits != Limits()
+        _check_published(name, published, tokens, None if is_limited else len(vocabulary))
     with staged(outputs) as places:
         description_file, *token_files, vocabulary_file = places
         unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
@@ -160,29 +154,44 @@ def load_corpus(folder: Path) -> Corpus:
         raise UserError(
             f"data {folder}: has no valid {DESCRIPTION} of this version of lm_prepare; run lm_prepare"
         )
-    for file, checksum in description["files"].items():
-        path = folder / file
-        if not path.is_file():
-            raise UserError(f"data {folder}: {file} is missing; run lm_prepare again")
-        if sha256(path) != checksum:
-            raise UserError(f"data {folder}: {file} was changed after lm_prepare; run lm_prepare again")
+    if damage := _damage(folder, description["files"]):
+        raise UserError(f"data {folder}: {damage}; run lm_prepare again")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
-    tokens = {split: read_tokens(folder / f"{split}.npy") for split in SPLITS}
-    for split in SPLITS:
-        _check_tokens(folder / f"{split}.npy", tokens[split], description["tokens"][split], len(vocabulary))
-    return Corpus(tokens["train"], tokens["valid"], tokens["test"], vocabulary, description)
+    train, valid, test = (
+        read_tokens(folder / f"{split}.npy", description["tokens"][split], len(vocabulary))
+        for split in SPLITS
+    )
+    return Corpus(train, valid, test, vocabulary, description)
 
 
-def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> None:
-    """Check the number and the range of token ids, one block at a time.
+def _damage(folder: Path, files: Mapping[str, str]) -> str | None:
+    """What is wrong with the first file that does not have its checksum, or None."""
+    for file, checksum in files.items():
+        if not (folder / file).is_file():
+            return f"{file} is missing"
+        if sha256(folder / file) != checksum:
+            return f"{file} was changed after lm_prepare"
+    return None
+
+
+def read_tokens(path: Path, number: int, words: int) -> np.ndarray:
+    """Memory-map the int32 token ids ``(N,)`` of one file, after checking them one block at a time.
+
+    Args:
+        path: the file.
+        number: N, as described.
+        words: V; ids are below it.
 
     Raises:
-        UserError: the number of tokens is not the described one, or a token is not in the vocabulary.
+        UserError: the file is missing, truncated, or not a file of such tokens.
     """
-    if len(tokens) != number:
-        raise UserError(
-            f"{path}: {len(tokens)} tokens, but {DESCRIPTION} says {number}; run lm_prepare again"
-        )
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (*UNREADABLE, SyntaxError) as error:
+        raise UserError(f"{path}: not a token file ({first_line(error)}); run lm_prepare") from error
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != DTYPE or tokens.shape != (number,):
+        kind = f"{tokens.dtype} of shape {tokens.shape}" if isinstance(tokens, np.ndarray) else "an archive"
+        raise UserError(f"{path}: {kind}; expected int32 of shape ({number},); run lm_prepare again")
     for begin in range(0, number, _BLOCK):
         block = tokens[begin : begin + _BLOCK]
         odd = np.flatnonzero((block < 0) | (block >= words))
@@ -191,21 +200,6 @@ def _check_tokens(path: Path, tokens: np.ndarray, number: int, words: int) -> No
                 f"{path}: token {begin + odd[0]} is {block[odd[0]]}, but the vocabulary has the ids 0 to "
                 f"{words - 1}; run lm_prepare again"
             )
-
-
-def read_tokens(path: Path) -> np.ndarray:
-    """Memory-map the int32 token ids ``(N,)`` of one file.
-
-    Raises:
-        UserError: the file is missing, truncated, or not a token file.
-    """
-    try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (*UNREADABLE, SyntaxError) as error:
-        raise UserError(f"{path}: not a token file ({first_line(error)}); run lm_prepare") from error
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != DTYPE or tokens.ndim != 1:
-        kind = f"{tokens.dtype} of shape {tokens.shape}" if isinstance(tokens, np.ndarray) else "an archive"
-        raise UserError(f"{path}: {kind}; expected int32 of shape (N,); run lm_prepare")
     return tokens
 
 
@@ -270,19 +264,6 @@ def _progress(what: str, texts: Texts) -> Any:
     return tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
 
 
-def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:
-    """Name and checksum of each text."""
-    try:
-        return [{"name": path.name, "sha256": sha256(path)} for path in paths]
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; check the path") from error
-
-
-def _files() -> list[str]:
-    """Names of the files that ``data.json`` describes."""
-    return [*(f"{split}.npy" for split in SPLITS), VOCABULARY]
-
-
 def _checksum(files: Mapping[str, str]) -> str:
     """SHA-256 over the checksums of the files."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -292,35 +273,22 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
     """The content of ``data.json``; ``None`` when it is absent, damaged, foreign or of another version."""
     try:
         content = read_json(folder / DESCRIPTION)
-    except (OSError, ValueError):
+        files = content["files"]
+        numbers = [
+            content["types"],
+            *(content[part][split] for part in ("tokens", "unknown") for split in SPLITS),
+        ]
+        is_complete = (
+            (content["format"], content["version"]) == (FORMAT, VERSION)
+            and sorted(files) == sorted(_FILES)
+            and all(isinstance(checksum, str) for checksum in files.values())
+            and content["checksum"] == _checksum(files)
+            and all(type(number) is int and number >= 0 for number in numbers)
+            and isinstance(content["name"], str)
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        return None
-    return content if _is_complete(content) else None
-
-
-def _is_complete(content: Mapping[str, Any]) -> bool:
-    """Whether a description has everything that `prepare` writes."""
-    files = content.get("files")
-    if not isinstance(files, dict) or sorted(files) != sorted(_files()):
-        return False
-    numbers = [content.get("types")]
-    for part in ("tokens", "unknown"):
-        of_splits = content.get(part)
-        numbers += [of_splits.get(split) for split in SPLITS] if isinstance(of_splits, dict) else [None]
-    return (
-        all(isinstance(checksum, str) for checksum in files.values())
-        and content.get("checksum") == _checksum(files)
-        and all(type(number) is int and number >= 0 for number in numbers)
-        and isinstance(content.get("name"), str)
-    )
-
-
-def _is_intact(found: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the files of a corpus match its description."""
-    return all(
-        (folder / file).is_file() and sha256(folder / file) == found["files"][file] for file in _files()
-    )
+    return content if is_complete else None
 
 
 class Columns:
@@ -332,19 +300,12 @@ class Columns:
 
     Attributes:
         length: tokens per column, with ``length - 1`` targets.
+
+    Raises:
+        UserError: there are fewer than two tokens per column.
     """
 
     def __init__(self, tokens: np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        """Create views of the columns of process `rank` in `tokens` ``(N,)``.
-
-        Raises:
-            UserError: the batch size is below 1, or there are fewer than two tokens per column.
-            ValueError: `rank` is out of range.
-        """
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not from 0 to {world_size - 1}")
         columns = world_size * batch_size
         self.length = len(tokens) // columns
         if self.length < 2:
@@ -366,11 +327,8 @@ class Columns:
             device: device of the tensors.
 
         Raises:
-            UserError: `length` is below 1.
             ValueError: `position` is out of range.
         """
-        if length < 1:
-            raise UserError(f"sequence_length is {length}; it must be at least 1")
         if not 0 <= position < self.length - 1:
             raise ValueError(f"position {position} is not from 0 to {self.length - 2}")
         end = min(position + length, self.length - 1)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.data.corpus import Published
-from lm.data.texts import SPLITS
+from lm.data.corpus import SPLITS, Published
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 
@@ -98,9 +97,12 @@ def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[
         raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(SOURCES)}")
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"DATA_DIR is {data_dir}: no such folder; set it to a folder of corpora or unset it")
+    import torchtext.datasets  # slow to import
+
     source = SOURCES[name]
-    dataset = _dataset(source)
-    for folder in [*_candidates(data_dir, source, dataset), *_candidates(downloads, source, dataset)]:
+    dataset = getattr(torchtext.datasets, source.dataset)
+    places = (source.folder, f"{dataset.name}/{dataset.dirname}", ".")
+    for folder in [root / place for root in (data_dir, downloads) if root is not None for place in places]:
         paths = {split: folder / file for split, file in source.files.items()}
         if all(path.is_file() for path in paths.values()):
             break
@@ -111,20 +113,6 @@ def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[
     for path in paths.values():
         verify(path, source.sha256.get(path.name))
     return {split: [path] for split, path in paths.items()}
-
-
-def _dataset(source: Source) -> Any:
-    """torchtext's class, imported here because that is slow."""
-    import torchtext.datasets
-
-    return getattr(torchtext.datasets, source.dataset)
-
-
-def _candidates(root: Path | None, source: Source, dataset: Any) -> list[Path]:
-    """Folders below `root` that may have the texts."""
-    if root is None:
-        return []
-    return [root / source.folder, root / dataset.name / dataset.dirname, root]
 
 
 def _download(source: Source, dataset: Any, downloads: Path) -> Path:

@@ -1,11 +1,12 @@
-"""The vocabulary of a corpus: words by frequency, with their counts.
+"""The words of texts, and the vocabulary of a corpus: words by frequency, with their counts.
 
 Axis: ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import codecs
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,50 @@ from shared_embeddings.utils.files import write_text
 
 UNK = "<unk>"
 EOS = "<eos>"
+BLOCK_BYTES = 1 << 18
+
+
+def word_blocks(
+    path: Path, lower: bool = False, progress: Callable[[int], object] | None = None
+) -> Iterator[list[str]]:
+    """Yield blocks of the words of a UTF-8 text, with ``<eos>`` after each line.
+
+    Unicode whitespace separates words, and line feeds end lines. Byte order marks are dropped. Lines may be
+    longer than memory, words may not.
+
+    Args:
+        path: the text.
+        lower: whether to lowercase the text.
+        progress: called with the number of bytes of each block.
+
+    Raises:
+        UserError: the text cannot be read or is not UTF-8.
+    """
+
+    def words(text: str) -> list[str]:
+        return (text.lower() if lower else text).replace("\n", f" {EOS} ").split()
+
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    rest, line_ended, consumed = "", True, 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                consumed += len(block)
+                if text := decoder.decode(block):
+                    rest, line_ended = rest + text, text.endswith("\n")
+                    end = max(rest.rfind(" "), rest.rfind("\n")) + 1
+                    yield words(rest[:end])
+                    rest = rest[end:]
+                if progress:
+                    progress(len(block))
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        place = consumed - len(error.object) + error.start
+        raise UserError(f"{path}: not UTF-8 at byte {place}; convert it") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; check the path") from error
+    if not line_ended:
+        yield words(rest + "\n")
 
 
 class Limits(NamedTuple):
@@ -37,16 +82,12 @@ class Vocabulary:
         index: id of each word.
         unk: id of ``<unk>``, which replaces all other words.
         eos: id of ``<eos>``, which ends each line.
+
+    Raises:
+        UserError: a word is repeated, or ``<unk>`` or ``<eos>`` is missing.
     """
 
     def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
-        """Create a vocabulary from words and counts in the order of the ids.
-
-        Raises:
-            UserError: the numbers differ, a word is repeated, or ``<unk>`` or ``<eos>`` is missing.
-        """
-        if len(words) != len(counts):
-            raise UserError(f"{len(words)} words, but {len(counts)} counts; give one count per word")
         self.words, self.counts = list(words), list(counts)
         self.index = {word: place for place, word in enumerate(self.words)}
         if len(self.index) < len(self.words):
@@ -88,7 +129,7 @@ class Vocabulary:
         """Read a file written by `save`.
 
         Raises:
-            UserError: the file is missing or not UTF-8, or a line or the words are invalid; names the file.
+            UserError: the file is missing or not UTF-8, or a line or the words are invalid.
         """
         try:
             lines = path.read_bytes().decode("utf-8").split("\n")

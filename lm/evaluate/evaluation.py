@@ -10,25 +10,20 @@ Axes: ``B`` chunks in a batch, ``T`` tokens of a segment, ``S`` score_dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from lm.models.interface import LanguageModel
-from collections.abc import Sequence
-from pathlib import Path
-
 from lm.data.corpus import load_corpus
-from lm.data.texts import word_blocks
-from lm.data.vocabulary import Vocabulary
+from lm.data.vocabulary import Vocabulary, word_blocks
+from lm.models import LanguageModel
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 
 
@@ -73,10 +68,10 @@ class Reading(NamedTuple):
 
     def check(self) -> None:
         """Raise `UserError` for values out of range."""
-        least = {"target_length": 1, "context_length": 0, "chunk_length": 1, "batch_size": 1}
         for name, value in self._asdict().items():
-            if value is not None and value < least[name]:
-                raise UserError(f"{name} is {value}, but it must be at least {least[name]}; raise it")
+            least = 0 if name == "context_length" else 1
+            if value is not None and value < least:
+                raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
 
 
 class Segment(NamedTuple):
@@ -109,12 +104,9 @@ def evaluate(
 
     Args:
         model: the model, which is in evaluation mode during the call.
-        tokens: ``(n,)`` word ids; may be a memory map.
+        tokens: ``(n,)`` word ids, at least two; may be a memory map.
         target_length, context_length, chunk_length, batch_size: see `Reading`.
         progress: whether to show a progress bar.
-
-    Raises:
-        UserError: the text has fewer than two tokens, or a length is out of range.
     """
     reading = Reading(target_length, context_length, chunk_length, batch_size)
     nats = 0.0
@@ -127,14 +119,7 @@ def evaluate(
 def read(
     model: LanguageModel, tokens: np.ndarray, reading: Reading, progress: bool = True
 ) -> Iterator[Segment]:
-    """Yield the segments of a text with the hidden states of a model.
-
-    Raises:
-        UserError: the text has fewer than two tokens, or a length is out of range.
-    """
-    reading.check()
-    if len(tokens) < 2:
-        raise UserError(f"the text has {len(tokens)} tokens, but at least 2 are needed; use a longer text")
+    """Yield the segments of a text with the hidden states of a model."""
     device = next(model.parameters()).device
     with tqdm(total=len(tokens) - 1, unit="tok", desc="evaluating", disable=not progress) as bar:
         for batch, offset in segments(len(tokens), reading):
@@ -178,16 +163,6 @@ class Span(NamedTuple):
     context: int
 
 
-def chunk_spans(size: int, reading: Reading) -> list[Span]:
-    """The chunks of a text of `size` tokens, in order."""
-    length = reading.chunk_length or size - 1
-    spans = []
-    for begin in range(0, size - 1, length):
-        context = min(reading.context_length, begin)
-        spans.append(Span(begin - context, context + min(length, size - 1 - begin), context))
-    return spans
-
-
 def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
     """The chunks that are read together, and the offset in them, of each segment of a text, in order.
 
@@ -195,7 +170,11 @@ def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
         size: number of tokens of the text.
         reading: how it is split.
     """
-    spans = chunk_spans(size, reading)
+    length = reading.chunk_length or size - 1
+    spans = []
+    for begin in range(0, size - 1, length):
+        context = min(reading.context_length, begin)
+        spans.append(Span(begin - context, context + min(length, size - 1 - begin), context))
     for first in range(0, len(spans), reading.batch_size):
         batch = spans[first : first + reading.batch_size]
         for offset in range(0, max(span.length for span in batch), reading.target_length):
@@ -251,7 +230,15 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
     """
     if path.is_dir():
         corpus = load_corpus(path)
-        _check_same_words(path, corpus.vocabulary.words, known)
+        words = corpus.vocabulary.words
+        if words != list(known):
+            place = next((i for i, pair in enumerate(zip(words, known)) if pair[0] != pair[1]), None)
+            place = min(len(words), len(known)) if place is None else place
+            raise UserError(
+                f"data {path}: its vocabulary ({len(words):,} words) differs from the model's "
+                f"({len(known):,} words) at word {place}; use the corpus that the model was trained on, or a "
+                "text file"
+            )
         split = split or "test"
         tokens = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[split]
         unknown = corpus.description["unknown"][split]
@@ -260,43 +247,10 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
         raise UserError(f"split is {split}, but {path} is not a folder written by lm_prepare; remove -split")
     vocabulary = Vocabulary(known, [0] * len(known))
     blocks = [np.empty(0, np.int32)]
-    for words in word_blocks(path):
-        blocks.append(np.array([vocabulary.index.get(word, vocabulary.unk) for word in words], np.int32))
+    for block in word_blocks(path):
+        blocks.append(np.array([vocabulary.index.get(word, vocabulary.unk) for word in block], np.int32))
     tokens = np.concatenate(blocks)
     if len(tokens) < 2:
         raise UserError(f"{path}: {len(tokens)} tokens, but at least 2 are needed; use a longer text")
     unknown = int(np.count_nonzero(tokens == vocabulary.unk))
     return Text(tokens, str(path), None, unknown, sha256(path))
-
-
-def _check_same_words(path: Path, words: Sequence[str], known: Sequence[str]) -> None:
-    """Raise `UserError` if the vocabulary of a corpus is not the model's."""
-    if list(words) != list(known):
-        differing = next(
-            (i for i, (a, b) in enumerate(zip(words, known)) if a != b), min(len(words), len(known))
-        )
-        raise UserError(
-            f"data {path}: its vocabulary ({len(words):,} words) differs from the model's ({len(known):,} "
-            f"words) at word {differing}; use the corpus that the model was trained on, or a text file"
-        )
-
-
-def number_of_words(words: int | None, reference: Path | None) -> int | None:
-    """The number of words for the perplexity per word; None if not requested.
-
-    Args:
-        words: the number.
-        reference: text whose words and line ends are counted.
-
-    Raises:
-        UserError: both are given, or the number is 0.
-    """
-    if words is not None and reference is not None:
-        raise UserError("words and reference both set the number of words; remove one of them")
-    if reference is not None:
-        words = sum(len(block) for block in word_blocks(reference))
-        if words < 1:
-            raise UserError(f"{reference} has no words; use another text")
-    if words is not None and words < 1:
-        raise UserError(f"words is {words}, but it must be at least 1; raise it")
-    return words

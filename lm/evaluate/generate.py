@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +13,11 @@ from lm.checkpoint import load_model
 from lm.cli import add_device, chosen_device
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.evaluate.evaluation import evaluating
+from lm.models import LanguageModel
 from lm.train.config import SEEDS
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
-
-if TYPE_CHECKING:
-    from lm.models.interface import LanguageModel, State
-
-SEPARATOR = "---"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -38,8 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     add("-allow_unknown", action="store_true", help="allow <unk> in the output")
     add_device(parser)
     options = parser.parse_args(list(arguments))
-    if options.samples < 1:
-        raise UserError(f"samples is {options.samples}, but it must be at least 1; raise it")
+    for name in ("length", "samples"):
+        if getattr(options, name) < 1:
+            raise UserError(f"{name} is {getattr(options, name)}, but it must be at least 1; raise it")
     if not -SEEDS <= options.seed < SEEDS:
         raise UserError(f"seed is {options.seed}, but it must be from -2**63 to below 2**63")
     try:
@@ -48,31 +45,23 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"prompt {options.prompt!r} is not UTF-8; convert it") from None
     if options.samples > 1 and options.temperature == 0:
         raise UserError("samples has no effect with temperature 0: all texts would be the same; remove it")
+    sampling = Sampling(options.temperature, options.top_k)
     trained = load_model(options.model, chosen_device(options.device))
     vocabulary = Vocabulary(trained.words, [0] * len(trained.words))
-    prompt = encode_prompt(options.prompt, vocabulary)
-    forbidden = () if options.allow_unknown else (vocabulary.unk,)
-    sampling = Sampling(options.temperature, options.top_k, forbidden)
+    if not options.allow_unknown:
+        sampling = dataclasses.replace(sampling, forbidden=(vocabulary.unk,))
+    given = options.prompt.replace("\n", f" {EOS} ").split()
+    unknown = [word for word in given if word not in vocabulary.index]
+    if unknown:
+        listed = ", ".join(dict.fromkeys(unknown))
+        print(f"lm_generate: unknown words are read as <unk>: {listed}", file=sys.stderr)
+    # Like every line, the prompt starts after an <eos>.
+    prompt = [vocabulary.eos, *(vocabulary.index.get(word, vocabulary.unk) for word in given)]
     for sample in range(options.samples):
         if sample:
-            print(SEPARATOR)
+            print("---")
         words = generate(trained.model, prompt, options.length, sampling, options.seed + sample)
-        write(options.prompt.replace("\n", f" {EOS} ").split(), (vocabulary.words[word] for word in words))
-
-
-def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
-    """Ids of a prompt, starting with ``<eos>`` like every line.
-
-    Unknown words become ``<unk>`` with a warning on stderr.
-    """
-    words = prompt.replace("\n", f" {EOS} ").split()
-    unknown = [word for word in words if word not in vocabulary.index]
-    if unknown:
-        print(
-            f"lm_generate: unknown words are read as <unk>: {', '.join(dict.fromkeys(unknown))}",
-            file=sys.stderr,
-        )
-    return [vocabulary.eos, *(vocabulary.index.get(word, vocabulary.unk) for word in words)]
+        write(given, (vocabulary.words[word] for word in words))
 
 
 def write(prompt: Iterable[str], words: Iterable[str]) -> None:
@@ -87,21 +76,24 @@ def write(prompt: Iterable[str], words: Iterable[str]) -> None:
         print()
 
 
-class Sampling(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Sampling:
     """Sampling options.
 
     Attributes:
         temperature: divides the log-probabilities; 0 for greedy decoding.
         top_k: sample from the `top_k` most probable words; None for all.
         forbidden: ids of words that are never generated.
+
+    Raises:
+        UserError: a value is out of range or has no effect.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     forbidden: tuple[int, ...] = ()
 
-    def check(self) -> None:
-        """Raise `UserError` for values that are out of range or have no effect."""
+    def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}, but it must be a number of at least 0")
         if self.top_k is not None and self.top_k < 1:
@@ -110,6 +102,7 @@ class Sampling(NamedTuple):
             raise UserError("top_k has no effect with temperature 0; remove one of them")
 
 
+@torch.no_grad()
 def generate(
     model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, seed: int
 ) -> Iterator[int]:
@@ -123,37 +116,22 @@ def generate(
         seed: random seed.
 
     Raises:
-        UserError: an option is out of range, or the scores of the model are not finite.
+        UserError: the scores of the model are not finite, or no word is allowed.
     """
-    sampling.check()
-    if length < 1:
-        raise UserError(f"length is {length}, but it must be at least 1; raise it")
-    return _words(model, prompt, length, sampling, torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def _words(
-    model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, generator: torch.Generator
-) -> Iterator[int]:
-    """See `generate`."""
+    generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     with evaluating(model):
         state = model.initial_state(1)
         ids = torch.tensor([list(prompt)], device=device)
         for _ in range(length):
-            log_probs, state = _next_word(model, ids, state)
+            output = model(ids, state)
+            state = output.state
+            log_probs = model.embedding.log_prob(output.hidden[0, -1]).float().cpu()  # (V,)
+            if log_probs.isnan().any():
+                raise UserError("the model scores are not finite: training diverged; use another checkpoint")
             word = choose(log_probs, sampling, generator)
             yield word
             ids = torch.tensor([[word]], device=device)
-
-
-def _next_word(model: LanguageModel, ids: Tensor, state: State) -> tuple[Tensor, State]:
-    """Log-probabilities ``(V,)`` of the word after `ids` ``(1, T)``, on the CPU, and the next state."""
-    output = model(ids, state)
-    log_probs = model.embedding.log_prob(output.hidden[0, -1]).float().cpu()
-    if log_probs.isnan().any():
-        raise UserError("the model scores are not finite: training diverged; use another checkpoint")
-    return log_probs, output.state
 
 
 def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

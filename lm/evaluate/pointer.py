@@ -17,17 +17,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lm.evaluate.evaluation import Reading, Score, evaluating, read, target_losses
+from lm.models import LanguageModel
 from shared_embeddings.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from lm.models.interface import LanguageModel
 
 # Maximum number of dot products, and of query positions, computed at a time.
 _SCORES = 2**22
@@ -49,7 +47,6 @@ class PointerOptions:
     weight: float
 
     def __post_init__(self) -> None:
-        """Raise `UserError` for values out of range."""
         if self.window < 1:
             raise UserError(f"pointer: window is {self.window}, but it must be at least 1; raise it")
         if not 0.0 <= self.theta < math.inf:
@@ -62,20 +59,15 @@ class PointerOptions:
         """Parse a mapping with the keys window, theta and lambda.
 
         Raises:
-            UserError: a key is unknown or missing, or a value is not a number.
+            UserError: a key is unknown or missing, or a value is not a number or out of range.
         """
-        names = {"window": int, "theta": float, "lambda": float}
-        if not isinstance(given, Mapping):
+        kinds = {"window": (int,), "theta": (int, float), "lambda": (int, float)}
+        if not isinstance(given, Mapping) or given.keys() != kinds.keys():
             raise UserError(f"pointer is {given!r}; write '{{window: 500, theta: 1.0, lambda: 0.1}}'")
-        for name in given:
-            if name not in names:
-                raise UserError(f"pointer: unknown key '{name}'; valid keys: window, theta, lambda")
-        for name, kind in names.items():
-            value = given.get(name)
-            is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-            if not is_number:
-                wanted = "an integer" if kind is int else "a number"
-                raise UserError(f"pointer: {name} is {value!r}, but it must be {wanted}; set it")
+        for name, kind in kinds.items():
+            if type(given[name]) not in kind:
+                wanted = "an integer" if kind == (int,) else "a number"
+                raise UserError(f"pointer: {name} is {given[name]!r}, but it must be {wanted}; set it")
         return cls(given["window"], float(given["theta"]), float(given["lambda"]))
 
     def plain(self) -> dict[str, int | float]:
@@ -160,9 +152,6 @@ def evaluate_with_pointer(
         options: settings of the pointer.
         reading: how the text is split.
         progress: whether to show a progress bar.
-
-    Raises:
-        UserError: the text has fewer than two tokens, or a length is out of range.
     """
     plain = mixed = 0.0
     pointer = CachePointer(options)

@@ -1,28 +1,100 @@
-"""Language models by name; the modules of this package register their models."""
+"""Language models by name: what a model must provide, and building one from its options.
+
+The modules of this package register their models.
+
+Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` width of the word vectors, ``S`` score_dim, ``L``
+layers that share a tensor of the state.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models.interface import REGISTERED, LanguageModel, Output, State
+from shared_embeddings.accounting import count_parameters, parameter_table, stored_bits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known, parse_options
 
-__all__ = ["LanguageModel", "Output", "State", "build", "kinds", "options_class"]
-
-# Embedding options that follow from the vocabulary and the model.
-_SET_BY_THE_MODEL = ("num_embeddings", "embedding_dim", "padding_idx", "words")
+# The detached state that a model carries over to the next segment. All tensors have the shape (L, B, ...).
+State = tuple[Tensor, ...]
 
 
+class Output(NamedTuple):
+    """Output of a model for a segment.
+
+    Attributes:
+        hidden: ``(B, T, S)``, for the embedding's `logits` and `cross_entropy`.
+        state: the detached state after the segment.
+        penalty: scalar to add to the mean loss per token in training; zero in evaluation.
+    """
+
+    hidden: Tensor
+    state: State
+    penalty: Tensor
+
+
+class LanguageModel(nn.Module):
+    """A language model whose input and output layers are a shared embedding; see `build`.
+
+    Attributes:
+        kind: registered name.
+        options_class: frozen dataclass of options, including `embedding_dim`.
+        embedding: input and output layer.
+        options: the validated options.
+    """
+
+    kind: ClassVar[str]
+    options_class: ClassVar[type]
+
+    def __init__(self, embedding: se.SharedEmbedding, options: Any) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.options = options
+
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the beginning of `batch_size` (B) texts."""
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor, state: State) -> Output:
+        """Read word ids ``(B, T)``, continuing from `state`; hidden state t predicts word t + 1."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Initialize all parameters, including those of the embedding."""
+        raise NotImplementedError
+
+
+ModelClass = TypeVar("ModelClass", bound=type[LanguageModel])
+
+_REGISTERED: dict[str, type[LanguageModel]] = {}
+
+
+def register(kind: str, options_class: type) -> Callable[[ModelClass], ModelClass]:
+    """Class decorator: register a model class as `kind` with its options dataclass."""
+
+    def add(model_class: ModelClass) -> ModelClass:
+        if kind in _REGISTERED:
+            raise ValueError(f"a language model '{kind}' is already registered")
+        model_class.kind = kind
+        model_class.options_class = options_class
+        _REGISTERED[kind] = model_class
+        return model_class
+
+    return add
+
+
+@functools.cache
 def kinds() -> list[str]:
     """Sorted names of all models."""
-    _discover()
-    return sorted(REGISTERED)
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return sorted(_REGISTERED)
 
 
 def options_class(kind: str) -> type:
@@ -31,7 +103,8 @@ def options_class(kind: str) -> type:
     Raises:
         UserError: there is no such model.
     """
-    return _model_class(kind).options_class
+    check_known("model", kind, kinds())
+    return _REGISTERED[kind].options_class
 
 
 def build(
@@ -49,46 +122,66 @@ def build(
         UserError: the model is unknown, or the embedding cannot be used by a language model.
         shared_embeddings.OptionError: the method or an option is unknown, or a value is invalid.
     """
-    model_class = _model_class(kind)
-    parsed: Any = parse_options(kind, model_class.options_class, options)
-    model = model_class(_build_embedding(words, embedding, parsed.embedding_dim), parsed)
-    model.reset_parameters()
-    return model
-
-
-def _build_embedding(
-    words: Sequence[str], settings: Mapping[str, Any], embedding_dim: int
-) -> se.SharedEmbedding:
-    """Build the embedding, which must have an output side."""
-    method = settings.get("method")
+    parsed: Any = parse_options(kind, options_class(kind), options)
+    settings = dict(embedding)
+    method = settings.pop("method", None)
     if not isinstance(method, str):
         raise UserError(f"embedding: 'method' is {method!r}, but it must be one of {', '.join(se.methods())}")
-    options = {name: value for name, value in settings.items() if name != "method"}
-    for name in options:
+    for name in settings:
         if not isinstance(name, str):
             raise UserError(f"embedding: {name!r} is not an option name; write 'name: value'")
-    for name in _SET_BY_THE_MODEL:
-        if name in options:
+        if name in ("num_embeddings", "embedding_dim", "padding_idx", "words"):
             raise UserError(
                 f"embedding: '{name}' follows from the vocabulary and the model; remove it from 'embedding'"
             )
-    built = se.build(method, num_embeddings=len(words), embedding_dim=embedding_dim, words=words, **options)
+    built = se.build(
+        method, num_embeddings=len(words), embedding_dim=parsed.embedding_dim, words=words, **settings
+    )
     if not built.has_output:
         raise UserError(
             f"embedding: this {method} embedding has no output side, which language models need; remove or "
             "change 'output'"
         )
-    return built
+    model = _REGISTERED[kind](built, parsed)
+    model.reset_parameters()
+    return model
 
 
-def _model_class(kind: str) -> type[LanguageModel]:
-    """The class registered as `kind`; raises `UserError` if there is none."""
-    check_known("model", kind, kinds())
-    return REGISTERED[kind]
+def count_model(model: LanguageModel) -> dict[str, int | float]:
+    """Count parameters by role; tied tensors count once.
+
+    Returns:
+        For the embedding: ``input`` and ``output`` (used on one side only), ``shared`` (used on both sides)
+        and ``embedding`` (their sum). For the model: ``rest``, ``total`` and ``stored_bits``. For comparison:
+        ``dense_embedding`` (a tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over
+        embedding).
+    """
+    embedding = model.embedding
+    counts = embedding.counts()
+    total = count_parameters(model)
+    rest = total - counts["total"]
+    dense = se.num_parameters(
+        "standard", num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim
+    )
+    return {
+        **{role: counts[role] for role in ("input", "output", "shared")},
+        "embedding": counts["total"],
+        "rest": rest,
+        "total": total,
+        "stored_bits": stored_bits(model),
+        "dense_embedding": dense,
+        "dense_total": dense + rest,
+        "compression": dense / max(counts["total"], 1),
+    }
 
 
-@functools.cache
-def _discover() -> None:
-    """Import all modules of this package so that they register their models."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+def describe_parameters(model: LanguageModel) -> str:
+    """The report of the embedding and the parameter counts that training prints first."""
+    counts = count_model(model)
+    embedding = model.embedding
+    tied = "input = output" if counts["shared"] else "input and output not tied"
+    names = {"input": "input only", "output": "output only", "shared": "input and output"}
+    rows = [(f"embedding, {names[key]}", counts[key]) for key in names if counts[key]]
+    rows += [("rest", counts["rest"]), ("total", counts["total"])]
+    rows.append(("with a plain table", counts["dense_total"]))
+    return parameter_table(f"Embedding, {tied}: {embedding.method} {embedding.options}", rows, counts)

@@ -1,4 +1,4 @@
-"""AWD-LSTM: Merity et al. (2018), Regularizing and optimizing LSTM language models.
+"""AWD-LSTM (Merity et al., 2018: Regularizing and optimizing LSTM language models), and DeFINE's LSTM.
 
 Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` width of the word vectors, ``I`` and ``H`` widths of a
 layer's input and output, ``S`` score_dim. Inside the model, everything is time first, the layout of the LSTM
@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models.interface import LanguageModel, Output, State, register
+from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.layers.dropout import keep_mask
 from shared_embeddings.utils.options import option, require_at_least, require_layers, require_probability
 
@@ -89,11 +88,7 @@ class LSTMLayer(nn.LSTM):
         if inputs.is_cpu and torch.is_autocast_enabled("cpu") and not cpu_has_bf16():
             dtype = self.weight_hh_l0.dtype
             with torch.autocast("cpu", enabled=False):
-                return self._run(inputs.to(dtype), hidden.to(dtype), cell.to(dtype))
-        return self._run(inputs, hidden, cell)
-
-    def _run(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Call the LSTM kernel; see `forward`."""
+                return self.forward(inputs.to(dtype), hidden.to(dtype), cell.to(dtype))
         recurrent = weight_drop(self.weight_hh_l0, self.weight_drop, self.training)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         return torch.lstm(
@@ -137,14 +132,13 @@ class AWDLSTM(LanguageModel):
 
     def reset_parameters(self) -> None:
         """Initialize the layers as ``nn.LSTM`` does, and the embedding by its own rule."""
-        for layer in self._layers():
-            layer.reset_parameters()
+        for layer in self.layers:
+            layer.reset_parameters()  # type: ignore[operator]
         self.embedding.reset_parameters()
 
     def initial_state(self, batch_size: int) -> State:
         """Zeros."""
-        states = [layer.initial_state(batch_size) for layer in self._layers()]
-        return tuple(part for state in states for part in state)
+        return tuple(part for layer in self.layers for part in layer.initial_state(batch_size))  # type: ignore[operator]
 
     def forward(self, ids: Tensor, state: State) -> Output:
         """See the base class; the penalty is AR + TAR of the last layer.
@@ -157,38 +151,47 @@ class AWDLSTM(LanguageModel):
                 f"the state is of {state[0].size(1)} texts, but ids are of {ids.size(0)}; use ids of shape "
                 "(batch, time) and initial_state(batch)"
             )
-        dropped = self._look_up(ids.t())
+        options, training, ids = self.options, self.training, ids.t()
+        words = self.embedding.num_embeddings
+        vectors = embedding_dropout(self.embedding(ids), ids, words, options.embedding_dropout, training)
+        dropped = locked_dropout(vectors, options.input_dropout, training)
+        rates = [options.hidden_dropout] * (len(self.layers) - 1) + [options.output_dropout]
         after: list[Tensor] = []
-        for layer, rate, hidden, cell in zip(
-            self._layers(), self._rates(), state[0::2], state[1::2], strict=True
-        ):
+        for layer, rate, hidden, cell in zip(self.layers, rates, state[0::2], state[1::2], strict=True):
             outputs, *layer_state = layer(dropped, hidden, cell)
             after += [part.detach() for part in layer_state]
-            dropped = locked_dropout(outputs, rate, self.training)
-        return Output(dropped.transpose(0, 1), tuple(after), self._penalty(dropped, outputs))
-
-    def _layers(self) -> Iterator[LSTMLayer]:
-        """The layers with their type."""
-        yield from self.layers  # type: ignore[misc]
-
-    def _rates(self) -> list[float]:
-        """The dropout probability after each layer."""
-        return [self.options.hidden_dropout] * (len(self.layers) - 1) + [self.options.output_dropout]
-
-    def _look_up(self, ids: Tensor) -> Tensor:
-        """Word vectors ``(T, B, D)`` of `ids` ``(T, B)`` after embedding and input dropout."""
-        options, words = self.options, self.embedding.num_embeddings
-        vectors = embedding_dropout(self.embedding(ids), ids, words, options.embedding_dropout, self.training)
-        return locked_dropout(vectors, options.input_dropout, self.training)
-
-    def _penalty(self, dropped: Tensor, outputs: Tensor) -> Tensor:
-        """AR of the last layer's `dropped` outputs ``(T, B, S)`` plus TAR of its undropped `outputs`."""
+            dropped = locked_dropout(outputs, rate, training)
         penalty = torch.zeros((), device=outputs.device)
-        if self.training and self.options.ar_weight > 0.0:
-            penalty = penalty + self.options.ar_weight * activation_regularization(dropped)
-        if self.training and self.options.tar_weight > 0.0:
-            penalty = penalty + self.options.tar_weight * temporal_activation_regularization(outputs)
-        return penalty
+        if training and options.ar_weight > 0.0:
+            penalty = penalty + options.ar_weight * activation_regularization(dropped)
+        if training and options.tar_weight > 0.0:
+            penalty = penalty + options.tar_weight * temporal_activation_regularization(outputs)
+        return Output(dropped.transpose(0, 1), tuple(after), penalty)
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMOptions(AWDLSTMOptions):
+    """Options of `lstm`, the model of DeFINE (Mehta et al., 2020) for WikiText-103, Tables 1a and 9.
+
+    Those of `awd_lstm` with other defaults. Dropout as in Merity et al. (2018), An analysis of neural
+    language modeling at multiple scales: 0.1, without embedding dropout, weight drop, AR and TAR.
+    """
+
+    embedding_dim: int = 256
+    hidden_dim: int = 1024
+    num_layers: int = 4
+    embedding_dropout: float = 0.0
+    input_dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    output_dropout: float = 0.1
+    weight_drop: float = 0.0
+    ar_weight: float = 0.0
+    tar_weight: float = 0.0
+
+
+@register("lstm", LSTMOptions)
+class LSTM(AWDLSTM):
+    """LSTM layers D -> 1024 -> 1024 -> 1024 -> S by default."""
 
 
 def locked_dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:

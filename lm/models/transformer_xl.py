@@ -1,16 +1,23 @@
-"""Transformer-XL: attention over a segment and a memory of earlier segments (Dai et al., 2019)."""
+"""Transformer-XL: attention over a segment and a memory of earlier segments (Dai et al., 2019).
+
+Axes: ``B`` batch, ``T`` positions of the segment, ``M`` positions of the memory, ``K`` = M + T keys, ``D``
+model dimension, ``H`` heads, ``C`` head dimension.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import shared_embeddings as se
-from lm.models.interface import LanguageModel, Output, State, register
-from lm.models.relative_attention import Geometry, Kernel, RelativeAttention, geometry
+from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.utils.options import (
     OptionError,
@@ -20,6 +27,9 @@ from shared_embeddings.utils.options import (
     require_layers,
     require_probability,
 )
+
+Kernel = Literal["sdpa", "flex"]
+_flex_attention: Callable[..., Tensor] = flex_attention  # type: ignore[assignment]  # overloaded
 
 # Standard deviation of all initial weights in the published code.
 _WEIGHT_STD = 0.02
@@ -62,13 +72,7 @@ class TransformerXLOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in (
-            "embedding_dim",
-            "num_heads",
-            "head_dim",
-            "feed_forward_dim",
-            "clamp_length",
-        ):
+        for name in ("embedding_dim", "num_heads", "head_dim", "feed_forward_dim", "clamp_length"):
             require_at_least(name, getattr(self, name), 1)
         require_layers("num_layers", self.num_layers)
         require_at_least("memory_length", self.memory_length, 0)
@@ -83,6 +87,138 @@ class TransformerXLOptions:
             f"option 'attention_dropout' is {self.attention_dropout}, but flex attention has none; set "
             "it to 0, or attention: sdpa",
         )
+
+
+class Geometry(NamedTuple):
+    """Position encodings and attention mask of a segment; the same for all layers.
+
+    Attributes:
+        encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and -1, which is always masked.
+        hidden_keys: ``(T, K)``, True where a query must not attend to a key.
+        blocks: the mask for flex attention; None for scaled dot-product attention.
+    """
+
+    encodings: Tensor
+    hidden_keys: Tensor
+    blocks: BlockMask | None = None
+
+
+def sinusoids(distances: Tensor, dim: int) -> Tensor:
+    """Encodings R ``(n, D)`` of distances ``(n,)``: sines in the first half, cosines in the second."""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=torch.float32) / dim)
+    angles = torch.outer(distances.float(), rates)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def geometry(
+    length: int,
+    memory: int,
+    dim: int,
+    device: torch.device,
+    reach: int | None = None,
+    clamp: int | None = None,
+    kernel: Kernel = "sdpa",
+) -> Geometry:
+    """Geometry of `length` (T) positions after `memory` (M) positions.
+
+    Args:
+        reach: maximum attention distance; None for no limit.
+        clamp: larger distances are treated as this one; None for no limit.
+        kernel: what computes the attention, "sdpa" or "flex".
+    """
+    keys = memory + length
+    distances = torch.arange(keys - 1, -2, -1, device=device)
+    encodings = sinusoids(distances if clamp is None else distances.clamp(max=clamp), dim)
+    queries = torch.arange(memory, keys, device=device)
+    apart = queries.unsqueeze(1) - torch.arange(keys, device=device)
+    hidden_keys = apart < 0
+    if reach is not None:
+        hidden_keys |= apart > reach
+    if kernel == "sdpa":
+        return Geometry(encodings, hidden_keys)
+
+    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return ~hidden_keys[query, key]
+
+    return Geometry(encodings, hidden_keys, create_block_mask(is_visible, None, None, length, keys, device))
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    """Flex attention as one kernel: without compilation, it builds all scores."""
+    return torch.compile(_flex_attention)
+
+
+def by_key(scores: Tensor) -> Tensor:
+    """Convert scores by distance ``(..., T, K + 1)`` to scores by key ``(..., T, K)``, without a copy.
+
+    The columns of `scores` have distances K - 1, …, 0, -1. Entry (i, j) of the result is the score of the
+    distance of query i and key j, and undefined for negative distances.
+    """
+    length, columns = scores.shape[-2:]
+    keys = columns - 1
+    # Each row starts one distance later than the row before, so rows of K entries are aligned.
+    aligned = scores.flatten(-2)[..., length - 1 : length - 1 + length * keys]
+    return aligned.unflatten(-1, (length, keys))
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention with the four terms of section 3.3.
+
+    The score of query i and key j is ``(q_i + u) . k_j + (q_i + v) . W_R R_{i - j}``, over sqrt(C): content
+    and position terms, with biases u and v that are shared by all layers.
+
+    Parameters: `query` ``(H C, D)``, `key_value` ``(2 H C, D)``, `position` (W_R) ``(H C, D)`` and `output`
+    ``(D, H C)``, without biases.
+    """
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dropout = dropout
+        width = num_heads * head_dim
+        self.query = nn.Linear(dim, width, bias=False)
+        self.key_value = nn.Linear(dim, 2 * width, bias=False)
+        self.position = nn.Linear(dim, width, bias=False)
+        self.output = nn.Linear(width, dim, bias=False)
+
+    def forward(
+        self, hidden: Tensor, context: Tensor, geometry: Geometry, content_bias: Tensor, position_bias: Tensor
+    ) -> Tensor:
+        """Attend from positions ``(B, T, D)`` to their context ``(B, K, D)``; returns ``(B, T, D)``.
+
+        Args:
+            context: memory followed by the segment.
+            content_bias: u ``(H, C)``.
+            position_bias: v ``(H, C)``.
+        """
+        heads = (self.num_heads, self.head_dim)
+        query = self.query(hidden).unflatten(-1, heads)
+        key, value = self.key_value(context).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4)
+        encodings = self.position(geometry.encodings).unflatten(-1, heads)
+        # Queries have a narrower dtype than the biases under autocast.
+        by_content = (query + content_bias.to(query.dtype)).transpose(1, 2)
+        by_position = (query + position_bias.to(query.dtype)) * self.head_dim**-0.5
+        scores = by_key(torch.einsum("bthc,khc->bhtk", by_position, encodings))
+        if geometry.blocks is None:
+            gathered = F.scaled_dot_product_attention(
+                by_content,
+                key,
+                value,
+                attn_mask=scores.masked_fill(geometry.hidden_keys, float("-inf")),
+                dropout_p=self.dropout if self.training else 0.0,
+            )
+        else:
+
+            def with_position(
+                score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
+            ) -> Tensor:
+                return score + scores[batch, head, query, key]
+
+            attend = _compiled_flex_attention() if query.is_cuda else _flex_attention
+            gathered = attend(by_content, key, value, score_mod=with_position, block_mask=geometry.blocks)
+        return self.output(gathered.transpose(1, 2).flatten(2))
 
 
 class PostNormLayer(nn.Module):
@@ -122,7 +258,6 @@ class PreNormLayer(PostNormLayer):
     def forward(
         self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
     ) -> Tensor:
-        """See `PostNormLayer`."""
         context = self.attention_norm(torch.cat([memory, hidden], dim=1))
         queries = context[:, memory.size(1) :]
         hidden = hidden + self.dropout(self.attention(queries, context, places, content_bias, position_bias))
@@ -168,7 +303,6 @@ class TransformerXL(LanguageModel):
         return (empty,) * len(self.layers)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """See the base class."""
         dim = self.embedding.embedding_dim
         hidden = self.dropout(self.embedding(ids) * dim**0.5)
         reach = self.memory_length if self.same_length else None
@@ -177,7 +311,11 @@ class TransformerXL(LanguageModel):
         places = places._replace(encodings=self.dropout(places.encodings.to(hidden.dtype)))
         memories = []
         for layer, memory in zip(self.layers, state, strict=True):
-            memories.append(self._remember(memory, hidden))
+            new = hidden.detach().transpose(0, 1)
+            new = new[max(0, new.size(0) - self.memory_length) :]
+            kept = min(memory.size(0), self.memory_length - new.size(0))
+            # torch.cat copies, which releases the memory of older inputs.
+            memories.append(torch.cat([memory[memory.size(0) - kept :], new]))
             hidden = layer(hidden, memory.transpose(0, 1), places, self.content_bias, self.position_bias)
         return Output(self.dropout(hidden), tuple(memories), hidden.new_zeros(()))
 
@@ -193,11 +331,3 @@ class TransformerXL(LanguageModel):
         for bias in (self.content_bias, self.position_bias):
             nn.init.normal_(bias, std=_WEIGHT_STD)
         self.embedding.reset_parameters()
-
-    def _remember(self, memory: Tensor, hidden: Tensor) -> Tensor:
-        """Append new inputs ``(B, T, D)`` of a layer to its memory ``(m, B, D)`` and keep the last M."""
-        new = hidden.detach().transpose(0, 1)
-        new = new[max(0, new.size(0) - self.memory_length) :]
-        kept = min(memory.size(0), self.memory_length - new.size(0))
-        # torch.cat copies, which releases the memory of older inputs.
-        return torch.cat([memory[memory.size(0) - kept :], new])

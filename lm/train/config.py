@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,17 +33,9 @@ from shared_embeddings.utils.reading import parse_yaml, read_yaml
 # Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
 SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
-FREE_TO_CHANGE = (
-    "data",
-    "output_dir",
-    "epochs",
-    "steps",
-    "log_every",
-    "save_every",
-    "device",
-    "compile",
-    "wandb",
-)
+FREE_TO_CHANGE = {
+    *("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile", "wandb")
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +103,8 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""
-        for name in ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length"):
-            require_at_least(name, getattr(self, name), 1)
-        for name in ("valid_batch_size", "evaluate_every", "save_every", "log_every", "patience"):
+        counts = ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length", "valid_batch_size")
+        for name in (*counts, "evaluate_every", "save_every", "log_every", "patience"):
             require_at_least(name, getattr(self, name), 1)
         require_at_least("warmup_steps", self.warmup_steps, 0)
         require(
@@ -154,10 +145,10 @@ class Configuration:
     """A validated configuration.
 
     Attributes:
-        training: training options.
-        model: options of the model, an instance of its `options_class`.
-        optimizer: options of the optimizer.
-        schedule: options of the learning rate schedule.
+        training: options that do not depend on the model.
+        model: an instance of the model's `options_class`.
+        optimizer: an instance of one of `OPTIMIZERS`.
+        schedule: an instance of one of `SCHEDULES`.
     """
 
     training: TrainingOptions
@@ -184,20 +175,26 @@ def parse(given: Mapping[str, Any]) -> Configuration:
         OptionError: a key is unknown, missing, or belongs to another model, optimizer or schedule; or a value
             has the wrong type or is out of range.
     """
-    kind = _choice("model", given, models.kinds())
-    optimizer = _choice("optimizer", given, OPTIMIZERS)
-    schedule = _choice("schedule", given, SCHEDULES)
-    groups = {
-        "training": TrainingOptions,
-        f"model {kind}": models.options_class(kind),
-        f"optimizer {optimizer}": OPTIMIZERS[optimizer],
-        f"schedule {schedule}": SCHEDULES[schedule],
-    }
+    every = all_groups()
+    groups: dict[str, type] = {"training": TrainingOptions}
+    for key in ("model", "optimizer", "schedule"):
+        value = given.get(key, TrainingOptions.__dataclass_fields__[key].default)
+        check_known(key, value, [title.split()[1] for title in every if title.startswith(f"{key} ")])
+        groups[f"{key} {value}"] = every[f"{key} {value}"]
+    known = {title: [field.name for field in dataclasses.fields(options)] for title, options in every.items()}
+    names = [name for title in groups for name in known[title]]
     for key in given:
-        _check_key(key, groups)
+        owners = [title for title in every if key in known[title]]
+        if owners and key not in names:
+            kind = owners[0].split()[0]
+            chosen = next(title for title in groups if title.startswith(kind))
+            raise OptionError(
+                f"'{key}' has no effect with {chosen}: it belongs to {', '.join(owners)}; remove it"
+            )
+        check_known("key", key, names)
     parsed: list[Any] = [
-        parse_options(name, options, {key: given[key] for key in given if key in _names(options)})
-        for name, options in groups.items()
+        parse_options(title, options, {key: given[key] for key in given if key in known[title]})
+        for title, options in groups.items()
     ]
     return Configuration(*parsed)
 
@@ -210,31 +207,6 @@ def all_groups() -> dict[str, type]:
         **{f"optimizer {name}": options for name, options in OPTIMIZERS.items()},
         **{f"schedule {name}": options for name, options in SCHEDULES.items()},
     }
-
-
-def _choice(key: str, given: Mapping[str, Any], valid: Iterable[str]) -> str:
-    """The value of a key that selects a group of keys."""
-    value = given.get(key, TrainingOptions.__dataclass_fields__[key].default)
-    check_known(key, value, valid)
-    return str(value)
-
-
-def _check_key(key: object, groups: Mapping[str, type]) -> None:
-    """Raise `OptionError` unless a selected group has the key."""
-    names = [name for options in groups.values() for name in _names(options)]
-    owners = [title for title, options in all_groups().items() if key in _names(options)]
-    if owners and key not in names:
-        kind = owners[0].split()[0]
-        chosen = next(title for title in groups if title.startswith(kind))
-        raise OptionError(
-            f"'{key}' has no effect with {chosen}: it belongs to {', '.join(owners)}; remove it"
-        )
-    check_known("key", key, names)
-
-
-def _names(options: type) -> list[str]:
-    """The keys of one group."""
-    return [field.name for field in dataclasses.fields(options)]
 
 
 def plain(value: Any) -> Any:
@@ -253,20 +225,13 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     given = parse_words(
         arguments, lambda text, option: text if option.lstrip("-") == "config" else parse_yaml(text, option)
     )
-    from_file = read_file(Path(str(given.pop("config")))) if "config" in given else {}
-    return {**from_file, **given}
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Read the mapping in a configuration file.
-
-    Raises:
-        UserError: the file is missing or not a YAML mapping.
-    """
+    if "config" not in given:
+        return given
+    path = Path(str(given.pop("config")))
     content = read_yaml(path, "config")
     if not isinstance(content, dict):
         raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
-    return content
+    return {**content, **given}
 
 
 def help_text() -> str:
@@ -280,20 +245,13 @@ def help_text() -> str:
     for title, options in all_groups().items():
         lines += ["", f"{title}:"]
         for field in dataclasses.fields(options):
-            entry = f"  {field.name} ({_default(field)}): {_description(options, field.name)}"
+            # Subclasses that only change a default inherit the description.
+            owners = (getattr(owner, "__dataclass_fields__", {}).get(field.name) for owner in options.__mro__)
+            about = next(filter(None, (own.metadata.get("description") for own in owners if own is not None)))
+            default = "required"
+            if field.default is not dataclasses.MISSING:
+                shown = yaml.safe_dump(plain(field.default), default_flow_style=True)
+                default = shown.removesuffix("...\n").strip()
+            entry = f"  {field.name} ({default}): {about}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
     return "\n".join(lines)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    """The default of a key in YAML."""
-    if field.default is dataclasses.MISSING:
-        return "required"
-    return yaml.safe_dump(plain(field.default), default_flow_style=True).removesuffix("...\n").strip()
-
-
-def _description(options: type, name: str) -> str:
-    """The description of a key; subclasses that only change a default inherit it."""
-    fields = (getattr(owner, "__dataclass_fields__", {}).get(name) for owner in options.__mro__)
-    described = (field.metadata.get("description") for field in fields if field is not None)
-    return str(next(filter(None, described)))

@@ -15,7 +15,7 @@ from torch import Tensor
 import shared_embeddings as se
 from lm.checkpoint import Trained, load_model
 from lm.data.vocabulary import Vocabulary
-from lm.models.interface import LanguageModel
+from lm.models import LanguageModel
 from lm.train.config import TrainingOptions
 from lm.train.distributed import Group
 from shared_embeddings.compress.distillation import (
@@ -75,11 +75,7 @@ def prepare_student(
 
 
 def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trained:
-    """The teacher on the CPU.
-
-    Raises:
-        UserError: it cannot be read, or has another vocabulary or width.
-    """
+    """The teacher on the CPU."""
     try:
         teacher = load_model(Path(path))
     except UserError as error:
@@ -99,12 +95,7 @@ def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trai
 
 
 def _copy_from(model: LanguageModel, teacher: Trained, path: str) -> None:
-    """Copy all tensors outside the embedding from the teacher.
-
-    Raises:
-        UserError: the teacher has another architecture.
-        OptionError: a tensor is missing in one model or has another shape.
-    """
+    """Copy all tensors outside the embedding from the teacher."""
     if teacher.model.kind != model.kind:
         raise UserError(
             f"{OPTION}: the teacher {path} is a {teacher.model.kind}, this model a {model.kind}; set model: "

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # noqa: F401  (imported later, its defaults would keep the group alive, see _leave_group)
+import torch.distributed.nn  # noqa: F401  (imported later, its defaults would keep the group alive)
 from torch import Tensor
 
 from lm.cli import chosen_device
@@ -44,10 +44,6 @@ class Group:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
-
-    def from_first(self, value: float) -> float:
-        """The value of the first process, in every process."""
-        return float(self.gather(value)[0])
 
     def largest(self, value: int) -> Callable[[], int]:
         """Start computing the maximum over all processes; returns a function that waits for it."""
@@ -99,14 +95,7 @@ def joined(device: str) -> Iterator[Group]:
         traceback.clear_frames(error.__traceback__)  # they hold the model, and the model the group
         raise
     finally:
-        _leave_group()
-
-
-def _leave_group() -> None:
-    """Destroy the process group and end its threads.
-
-    A thread of gloo that frees a tensor while the interpreter shuts down aborts the process. The threads end
-    with the last reference to the group, which `DistributedDataParallel` has in cycles.
-    """
-    dist.destroy_process_group()
-    gc.collect()
+        dist.destroy_process_group()
+        # A thread of gloo that frees a tensor while the interpreter shuts down aborts the process. Threads
+        # end with the last reference to the group, which `DistributedDataParallel` has in cycles.
+        gc.collect()

@@ -1,4 +1,4 @@
-"""The training loop of a language model.
+"""The training loop of a language model, and its reports: a bar, log lines, TensorBoard, Weights & Biases.
 
 Axes: ``B`` columns of text of this process, ``T`` tokens of a segment.
 """
@@ -7,26 +7,156 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from lm.data.corpus import Columns
 from lm.evaluate.evaluation import evaluate
-from lm.models.interface import LanguageModel, State
+from lm.models import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
-from lm.train.progress import Report, Speed
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, softened
 from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import refuse_link
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
+from shared_embeddings.utils.results import Writer, Writers
+
+
+class Report:
+    """Reports the progress of a run.
+
+    Args:
+        folder: folder of ``train.log``, which is appended to, and ``tensorboard/``; neither may be a link.
+            None in processes that report nothing.
+        first_step: number of steps before this process.
+        total_tokens: approximate number of tokens of the run.
+        done_tokens: approximate number of tokens before this process.
+        writers: also get what TensorBoard gets.
+
+    Raises:
+        UserError: one is a symbolic link.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        first_step: int = 0,
+        total_tokens: int = 0,
+        done_tokens: int = 0,
+        writers: Iterable[Writer] = (),
+    ) -> None:
+        self._log = None
+        self._writer = Writers(list(writers))
+        self.is_terminal = folder is not None and sys.stderr.isatty()
+        if folder is not None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            for name in ("train.log", "tensorboard"):
+                refuse_link(folder / name)
+            self._log = (folder / "train.log").open("a", encoding="utf-8")
+            tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+            self._writer = Writers([tensorboard, *writers])
+        self._bar = tqdm(
+            total=max(total_tokens, done_tokens),
+            initial=done_tokens,
+            unit="tok",
+            unit_scale=True,
+            disable=not self.is_terminal,
+            dynamic_ncols=True,
+        )
+        self._begin = time.monotonic()
+        self._start = done_tokens / max(total_tokens, 1)
+
+    def line(self, text: str) -> None:
+        """Write a line to stdout and the log."""
+        if self._log is None:
+            return
+        print(text, file=self._log, flush=True)
+        if self.is_terminal:
+            tqdm.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+    def tokens(self, number: int) -> None:
+        """Advance the progress bar."""
+        self._bar.update(number)
+
+    def training(self, step: int, epoch: float, values: Mapping[str, float], done: float) -> None:
+        """Report the steps since the last line.
+
+        Args:
+            step: number of steps.
+            epoch: number of epochs.
+            values: ``loss`` (nats per token), ``rate`` (learning rate), ``norm`` (gradient norm), ``speed``
+                (tokens per second), ``step_ms`` (milliseconds per step), and optionally ``reconstruction``
+                (loss of the teacher's table).
+            done: fraction of training that is done.
+        """
+        passed = time.monotonic() - self._begin
+        left = tqdm.format_interval(min(passed * (1 - done) / max(done - self._start, 1e-9), 1e9))
+        distance = f" reconstruction {values['reconstruction']:.5f}" if "reconstruction" in values else ""
+        self.line(
+            f"step {step} epoch {epoch:.2f} loss {values['loss']:.6f} ppl {perplexity(values['loss']):.2f} "
+            f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, "
+            f"{values['step_ms']:.1f} ms per step, {left} left"
+        )
+        self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+        for name, value in values.items():
+            self._writer.add_scalar(f"train/{name}", value, step)
+
+    def validation(self, step: int, loss: float, best: float, averaged: int) -> None:
+        """Report a validation.
+
+        Args:
+            step: number of steps.
+            loss: nats per token.
+            best: lowest loss so far, including this one.
+            averaged: number of averaged steps; 0 without averaging.
+        """
+        note = f", averaged over {averaged} steps" if averaged else ""
+        place = "the best so far" if loss <= best else f"best {perplexity(best):.2f}"
+        self.line(f"step {step} valid loss {loss:.6f} ppl {perplexity(loss):.2f} ({place}){note}")
+        self._writer.add_scalar("valid/loss", loss, step)
+        self._writer.add_scalar("valid/perplexity", perplexity(loss), step)
+
+    def close(self) -> None:
+        """Close the progress bar and the files."""
+        self._bar.close()
+        self._writer.close()
+        if self._log is not None:
+            self._log.close()
+
+
+class Speed:
+    """Measures tokens per second and milliseconds per step, from a number of steps and tokens on."""
+
+    def __init__(self, step: int, tokens: int) -> None:
+        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
+
+    def lap(self, step: int, tokens: int) -> dict[str, float]:
+        """``speed`` and ``step_ms``, see `Report.training`, since the last call with fewer steps."""
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        steps, read = step - self._step, tokens - self._tokens
+        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
+        return {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
+
+
+def perplexity(loss: float) -> float:
+    """``exp(loss)``, or infinity on overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 class Trainer:
@@ -62,16 +192,12 @@ class Trainer:
         reconstruction: Reconstruction | None = None,
         soft_targets: SoftTargets | None = None,
     ) -> None:
-        self.options, self.schedule, self.optimizer_options = (
-            config.training,
-            config.schedule,
-            config.optimizer,
-        )
+        self.options, self.schedule, self.rule = config.training, config.schedule, config.optimizer
         self.model, self.valid, self.group = model, valid, group
         self.reconstruction = reconstruction
         self.text_columns = Columns(train, self.options.batch_size, group.rank, group.world_size)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer: torch.optim.Optimizer = config.optimizer.build(self.parameters)
+        self.optimizer: torch.optim.Optimizer = self.rule.build(self.parameters)
         self.averages: Averages | None = None
         self.lengths = random.Random(self.options.seed)
         self.step, self.epoch, self.position = 0, 0, 0
@@ -80,7 +206,12 @@ class Trainer:
         self._initial_state = loss.initial_state
         self.states = self._fresh_states()
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
-        self._loss = self._wrapped(loss)
+        self._loss: nn.Module = torch.compile(loss) if self.options.compile else loss  # type: ignore[assignment]
+        if group.world_size > 1:
+            # Clusters of rare words get no gradient from segments without their words.
+            self._loss = DistributedDataParallel(
+                self._loss, find_unused_parameters=True, broadcast_buffers=False
+            )
         self._interrupts = Interrupts()
         self._asked: Callable[[], int] = lambda: 0
 
@@ -128,29 +259,41 @@ class Trainer:
 
         Raises:
             UserError: the loss or a parameter is not finite; the state is not saved.
-            Interrupted: a process was asked to stop; `output_dir` was called after the last whole step.
+            Interrupted: a process was asked to stop; `save` was called after the last whole step.
         """
+        options = self.options
+
+        def save_whole() -> None:
+            self.check_finite()
+            with signals_delayed():
+                save()
+
         speed = Speed(self.step, self.tokens)
         with self._interrupts:
             while not self.is_finished:
-                self._start_averaging_if_due()
-                rate, norm = self._train_step()
+                if self.averages is None and self.rule.starts_averaging(self.scores):
+                    self.averages = Averages(self.parameters)
+                figures = self._train_step()
                 report.tokens(self._last_tokens)
-                if self.step % self.options.log_every == 0:
-                    report.training(self.step, self.epochs, self._figures(rate, norm, speed), self.done)
-                if self._validation_is_due():
+                if self.step % options.log_every == 0:
+                    self.check_finite()
+                    nats, tokens = self.group.mean(self.window).tolist()
+                    self.window.zero_()
+                    figures = {"loss": nats / tokens, **{name: float(each) for name, each in figures.items()}}
+                    figures |= speed.lap(self.step, self.tokens)
+                    if self.reconstruction is not None:
+                        figures["reconstruction"] = self.reconstruction.current()
+                    report.training(self.step, self.epochs, figures, self.done)
+                every = options.evaluate_every
+                is_epoch = self.position == 0 if every is None else self.step % every == 0
+                if self.is_finished or is_epoch:
                     self._validate(report, save_best)
-                    with signals_delayed():
-                        save()
+                    save_whole()
                     speed = Speed(self.step, self.tokens)
-                elif self.options.save_every and self.step % self.options.save_every == 0:
-                    self.check_finite()
-                    with signals_delayed():
-                        save()
+                elif options.save_every and self.step % options.save_every == 0:
+                    save_whole()
                 if number := self._asked_to_stop():
-                    self.check_finite()
-                    with signals_delayed():
-                        save()
+                    save_whole()
                     raise Interrupted(number)
 
     def check_finite(self) -> None:
@@ -164,18 +307,21 @@ class Trainer:
                 "max_grad_norm and train with another output_dir, optionally with init_from"
             )
 
-    # One step.
-
-    def _train_step(self) -> tuple[float, Tensor]:
+    def _train_step(self) -> dict[str, Any]:
         """Train on one segment; returns the learning rate and the gradient norm."""
         options = self.options
         length = options.sequence_length
         if options.random_bptt:
             length = draw_length(length, self.lengths)
         ids, targets = self.text_columns.segment(self.position, length, self.group.device)
-        rate = self._rate(ids.size(1))
+        length = ids.size(1)  # the last segment of an epoch may be shorter
+        rate = self.rule.learning_rate * self.schedule.factor(Progress(self.done, self.epochs, self.scores))
+        if options.warmup_steps:
+            rate *= min(1.0, (self.step + 1) / options.warmup_steps)
+        if options.random_bptt:
+            rate *= length / options.sequence_length
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = float(rate)
         set_updates(self.model, self.step)
         self.optimizer.zero_grad(set_to_none=True)
         self._backward(ids, targets)
@@ -183,41 +329,27 @@ class Trainer:
         self.optimizer.step()
         if self.averages is not None:
             self.averages.update()
-        self._advance(ids.size(1))
-        return rate, norm
-
-    def _rate(self, length: int) -> float:
-        """The learning rate of the next step, for a segment of `length` tokens."""
-        options = self.options
-        rate = self.optimizer_options.learning_rate
-        rate *= self.schedule.factor(Progress(self.done, self.epochs, self.scores))
-        if options.warmup_steps:
-            rate *= min(1.0, (self.step + 1) / options.warmup_steps)
-        if options.random_bptt:
-            rate *= length / options.sequence_length
-        return float(rate)
+        self.step += 1
+        self.position += length
+        self._last_tokens = length * options.batch_size * self.group.world_size
+        if self.position >= self.text_columns.length - 1:
+            self.epoch, self.position = self.epoch + 1, 0
+            self.states = self._fresh_states()
+        return {"rate": rate, "norm": norm}
 
     def _backward(self, ids: Tensor, targets: Tensor) -> None:
         """Accumulate the gradients of the parts of a batch ``(B, T)`` and update their states."""
         parts = self.options.grad_accum_steps
         for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
-            is_last = part == parts - 1
-            with nullcontext() if is_last else self._no_sync():
+            # Processes exchange gradients with the last part only.
+            is_shared = isinstance(self._loss, DistributedDataParallel) and part < parts - 1
+            with self._loss.no_sync() if is_shared else nullcontext():  # type: ignore[operator]
                 with self.autocast():
                     loss, cross_entropy, state = self._loss(part_ids, part_targets, *self.states[part])
                 (loss / parts).backward()
             self.states[part] = state
             tokens = part_ids.numel()
             self.window += torch.stack([cross_entropy.double() * tokens, self.window.new_tensor(tokens)])
-
-    def _advance(self, length: int) -> None:
-        """Advance in the data, starting the next epoch at the end."""
-        self.step += 1
-        self.position += length
-        self._last_tokens = length * self.options.batch_size * self.group.world_size
-        if self.position >= self.text_columns.length - 1:
-            self.epoch, self.position = self.epoch + 1, 0
-            self.states = self._fresh_states()
 
     def _fresh_states(self) -> list[State]:
         """The initial states of all parts of a batch."""
@@ -230,68 +362,28 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.group.device.type, torch.bfloat16)
 
-    def _wrapped(self, loss: nn.Module) -> nn.Module:
-        """The loss, compiled and wrapped for data parallelism as configured."""
-        if self.options.compile:
-            loss = torch.compile(loss)  # type: ignore[assignment]
-        if self.group.world_size == 1:
-            return loss
-        # Clusters of rare words get no gradient from segments without their words.
-        return DistributedDataParallel(loss, find_unused_parameters=True, broadcast_buffers=False)
-
-    def _no_sync(self) -> AbstractContextManager[None]:
-        """Context without gradient synchronization."""
-        if isinstance(self._loss, DistributedDataParallel):
-            return self._loss.no_sync()
-        return nullcontext()
-
-    # Between steps.
-
-    def _start_averaging_if_due(self) -> None:
-        """Start averaging when the optimizer requires it."""
-        if self.averages is None and self.optimizer_options.starts_averaging(self.scores):
-            self.averages = Averages(self.parameters)
-
-    def _figures(self, rate: float, norm: Tensor, speed: Speed) -> dict[str, float]:
-        """Metrics since the last log line; see `Report.training`."""
-        self.check_finite()
-        nats, tokens = self.group.mean(self.window).tolist()
-        self.window.zero_()
-        figures = {"loss": nats / tokens, "rate": rate, "norm": float(norm)}
-        figures |= speed.lap(self.step, self.tokens)
-        if self.reconstruction is not None:
-            figures["reconstruction"] = self.reconstruction.current()
-        return figures
-
-    def _validation_is_due(self) -> bool:
-        """Whether to validate after this step."""
-        every = self.options.evaluate_every
-        return self.is_finished or (self.position == 0 if every is None else self.step % every == 0)
-
     def _validate(self, report: Report, save_best: Callable[[], None]) -> None:
         """Evaluate on the validation text, with averaged parameters if there are any."""
         self.check_finite()
+        parts = self.options.valid_batch_size
         with self.evaluated_parameters():
-            parts = self.options.valid_batch_size
-            chunk = math.ceil((len(self.valid) - 1) / parts)
             with self.autocast():
                 score = evaluate(
                     self.model,
                     self.valid,
                     target_length=self.options.sequence_length,
-                    chunk_length=chunk,
+                    chunk_length=math.ceil((len(self.valid) - 1) / parts),
                     batch_size=parts,
                     progress=report.is_terminal,
                 )
             # All processes use bitwise the same score.
-            loss = self.group.from_first(score.nats / score.tokens)
+            loss = float(self.group.gather(score.nats / score.tokens)[0])
             if not math.isfinite(loss):
                 raise UserError(f"the validation loss is {loss} at step {self.step}; lower learning_rate")
             is_best = loss < min(self.scores, default=math.inf)
             self.scores.append(loss)
-            report.validation(
-                self.step, loss, min(self.scores), 0 if self.averages is None else self.averages.steps
-            )
+            averaged = 0 if self.averages is None else self.averages.steps
+            report.validation(self.step, loss, min(self.scores), averaged)
             if is_best:
                 save_best()
 
@@ -349,22 +441,17 @@ class SegmentLoss(nn.Module):
             loss = self.model.embedding.cross_entropy(output.hidden, targets)
             cross_entropy, after = loss.detach(), output.state
         else:
-            own = len(state) - len(self.soft_targets.teacher.initial_state(1))
+            teacher, share = self.soft_targets
+            own = len(state) - len(teacher.initial_state(1))
             output = self.model(ids, state[:own])
-            wanted, others = self._softened(ids, targets, state[own:])
+            with torch.no_grad():
+                taught = teacher(ids, state[own:])
+                teacher_scores = teacher.embedding.logits(taught.hidden).flatten(0, 1)
+                wanted = softened(targets.flatten(), teacher_scores, share)
             scores = self.model.embedding.logits(output.hidden).flatten(0, 1)
             loss = F.cross_entropy(scores, wanted)
             cross_entropy = F.cross_entropy(scores.detach(), targets.flatten())
-            after = output.state + others
+            after = output.state + taught.state
         if self.reconstruction is not None:
             loss = self.reconstruction.mixed_with(loss, self.reconstruction.loss())
         return loss + output.penalty, cross_entropy, after
-
-    @torch.no_grad()
-    def _softened(self, ids: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """What is learned ``(B * T, V)``, and the next state of the teacher."""
-        assert self.soft_targets is not None
-        teacher, share = self.soft_targets
-        output = teacher(ids, state)
-        scores = teacher.embedding.logits(output.hidden).flatten(0, 1)
-        return softened(targets.flatten(), scores, share), output.state

@@ -26,7 +26,6 @@ class OptimizerOptions:
     weight_decay: float = option("L2 penalty.", 0.0)
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for values out of range."""
         rate = self.learning_rate
         require(rate > 0, f"option 'learning_rate' is {rate}, but it must be above 0; raise it")
         require_at_least("weight_decay", self.weight_decay, 0)
@@ -47,15 +46,12 @@ class SGDOptions(OptimizerOptions):
     momentum: float = option("momentum factor.", 0.0)
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for values out of range."""
         super().__post_init__()
         require_probability("momentum", self.momentum)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build the optimizer."""
-        return torch.optim.SGD(
-            parameters, self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        decay = self.weight_decay
+        return torch.optim.SGD(parameters, self.learning_rate, momentum=self.momentum, weight_decay=decay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +59,6 @@ class ASGDOptions(OptimizerOptions):
     """Averaged SGD: the model is the mean of the parameters over all steps (finetuning of AWD-LSTM)."""
 
     def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Averaging starts with the first step."""
         return True
 
 
@@ -78,7 +73,6 @@ class NTASGDOptions(OptimizerOptions):
     )
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for values out of range."""
         super().__post_init__()
         require_at_least("nonmono", self.nonmono, 0)
 
@@ -95,7 +89,6 @@ class AdamOptions(OptimizerOptions):
     eps: float = option("term added to the denominator.", 1e-8)
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for values out of range."""
         super().__post_init__()
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
@@ -104,14 +97,9 @@ class AdamOptions(OptimizerOptions):
         require(self.eps > 0, f"option 'eps' is {self.eps}, but it must be above 0; raise it")
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build the optimizer."""
-        return torch.optim.Adam(
-            parameters,
-            self.learning_rate,
-            betas=(self.betas[0], self.betas[1]),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        first, second = self.betas
+        decay = self.weight_decay
+        return torch.optim.Adam(parameters, self.learning_rate, (first, second), self.eps, decay)
 
 
 OPTIMIZERS: dict[str, type] = {
@@ -209,42 +197,38 @@ class ConstantOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineOptions:
+class CosineOptions(ConstantOptions):
     """Cosine decay."""
 
     min_lr_ratio: float = option("final learning rate as a fraction of the base learning rate.", 0.0)
 
     def __post_init__(self) -> None:
-        """Check the range."""
         require(
             0 <= self.min_lr_ratio <= 1,
             f"option 'min_lr_ratio' is {self.min_lr_ratio}, but it must be from 0 to 1",
         )
 
     def factor(self, progress: Progress) -> float:
-        """The factor of the learning rate."""
         wave = (1 + math.cos(math.pi * min(progress.done, 1.0))) / 2
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * wave
 
 
 @dataclasses.dataclass(frozen=True)
-class StepOptions:
+class StepOptions(ConstantOptions):
     """Step decay at given epochs."""
 
     decay_epochs: tuple[float, ...] = option("epochs after which the learning rate is divided.")
     decay_factor: float = option("divisor of the learning rate.", 10.0)
 
     def __post_init__(self) -> None:
-        """Check the range."""
         _check_decay(self.decay_factor)
 
     def factor(self, progress: Progress) -> float:
-        """The factor of the learning rate."""
         return float(self.decay_factor ** -sum(progress.epochs >= epoch for epoch in self.decay_epochs))
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauOptions:
+class PlateauOptions(ConstantOptions):
     """Decay when the validation loss stops improving."""
 
     decay_factor: float = option("divisor of the learning rate.", 4.0)
@@ -253,12 +237,10 @@ class PlateauOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         _check_decay(self.decay_factor)
         require_at_least("decay_patience", self.decay_patience, 1)
 
     def factor(self, progress: Progress) -> float:
-        """The factor of the learning rate."""
         best, waited, divisions = math.inf, 0, 0
         for score in progress.scores:
             waited = 0 if score < best else waited + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +24,35 @@ from shared_embeddings.checkpoints.tensors import (
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
-_SHOWN = 8  # maximum number of changed settings in an error
-
 
 def _is_count(value: Any) -> bool:
     """Whether a value is a non-negative integer."""
     return type(value) is int and value >= 0
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a value is a string."""
-    return isinstance(value, str)
+def _is_list(value: Any, is_right: Callable[[Any], bool] = lambda value: True) -> bool:
+    """Whether a value is a list of such items."""
+    return isinstance(value, list) and all(map(is_right, value))
 
 
 def _is_averages(value: Any) -> bool:
-    """Whether a value is None or averaged parameters."""
-    if value is None:
-        return True
+    """Whether a value is averaged parameters."""
     return (
         isinstance(value, dict)
         and _is_count(value.get("steps"))
-        and isinstance(value.get("parameters"), list)
-        and all(map(is_dense, value["parameters"]))
+        and _is_list(value.get("parameters"), is_dense)
     )
 
 
 def _is_process(value: Any) -> bool:
     """Whether a value is the state of one process."""
-    if not isinstance(value, dict) or not {"random", "states", "window"} <= value.keys():
-        return False
-    states = value["states"]
     return (
-        isinstance(states, list)
-        and all(isinstance(state, tuple) and all(map(is_dense, state)) for state in states)
-        and is_dense(value["window"])
+        isinstance(value, dict)
+        and "random" in value
+        and _is_list(
+            value.get("states"), lambda state: isinstance(state, tuple) and all(map(is_dense, state))
+        )
+        and is_dense(value.get("window"))
     )
 
 
@@ -65,23 +60,18 @@ def _is_process(value: Any) -> bool:
 PARTS: dict[str, PartType] = {
     "settings": (
         "settings by their names",
-        lambda value: isinstance(value, dict) and all(map(_is_text, value)),
+        lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value),
     ),
-    "corpus": ("a checksum", _is_text),
+    "corpus": ("a checksum", lambda value: isinstance(value, str)),
     "step": ("a whole number", _is_count),
     "epoch": ("a whole number", _is_count),
     "position": ("a whole number", _is_count),
-    "scores": ("a list of numbers", lambda value: isinstance(value, list) and all(map(_is_number, value))),
+    "scores": ("a list of numbers", lambda value: _is_list(value, lambda one: type(one) in (int, float))),
     "optimizer": ("the state of an optimizer", is_optimizer),
-    "averages": ("averaged parameters, or None", _is_averages),
-    "lengths": ("the state of a generator", lambda value: isinstance(value, list)),
-    "processes": ("a list of states", lambda value: isinstance(value, list) and all(map(_is_process, value))),
+    "averages": ("averaged parameters, or None", lambda value: value is None or _is_averages(value)),
+    "lengths": ("the state of a generator", _is_list),
+    "processes": ("a list of states", lambda value: _is_list(value, _is_process)),
 }
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number."""
-    return type(value) in (int, float)
 
 
 def save_run(
@@ -130,7 +120,22 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     if lacking is not None:
         raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; use one written by lm_train")
     check_parts(saved, PARTS, f"checkpoint {path}: training")
-    _check_same(path, saved, settings, corpus_checksum, trainer.group.world_size)
+    before, now = _without_path(saved["settings"]), _without_path(settings)
+    changed = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted({*before, *now} - FREE_TO_CHANGE)
+        if before.get(key) != now.get(key)
+    ]
+    if saved["corpus"] != corpus_checksum:
+        changed.append("the corpus in 'data' has changed")
+    if len(saved["processes"]) != trainer.group.world_size:
+        changed.append(f"it had {len(saved['processes'])} processes and now has {trainer.group.world_size}")
+    if changed:
+        shown = [*changed[:8], *[f"and {len(changed) - 8} more"] * (len(changed) > 8)]
+        raise UserError(
+            f"{path} belongs to a run with other settings ({'; '.join(shown)}); change them back to resume, "
+            "or choose another output_dir"
+        )
     load_state(trainer.model, content["model"], path)
     try:
         _restore(trainer, saved)
@@ -162,28 +167,6 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
     trainer.window = own["window"].to(device)
     restore_random_states(own["random"])
-
-
-def _check_same(
-    path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any], corpus_checksum: str, world_size: int
-) -> None:
-    """Raise `UserError` if settings, data or processes differ from those of the saved run."""
-    before, settings = _without_path(saved["settings"]), _without_path(settings)
-    changed = [
-        f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}"
-        for key in sorted({*before, *settings} - {*FREE_TO_CHANGE})
-        if before.get(key) != settings.get(key)
-    ]
-    if saved["corpus"] != corpus_checksum:
-        changed.append("the corpus in 'data' has changed")
-    if len(saved["processes"]) != world_size:
-        changed.append(f"it had {len(saved['processes'])} processes and now has {world_size}")
-    if changed:
-        shown = [*changed[:_SHOWN], *[f"and {len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)]
-        raise UserError(
-            f"{path} belongs to a run with other settings ({'; '.join(shown)}); change them back to resume, "
-            "or choose another output_dir"
-        )
 
 
 def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:

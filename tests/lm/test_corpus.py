@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from lm.data import corpus
-from lm.data import texts as reading
-from lm.data.corpus import Published, load_corpus, prepare, read_tokens
-from lm.data.texts import SPLITS
+from lm.data import vocabulary as reading
+from lm.data.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
@@ -133,7 +132,9 @@ def test_interrupted_run_keeps_the_old_corpus_and_the_next_one_cleans_up(
     assert load_corpus(folder).description == before
     (folder / ".train.npy.12345.tmp").write_bytes(b"half")
     prepare(texts, folder, force=True)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*corpus._files(), "data.json"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["data.json", "vocabulary.tsv", *(f"{split}.npy" for split in SPLITS)]
+    )
 
 
 def test_text_that_changes_during_preparation_fails(
@@ -245,21 +246,21 @@ def test_corpus_of_another_version_fails(texts: dict[str, list[Path]], tmp_path:
 def test_arrays_of_another_type_fail(tmp_path: Path, array: np.ndarray, printed: str) -> None:
     np.save(tmp_path / "tokens.npy", array)
     with pytest.raises(UserError, match=printed):
-        read_tokens(tmp_path / "tokens.npy")
+        read_tokens(tmp_path / "tokens.npy", 3, 7)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY\x01\x00"])
 def test_files_without_an_array_fail(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokens.npy").write_bytes(content)
     with pytest.raises(UserError, match="tokens.npy: not a token file"):
-        read_tokens(tmp_path / "tokens.npy")
+        read_tokens(tmp_path / "tokens.npy", 3, 7)
 
 
 def test_archives_fail(tmp_path: Path) -> None:
     with (tmp_path / "tokens.npy").open("wb") as file:
         np.savez(file, tokens=np.zeros(3, np.int32))
     with pytest.raises(UserError, match="an archive"):
-        read_tokens(tmp_path / "tokens.npy")
+        read_tokens(tmp_path / "tokens.npy", 3, 7)
 
 
 def test_memory_does_not_grow_with_the_text(
@@ -307,8 +308,8 @@ def test_incomplete_description(texts: dict[str, list[Path]], tmp_path: Path, ch
         ([0, 3, 7, 0], "token 2 is 7, but the vocabulary has the ids 0 to 6"),
         ([0, 3, 1, -1], "token 3 is -1"),
         ([0, 3, 2**31 - 1, 2], "token 2 is 2147483647"),
-        ([0, 3, 2], "3 tokens, but data.json says 4"),
-        ([], "0 tokens, but data.json says 4"),
+        ([0, 3, 2], r"int32 of shape \(3,\); expected int32 of shape \(4,\)"),
+        ([], r"int32 of shape \(0,\)"),
     ],
 )
 @pytest.mark.parametrize("block", [1, 3, 1 << 22])

@@ -189,11 +189,6 @@ def test_invalid_options(how: dict[str, Any], message: str) -> None:
         sampled(TinyLSTM(), [0], **how)
 
 
-def test_invalid_length() -> None:
-    with pytest.raises(UserError, match="length is 0"):
-        sampled(TinyLSTM(), [0], 0)
-
-
 def test_diverged_models_fail() -> None:
     model = TinyLSTM()
     torch.nn.init.constant_(model.lstm.weight_hh_l0, math.nan)

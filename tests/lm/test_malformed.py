@@ -301,17 +301,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(folder: Path) -> Command:
-    texts = {f"-{split}": [str(folder / f"{split}.txt")] for split in ("train", "valid", "test")}
+    splits = ("train", "valid", "test")
+    texts = {f"-{split}": [str(folder / f"{split}.txt")] for split in splits}
+    made = {"tokens": dict.fromkeys(splits, 9), "unknown": dict.fromkeys(splits, 0), "types": 3}
     return Command(
         "lm_prepare",
         cli.prepare,
         {**texts, "-output": [str(folder / "prepared")]},
         inputs=tuple(texts),
         least={"-max_size": 3, "-seed": 0},
-        before=(
-            lambda: mock.patch("lm.data.prepare.prepare"),
-            lambda: mock.patch("lm.data.prepare.describe"),
-        ),
+        before=(lambda: mock.patch("lm.data.prepare.prepare", return_value=made),),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 import shared_embeddings as se
 from lm.models import LanguageModel, build, kinds, options_class
-from lm.models.relative_attention import RelativeAttention, by_key, geometry, sinusoids
+from lm.models.transformer_xl import RelativeAttention, by_key, geometry, sinusoids
 from shared_embeddings.utils.errors import UserError
 
 BANDS = {"cutoffs": [20000, 40000, 200000]}

@@ -326,7 +326,7 @@ def test_a_single_process_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined("cpu") as group:
         assert group.is_first and group.world_size == 1
-        assert group.gather("x") == ["x"] and group.from_first(0.5) == 0.5
+        assert group.gather("x") == ["x"]
         assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
         assert group.largest(15)() == 15
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lm import cli
-from lm.data.corpus import Published, load_corpus
+from lm.data.corpus import SPLITS, Published, load_corpus
 from lm.data.datasets import SOURCES
-from lm.data.texts import SPLITS, Fractions
+from lm.data.prepare import parse_fractions, share_lines
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_single_text_is_split_by_lines(
     ],
 )
 def test_every_split_has_a_line(fractions: str, lines: int, wanted: tuple[int, ...]) -> None:
-    counts = Fractions.parse(fractions).lines(lines)
+    counts = share_lines(parse_fractions(fractions), lines)
     assert tuple(counts[name] for name in SPLITS) == wanted
 
 

@@ -14,7 +14,6 @@ import torch
 
 from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model
-from lm.evaluate.quality import probe
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.measure import Kept, Quality, Validation
@@ -173,21 +172,21 @@ def test_validation_replaces_agreement(model: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
-    model, words, *_ = load_model(path)
-    first, again, other = (probe(model, words, None, seed).predict() for seed in (1, 1, 2))
+    opened = CheckpointModel(path)
+    first, again, other = (opened.probe(None, seed).predict() for seed in (1, 1, 2))
     assert torch.equal(first.words, again.words) and not torch.equal(first.words, other.words)
     assert len(first.words) == 1000 and len(first.words.unique()) > 5
-    assert model.training == load_model(path).model.training
+    assert not opened.module.training
 
 
 def test_diverged_models_have_no_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_corpus(tmp_path / "corpus", WORDS)
-    model, words, *_ = load_model(write_model(tmp_path / "model.pt", data))
-    for parameter in model.parameters():
+    opened = CheckpointModel(write_model(tmp_path / "model.pt", data))
+    for parameter in opened.module.parameters():
         torch.nn.init.constant_(parameter, torch.nan)
     for texts in (None, [tmp_path / "corpus" / "test.txt"]):
         with pytest.raises(ValueError, match="not finite|no numbers|are NaN"):
-            probe(model, words, texts, 1).predict()
+            opened.probe(texts, 1).predict()
 
 
 @pytest.fixture(scope="module")

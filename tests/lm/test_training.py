@@ -20,9 +20,8 @@ from lm.evaluate.evaluation import evaluate
 from lm.models import build
 from lm.train.config import parse
 from lm.train.distributed import Group
-from lm.train.loop import SegmentLoss, Trainer
+from lm.train.loop import Report, SegmentLoss, Trainer
 from lm.train.optim import draw_length
-from lm.train.progress import NoReport
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
@@ -47,7 +46,7 @@ def trainer(data: Path, **changes: Any) -> Trainer:
 
 
 def train(subject: Trainer) -> Trainer:
-    subject.run(NoReport(), lambda: None, lambda: None)
+    subject.run(Report(), lambda: None, lambda: None)
     return subject
 
 
@@ -94,14 +93,14 @@ def test_accumulated_batches_equal_one_batch(data: Path) -> None:
 def test_varied_lengths_scale_the_learning_rate(data: Path) -> None:
     subject = trainer(data, sequence_length=40, learning_rate=2)
     expected_length = draw_length(40, random.Random(1))
-    rate, _ = subject._train_step()
+    rate = subject._train_step()["rate"]
     assert subject.position == expected_length != 40
     assert rate == pytest.approx(2 * expected_length / 40)
 
 
 def test_warmup_and_schedule_multiply(data: Path) -> None:
     subject = trainer(data, **without_dropout(warmup_steps=4, schedule="cosine", steps=8))
-    rates = [subject._train_step()[0] for _ in range(8)]
+    rates = [subject._train_step()["rate"] for _ in range(8)]
     cosine = [(1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     rise = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     assert rates == pytest.approx([3 * up * down for up, down in zip(rise, cosine)])
@@ -156,14 +155,14 @@ def test_training_learns_a_learnable_text(data: Path) -> None:
 def test_validation_runs_at_its_interval_and_at_the_end(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=12, evaluate_every=5))
     seen: list[int] = []
-    subject.run(NoReport(), lambda: seen.append(subject.step), lambda: None)
+    subject.run(Report(), lambda: seen.append(subject.step), lambda: None)
     assert seen == [5, 10, 12] and len(subject.scores) == 3
 
 
 def test_validation_runs_after_every_epoch(data: Path) -> None:
     subject = trainer(data, **without_dropout(steps=None, epochs=2, evaluate_every=None))
     seen: list[tuple[int, int]] = []
-    subject.run(NoReport(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
+    subject.run(Report(), lambda: seen.append((subject.epoch, subject.position)), lambda: None)
     assert seen == [(1, 0), (2, 0)]
 
 

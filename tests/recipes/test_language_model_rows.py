@@ -19,10 +19,9 @@ import torch
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
-from lm.data.corpus import VOCABULARY
+from lm.data.corpus import SPLITS, VOCABULARY
 from lm.data.corpus import prepare as prepare_corpus
 from lm.data.datasets import SOURCES
-from lm.data.texts import SPLITS
 from lm.evaluate.command import _parser as evaluation_parser
 from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
