@@ -1,4 +1,7 @@
-"""OpenNMT-py with shared embeddings: translation and summarization under OpenNMT-py's own commands."""
+"""OpenNMT-py with shared embeddings: translation and summarization under OpenNMT-py's own commands.
+
+All functions raise `UserError` for what a user can put right; docstrings name other errors only.
+"""
 
 from __future__ import annotations
 

@@ -19,11 +19,7 @@ class Adapter:
         return contains_strings(path, "opt", "vocab")
 
     def read(self, path: Path) -> CheckpointModel:
-        """Read a model.
-
-        Raises:
-            UserError: it is inconsistent, or its weights are missing.
-        """
+        """Read a model."""
         from nmt.compression import CheckpointModel
 
         return CheckpointModel(path)

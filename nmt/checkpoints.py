@@ -71,50 +71,42 @@ def _is_vocabulary(value: Any) -> bool:
 
 
 def _is_optim(value: Any) -> bool:
-    """Return whether a value is None, or has the form of the state of OpenNMT's optimizer."""
-    if value is None:
-        return True
+    """Return whether a value has the form of the state of OpenNMT's optimizer."""
     if not isinstance(value, dict):
         return False
     steps = (value.get("training_step"), value.get("decay_step", 1))
     inner = value.get("optimizer", [])
-    return all(type(step) is int and step >= 0 for step in steps) and (
-        all(map(is_optimizer, inner)) if isinstance(inner, list) else is_optimizer(inner)
+    return all(type(step) is int and step >= 0 for step in steps) and all(
+        map(is_optimizer, inner if isinstance(inner, list) else [inner])
     )
 
 
 def _is_resume(value: Any) -> bool:
-    """Whether a value is None or has the form of `nmt.train.training.gather_resume_state`."""
-    if value is None:
-        return True
+    """Return whether a value has the form of `nmt.train.training.gather_resume_state`."""
     wanted = {"data", "random", "numpy", "torch", "early_stopping"}
     return isinstance(value, list) and all(
         isinstance(own, dict)
         and wanted <= own.keys()
         and isinstance(own["data"], dict)
         and {"workers", "last_worker"} <= own["data"].keys()
-        and _is_stopping(own["early_stopping"])
+        and (own["early_stopping"] is None or _is_stopping(own["early_stopping"]))
         for own in value
     )
 
 
 def _is_stopping(value: Any) -> bool:
-    """Return whether a value is None, or has the form of the state of early stopping."""
-    if value is None:
-        return True
-    numbers = ("stalled", "current", "status", "best_step")
     return (
         isinstance(value, dict)
-        and all(type(value.get(name)) is int for name in numbers)
+        and all(type(value.get(name)) is int for name in ("stalled", "current", "status", "best_step"))
         and isinstance(value.get("best"), dict)
         and all(type(score) is float for score in value["best"].values())
     )
 
 
 def _is_run(value: Any) -> bool:
-    """Return whether a value is None, or has the form of a record of `nmt.train.runs.begin`."""
+    """Return whether a value has the form of a record of `nmt.train.runs.begin`."""
     settings = value.get("settings") if isinstance(value, dict) else None
-    return value is None or (isinstance(settings, dict) and "train_from" in settings)
+    return isinstance(settings, dict) and "train_from" in settings
 
 
 PARTS: dict[str, PartType] = {
@@ -122,47 +114,33 @@ PARTS: dict[str, PartType] = {
     "vocab": ("the words of both sides", _is_vocabulary),
     "model": ("dense tensors by their names", is_state),
     "generator": ("dense tensors by their names", lambda value: value is None or is_state(value)),
-    "optim": ("the state of an optimizer, or None", _is_optim),
-    "resume": ("the state of every process, or None", _is_resume),
-    "run": ("the settings of a run, or None", _is_run),
+    "optim": ("the state of an optimizer, or None", lambda value: value is None or _is_optim(value)),
+    "resume": ("the state of every process, or None", lambda value: value is None or _is_resume(value)),
+    "run": ("the settings of a run, or None", lambda value: value is None or _is_run(value)),
     SUBWORDS: ("bytes by the names of options", is_state),
 }
 
 
 def check_checkpoint(path: str, checkpoint: Any) -> None:
-    """Check the structure of a checkpoint, and the checksum of separate weights.
-
-    Args:
-        path: ``NAME.pt``.
-        checkpoint: content of the file.
-    """
-    if not isinstance(checkpoint, dict):
-        raise UserError(
-            f"checkpoint {path}: contains a {type(checkpoint).__name__}, not a model; use one written by "
-            "onmt_train"
-        )
-    missing = [part for part in ("opt", "vocab") if part not in checkpoint]
-    if missing:
-        raise UserError(
-            f"checkpoint {path}: it has no {' and no '.join(missing)}; use one written by onmt_train"
-        )
-    check_parts(checkpoint, PARTS, f"checkpoint {path}")
-    if "model" not in checkpoint:
-        _check_set(path, checkpoint.get(WEIGHTS))
-
-
-def _check_set(path: str, wanted: object) -> None:
-    """Raise `UserError` unless separate weights have the checksum in the checkpoint; reads headers only."""
+    """Check the structure of a checkpoint ``NAME.pt``, and the checksum of separate weights."""
     from safetensors import SafetensorError
 
-    for file in safetensors_of(path):
+    if not isinstance(checkpoint, dict) or not {"opt", "vocab"} <= checkpoint.keys():
+        lacking = (
+            ("opt", "vocab") if not isinstance(checkpoint, dict) else {"opt", "vocab"} - checkpoint.keys()
+        )
+        raise UserError(
+            f"checkpoint {path}: it has no {' and no '.join(sorted(lacking))}; use one written by onmt_train"
+        )
+    check_parts(checkpoint, PARTS, f"checkpoint {path}")
+    for file in [] if "model" in checkpoint else safetensors_of(path):
         try:
-            found = recorded_checksum(file)
+            found = recorded_checksum(file)  # reads the header only
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"checkpoint {file}: cannot be read ({error}); it is truncated or damaged"
             ) from error
-        if found != wanted and is_verified():
+        if found != checkpoint.get(WEIGHTS) and is_verified():
             raise UserError(
                 f"checkpoint {path}: {file} has the weights of another checkpoint; use an earlier step, or "
                 "both files of the same step"
@@ -173,9 +151,6 @@ def safetensors_of(path: str) -> list[str]:
     """Return the safetensors files of a checkpoint ``NAME.pt``.
 
     They are ``NAME.safetensors``, or the shards ``NAME.00.safetensors``, ... of a converted model.
-
-    Raises:
-        UserError: there are none.
     """
     base = path.removesuffix(".pt")
     if os.path.isfile(f"{base}.safetensors"):
@@ -193,12 +168,7 @@ _GENERATOR = "generator."
 
 
 def check_output(option: str, path: str | os.PathLike[str]) -> None:
-    """Check that an output file can be written; creates nothing.
-
-    Args:
-        option: name of the option, for messages.
-        path: output file.
-    """
+    """Check that the output file of an option can be written; creates nothing."""
     if Path(path).is_dir():
         raise UserError(f"{option}: {path} is a folder; choose a file")
     if not can_be_created(path):
@@ -208,11 +178,7 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
 
 
 def remove_leftovers(save_model: str) -> None:
-    """Remove temporary files of processes that were killed while saving checkpoints of a run.
-
-    Args:
-        save_model: the option of ``onmt_train``: prefix of the checkpoints.
-    """
+    """Remove temporary files of processes that were killed while saving checkpoints of a run."""
     start = Path(save_model)
     remains = start.parent.glob(f".{glob.escape(start.name)}_step_*.tmp")
     named = (re.match(r"\.(.+\.(?:pt|safetensors))\.", file.name) for file in remains)
@@ -232,11 +198,7 @@ def allow_checkpoint_types() -> None:
 
 @contextlib.contextmanager
 def reading_checkpoint(path: str) -> Iterator[None]:
-    """Convert errors while reading a checkpoint to `UserError`.
-
-    Raises:
-        UserError: the file is missing, truncated, or not a checkpoint of OpenNMT-py.
-    """
+    """Convert errors while reading a checkpoint to `UserError`."""
     if not os.path.isfile(path):
         raise UserError(f"checkpoint {path}: no such file; check the path")
     allow_checkpoint_types()
@@ -252,14 +214,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Convert errors due to an inconsistent checkpoint to `UserError`, also of a model too large for it.
-
-    Args:
-        path: the checkpoint, if any.
-
-    Raises:
-        UserError: names the checkpoint and the mismatch.
-    """
+    """Convert errors due to an inconsistent checkpoint to `UserError`, also of a model too large for it."""
     if not path:
         yield
         return
@@ -294,12 +249,7 @@ def _stored(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read and verify a checkpoint without running code from it.
-
-    Raises:
-        UserError: the file is missing, truncated, damaged or unsupported, or does not match its separate
-            weights.
-    """
+    """Read and verify a checkpoint without running code from it."""
     name = os.fspath(path)
     with reading_checkpoint(name):
         checkpoint = loaded(name)
@@ -308,11 +258,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint without loading or verifying its tensors.
-
-    Raises:
-        UserError: see `read_checkpoint`.
-    """
+    """Read a checkpoint without loading or verifying its tensors."""
     name = os.fspath(path)
     with reading_checkpoint(name):
         checkpoint = mapped(name)
@@ -321,11 +267,7 @@ def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def verify_checkpoint(path: str) -> None:
-    """Verify a checkpoint.
-
-    Raises:
-        UserError: as `read_checkpoint`.
-    """
+    """Compare a checkpoint with its checksum."""
     checkpoint = peek(path)
     with reading_checkpoint(path):
         verified(checkpoint, f"checkpoint {path}")
@@ -337,13 +279,9 @@ def with_unpacked_tensors(
     """Unpack the weights of a checkpoint, or keep them packed; ``packing`` is their storage format.
 
     Args:
-        path: the checkpoint, for messages.
+        path: names the checkpoint in messages.
         checkpoint: its content.
         opened: what becomes of packed weights, see `shared_embeddings.quant.storage`.
-
-    Raises:
-        UserError: tensors are not finite.
-        shared_embeddings.quant.storage.StorageError: the storage format is unknown.
     """
     checkpoint = {name: value for name, value in checkpoint.items() if name != KEY}
     if "model" not in checkpoint:
@@ -376,15 +314,7 @@ def subword_files_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def read_safetensors(
     path: str, opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``.
-
-    Args:
-        path: the checkpoint.
-        opened: what becomes of packed weights, see `shared_embeddings.quant.storage`.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+    """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``; see above."""
     tensors: dict[str, Tensor] = {}
     for file in safetensors_of(path):
         tensors.update(load_safetensors(file, f"checkpoint {file}"))
@@ -397,12 +327,7 @@ def read_safetensors(
 
 
 def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
-    """Return the storage format of the weights of a checkpoint, None for plain tensors.
-
-    Args:
-        path: ``NAME.pt``; the weights may be in a file next to it.
-        checkpoint: its content.
-    """
+    """Return the storage format of the weights of a checkpoint ``NAME.pt``, None for plain tensors."""
     from safetensors import safe_open
 
     if "model" in checkpoint:
@@ -416,11 +341,7 @@ def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | No
 
 
 def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint and the two parts of its weights, in any format.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+    """Return a checkpoint and the two parts of its weights, in any format."""
     checkpoint = read_checkpoint(path)
     if "model" in checkpoint:
         return checkpoint, checkpoint["model"], checkpoint.get("generator") or {}
@@ -432,9 +353,6 @@ def intact_steps(save_model: str | os.PathLike[str]) -> list[int]:
 
     Checks the structure of the ``.pt`` file and, with ``save_format: safetensors``, the checksum that links
     it to the weights. Tensors are verified when a checkpoint is loaded.
-
-    Args:
-        save_model: the option of ``onmt_train``: checkpoints are ``{save_model}_step_N.pt``.
     """
     start = Path(save_model)
     found = {}
@@ -467,15 +385,15 @@ def write_step(
     """
     # Models with shared embeddings have each tied tensor once.
     state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
+    if save_format == "safetensors":
+        return write_with_safetensors(state, saved, base)
     body, head = split_generator(state)
-    if save_format == "pytorch":
-        save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
-        return f"{base}.pt", None
-    return write_with_safetensors(state, saved, base)
+    save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
+    return f"{base}.pt", None
 
 
 def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
-    """Write a checkpoint and the safetensors of its weights; returns both files.
+    """Write a checkpoint and the safetensors of its weights, all or nothing; returns both files.
 
     The checkpoint has the checksum of its weights and is renamed last: if the process is killed in between,
     an older checkpoint does not fit the new weights and is rejected.
@@ -484,72 +402,47 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
         weights: weights of the model, including those of its generator under ``generator.``.
         saved: the other parts of the checkpoint.
         base: path without suffix.
-
-    Raises:
-        OSError: a file cannot be written; none is created.
     """
-    target = Path(base)
-    pair = [target.with_name(f"{target.name}.pt"), target.with_name(f"{target.name}.safetensors")]
-    with staged(pair) as (checkpoint, tensors):
-        checksum = save_safetensors(_without_aliases(weights), tensors)
-        save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
-        shutil.copymode(checkpoint, tensors)  # safetensors restricts permissions to the owner
-    return str(pair[0]), str(pair[1])
-
-
-def _without_aliases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors, each storage once, as the safetensors format requires."""
     seen: set[int] = set()
-    distinct = {}
+    distinct = {}  # each storage once, as the safetensors format requires
     for name, tensor in weights.items():
         if tensor.data_ptr() not in seen or tensor.numel() == 0:
             seen.add(tensor.data_ptr())
             distinct[name] = tensor.contiguous()
-    return distinct
+    files = f"{base}.pt", f"{base}.safetensors"
+    with staged([Path(file) for file in files]) as (checkpoint, tensors):
+        checksum = save_safetensors(distinct, tensors)
+        save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
+        shutil.copymode(checkpoint, tensors)  # safetensors restricts permissions to the owner
+    return files
 
 
 def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
     """Average the floating-point tensors of checkpoints of one model.
 
     Integer tensors, such as the filter ids of ALONE, must be equal. Embeddings are stored in the default
-    storage of their method, such as fp16 for `quantized`.
-
-    Args:
-        paths: the checkpoints.
-        fp32: store all means in float32.
-
-    Raises:
-        UserError: the checkpoints have different tensors or vocabularies.
+    storage of their method, such as fp16 for `quantized`, or with `fp32` in float32.
     """
     result: dict[str, Any] = {}
-    sums: list[dict[str, Tensor]] = []
     for path in paths:
-        checkpoint, *parts = read_weights(path)
+        checkpoint, body, head = read_weights(path)
+        state = joined_generator(body, head)
         if not result:
             opt = without_teacher(checkpoint["opt"])
             result = {"vocab": checkpoint["vocab"], "opt": opt, "optim": None, **subword_files_of(checkpoint)}
-            sums = [
-                {name: t.double() if t.is_floating_point() else t.clone() for name, t in part.items()}
-                for part in parts
-            ]
-            kinds = [{name: tensor.dtype for name, tensor in part.items()} for part in parts]
+            kinds = {name: torch.float32 if fp32 else tensor.dtype for name, tensor in state.items()}
+            sums = {name: t.double() if t.is_floating_point() else t for name, t in state.items()}
             continue
         if checkpoint["vocab"] != result["vocab"]:
             raise UserError(
                 f"{path}: its vocabulary differs from {paths[0]}; average checkpoints of one model"
             )
-        for total, part in zip(sums, parts, strict=True):
-            _add_part(total, part, path, paths[0])
-    for key, total, dtypes in zip(("model", "generator"), sums, kinds, strict=True):
-        result[key] = {
-            name: (tensor / len(paths)).to(torch.float32 if fp32 else dtypes[name])
-            if tensor.is_floating_point()
-            else tensor
-            for name, tensor in total.items()
-        }
+        _add(sums, state, path, paths[0])
+    means = {
+        name: (t / len(paths)).to(kinds[name]) if t.is_floating_point() else t for name, t in sums.items()
+    }
     packing = None if fp32 else _default_packing(result["opt"])
-    state = packed_as(joined_generator(result["model"], result["generator"]), packing)
-    result["model"], result["generator"] = split_generator(state)
+    result["model"], result["generator"] = split_generator(packed_as(means, packing))
     return result
 
 
@@ -575,13 +468,13 @@ def _default_packing(opt: Namespace) -> Packing | None:
     return Packing(names, stores[0]) if stores else None
 
 
-def _add_part(total: dict[str, Tensor], part: dict[str, Tensor], path: str, first: str) -> None:
-    if total.keys() != part.keys():
-        odd = sorted(total.keys() ^ part.keys())[0]
+def _add(total: dict[str, Tensor], state: dict[str, Tensor], path: str, first: str) -> None:
+    odd = sorted(total.keys() ^ state.keys())
+    if odd:
         raise UserError(
-            f"{path}: differs from {first} (only one of them has {odd}); average checkpoints of one model"
+            f"{path}: differs from {first} (only one of them has {odd[0]}); average checkpoints of one model"
         )
-    for name, tensor in part.items():
+    for name, tensor in state.items():
         if total[name].shape != tensor.shape:
             raise UserError(
                 f"{path}: {name} is {tuple(tensor.shape)}, in {first} {tuple(total[name].shape)}; "

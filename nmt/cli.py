@@ -50,44 +50,24 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
 
 
 def _explain(error: BaseException) -> str | None:
-    """Return the message of a user error, also of a spawned process or a data loader worker, or None.
-
-    OpenNMT-py raises AssertionError and ValueError for options.
-    """
+    """Return the message of a user error, also of a spawned process or a data loader worker, or None."""
     text = str(error)
-    of_options = isinstance(error, (AssertionError, ValueError))
+    of_options = isinstance(error, (AssertionError, ValueError))  # what OpenNMT-py raises for options
     found = re.findall(r"^[\w.]*(?:User|Option|Document|Storage)Error: (.*)$", text, re.MULTILINE)
-    if (
-        not found
-        and (of_options or isinstance(error, OSError))
-        and "Traceback (most recent call last)" in text
-    ):
+    is_told = of_options or isinstance(error, OSError)
+    if not found and is_told and "Traceback (most recent call last)" in text:
         found = re.findall(r"^[\w.]+: (.*)$", text, re.MULTILINE)
     if found:
         return error_line(UserError(found[-1]))
     return error_line(error) if of_options else explain(error)
 
 
-def _check_data(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Check and return the corpora of the option ``data``."""
-    from nmt.data.corpora import check_corpora
-    from nmt.plan import parse_text
-
-    corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
-    check_corpora(corpora)
-    return corpora  # type: ignore[no-any-return]
-
-
 def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Validate the options of a training; embedding options become mappings.
-
-    Returns:
-        The corpora of the option ``data``.
-    """
+    """Validate the options of a training, and return its corpora; embedding options become mappings."""
     from onmt.utils.parse import ArgumentParser
 
     from nmt.checkpoints import check_output, peek
-    from nmt.data.corpora import check_targets
+    from nmt.data.corpora import check_targets, read_corpora
     from nmt.data.vocabulary import read_vocabulary
     from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
     from nmt.plan import (
@@ -102,7 +82,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
 
     check_training(opt)
-    corpora = _check_data(opt)
+    corpora = read_corpora(opt)
     check_targets(corpora, opt.model_task)
     check_positions(opt)
     check_transforms(opt, corpora)
@@ -214,7 +194,7 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.data.corpora import build_vocabularies
+    from nmt.data.corpora import build_vocabularies, read_corpora
     from nmt.options import check_counting, check_transforms, parse
 
     of_training = {
@@ -224,7 +204,7 @@ def build_vocab() -> None:
     }
     opt = parse(onmt.bin.build_vocab._get_parser(), known_elsewhere=of_training)
     check_counting(opt)
-    corpora = _check_data(opt)
+    corpora = read_corpora(opt)
     check_transforms(opt, corpora)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main, corpora)
 
@@ -235,17 +215,12 @@ def average_models() -> None:
     from nmt.checkpoints import average_checkpoints, save_checkpoint
     from nmt.options import check_new_model, parse
 
-    parser = Parser(
-        "onmt_average_models", description="Average the weights of several checkpoints of one model"
-    )
-    parser.add_argument(
-        "-models", "-m", "--models", nargs="+", type=PathOption.FILE, required=True, help="checkpoints"
-    )
-    parser.add_argument(
-        "-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write"
-    )
-    parser.add_argument("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
-    parser.add_argument("-force", "--force", action="store_true", help="overwrite an existing file")
+    parser = Parser("onmt_average_models", description="Average several checkpoints of one model")
+    add = parser.add_argument
+    add("-models", "-m", "--models", nargs="+", type=PathOption.FILE, required=True, help="checkpoints")
+    add("-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write")
+    add("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
+    add("-force", "--force", action="store_true", help="overwrite an existing file")
     opt = parse(parser)
     models = list(map(str, opt.models))
     check_new_model(models, opt.output, PathOption.NEW_FILE, opt.force)
@@ -260,39 +235,28 @@ def release_model() -> None:
     from nmt.options import check_new_model, parse
 
     parser = Parser("onmt_release_model", description="Release a translation model")
-    parser.add_argument("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
-    parser.add_argument(
-        "--output",
-        "-o",
-        "-output",
-        type=PathOption.NEW,
-        required=True,
-        help="file, or directory for CTranslate2",
-    )
-    parser.add_argument("--format", "-format", choices=["pytorch", "ctranslate2"], default="pytorch")
-    parser.add_argument(
-        "--quantization",
-        "-q",
-        "-quantization",
-        choices=["int8", "int16", "float16", "int8_float16"],
-        help="for CTranslate2",
-    )
-    parser.add_argument("-force", "--force", action="store_true", help="overwrite existing output")
+    add = parser.add_argument
+    add("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
+    to = "file, or directory for CTranslate2"
+    add("--output", "-o", "-output", type=PathOption.NEW, required=True, help=to)
+    add("--format", "-format", choices=["pytorch", "ctranslate2"], default="pytorch")
+    kinds = ["int8", "int16", "float16", "int8_float16"]
+    add("--quantization", "-q", "-quantization", choices=kinds, help="for CTranslate2")
+    add("-force", "--force", action="store_true", help="overwrite existing output")
     opt = parse(parser)
     model, output = str(opt.model), str(opt.output)
-    if opt.format == "ctranslate2":
-        check_new_model([model], output, PathOption.NEW, opt.force)
-        export_ctranslate2(model, output, opt.quantization)
-        written, stored = bytes_on_disk(Path(output)), bytes_on_disk(Path(model))
-        print(
-            f"wrote {output}: {written:,} bytes, "
-            f"{written / stored:.2f} times the checkpoint ({stored:,} bytes)"
-        )
+    if opt.format == "pytorch":
+        if opt.quantization:
+            raise UserError("quantization: needs --format ctranslate2; remove it")
+        check_new_model([model], output, PathOption.NEW_FILE, opt.force)
+        save_checkpoint(strip_checkpoint(model), output)
         return
-    if opt.quantization:
-        raise UserError("quantization: needs --format ctranslate2; remove it")
-    check_new_model([model], output, PathOption.NEW_FILE, opt.force)
-    save_checkpoint(strip_checkpoint(model), output)
+    check_new_model([model], output, PathOption.NEW, opt.force)
+    export_ctranslate2(model, output, opt.quantization)
+    written, stored = bytes_on_disk(Path(output)), bytes_on_disk(Path(model))
+    print(
+        f"wrote {output}: {written:,} bytes, {written / stored:.2f} times the checkpoint ({stored:,} bytes)"
+    )
 
 
 @_command

@@ -94,26 +94,23 @@ class CheckpointModel:
     def embeddings(self) -> list[WordEmbedding]:
         """Return the input embedding of each side; one for both sides where they share it."""
         self.module.eval()
-        return [self._embedding(side) for side in self.lookups]
-
-    def _embedding(self, side: str) -> WordEmbedding:
-        lookup = words_module(self.module, side)
-        assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
-        return WordEmbedding(side, words_of(self.vocabs, side), padding_of(self.vocabs, side), lookup)
+        found = []
+        for side in self.lookups:
+            lookup = words_module(self.module, side)
+            assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
+            words, padding = words_of(self.vocabs, side), padding_of(self.vocabs, side)
+            found.append(WordEmbedding(side, words, padding, lookup))
+        return found
 
     def tables(self) -> list[EmbeddingTable]:
-        """Return the table of each side and of a separate output layer; one table where they share it.
-
-        Raises:
-            UserError: the output table of a shared embedding is not its input table.
-        """
+        """Return the table of each side and of a separate output layer; one table where they share it."""
         return [self._table(side) for side in self.sides]
 
     def _table(self, side: str) -> EmbeddingTable:
-        module = self.trained[side]
-        is_scored = side == self.scored
+        module: Any = self.trained[side]
+        is_scored, is_shared = side == self.scored, isinstance(module, se.SharedEmbedding)
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
-        if isinstance(module, se.SharedEmbedding):
+        if is_shared:
             part = module.inner_embedding()
             try:
                 table = teacher_table(part, is_scored)
@@ -121,7 +118,6 @@ class CheckpointModel:
                 raise UserError(f"{side} embedding: {error}") from error
             parameters, bits = part.counts()["total"], part.counts()["stored_bits"]
         else:
-            assert isinstance(module, (nn.Embedding, nn.Linear))  # upstream has no other
             table = module.weight.detach().clone()
             parameters, bits = table.numel(), 8 * table.nbytes
         return EmbeddingTable(
@@ -135,22 +131,23 @@ class CheckpointModel:
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
-            part=name_of_part(module) if isinstance(module, se.SharedEmbedding) else None,
+            part=name_of_part(module) if is_shared else None,
         )
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """Return the options of a method for one side, with output options only where the side has an output.
-
-        Raises:
-            UserError, shared_embeddings.OptionError: the model does not support them.
-        """
+        """Return the options of a method for one side; those of the output only where the side has one."""
         is_scored = table == self.scored
         settings: dict[str, Any] = {"method": method, **options}
         if not is_scored:
             settings = for_input(settings)
         if is_scored and self.trained_bias is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
-        plan = self._plan({table: self._settings_of_all(table, settings)})
+        old, whole = self.trained[table], settings
+        if isinstance(old, se.SharedEmbedding) and old.inner_embedding() is not old:
+            given = {name: value for name, value in settings.items() if name != "method"}
+            new = with_untrained_part(old, words_of(self.vocabs, table), method, given)
+            whole = {"method": new.method, **new.stored_options()}
+        plan = self._plan({table: whole})
         stored = self._stored_options(plan)
         check_combinations(plan, stored)
         sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
@@ -158,44 +155,23 @@ class CheckpointModel:
         check_sizes(plan, sized, self.vocabs)
         return method_options(table, settings, is_scored)
 
-    def _settings_of_all(self, side: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of the whole embedding of one side, given those of its new part."""
-        old = self.trained[side]
-        if not isinstance(old, se.SharedEmbedding) or old.inner_embedding() is old:
-            return settings
-        options = {name: value for name, value in settings.items() if name != "method"}
-        new = with_untrained_part(old, words_of(self.vocabs, side), settings["method"], options)
-        return {"method": new.method, **new.stored_options()}
-
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return how often each word occurs in texts of words separated by spaces."""
         return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
-        """Return the BLEU of a text.
-
-        Raises:
-            UserError: the model does not translate, or its input has features.
-            ValueError: the texts are missing, empty or not parallel.
-        """
+        """Return the BLEU of a text."""
         if self.is_language_model:
             raise UserError(f"model {self.path}: is a language model and has no BLEU; leave --validation out")
         if self.vocabs.get("src_feats"):
-            raise UserError(
-                f"model {self.path}: needs features of source words, which a validation text does not have; "
-                "leave --validation out"
-            )
+            raise UserError(f"model {self.path}: needs features of source words; leave --validation out")
         from nmt.translate.translation import bleu
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """Return the model's predictions in its translations or, for a language model, in texts.
-
-        Raises:
-            UserError: the model does not read sentences, or knows too few words of the texts.
-        """
+        """Return the model's predictions in its translations or, for a language model, in texts."""
         from nmt.translate.translation import language_probe, translation_probe
 
         probe = language_probe if self.is_language_model else translation_probe
@@ -218,10 +194,10 @@ class CheckpointModel:
             old: Any = self.trained[side]  # a plain table is replaced as a whole
             is_shared = isinstance(old, se.SharedEmbedding)
             embeddings[side] = old.with_inner_embedding(part) if is_shared else part
-        self.put_in(embeddings)
+        self._put_in(embeddings)
         return notes
 
-    def put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
+    def _put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
         """Put the embeddings of sides into the model, and their settings into its options."""
         settings = {side: {"method": e.method, **e.stored_options()} for side, e in embeddings.items()}
         plan = self._plan(settings)
@@ -238,11 +214,7 @@ class CheckpointModel:
         return [self.path, *map(Path, weights)]
 
     def files(self, output: Path) -> list[Path]:
-        """Return the files of a model named `output`.
-
-        Raises:
-            UserError: its name must end in .pt because the weights are in a separate file.
-        """
+        """Return the files of a model named `output`."""
         if not self.is_safetensors:
             return [output]
         if output.suffix != ".pt":
@@ -260,14 +232,12 @@ class CheckpointModel:
         save_checkpoint({"model": body, "generator": head, **saved}, output)
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
-        """Return the plan that replaces the tables by embeddings with these settings."""
         target = settings.get("target")
         source = target if self.share_inputs else settings.get("source")
         share_output = self.share_output and target is not None
         return EmbeddingPlan(source, target, self.share_inputs, share_output, settings.get("output"))
 
     def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
-        """Return options that rebuild the model with these embeddings."""
         stored = copy.copy(self.options)
         vars(stored).pop(REQUESTED, None)
         for name, unset in UNSET.items():
@@ -307,23 +277,22 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         self.trimmed = dict(self.original)
 
     def vocabularies(self) -> list[Vocabulary]:
-        return [
-            Vocabulary(
-                name, words.ids_to_tokens, self._specials(words), words.default_id, self.sides_of[name]
-            )
-            for name, words in self.original.items()
-        ]
-
-    def _specials(self, words: Vocab) -> frozenset[int]:
-        """Return the ids of OpenNMT's marks, of those that transforms insert, and of the start token."""
         start = self.checkpoint["vocab"].get("decoder_start_token")
-        named = {UNKNOWN, PADDING, *SENTENCE_MARKS, start}
-        named |= set(getattr(self.options, "default_specials", None) or ())
-        return frozenset(
-            number
-            for number, word in enumerate(words.ids_to_tokens)
-            if word in named or (word.startswith("｟") and word.endswith("｠"))
-        )
+        marks = {
+            UNKNOWN,
+            PADDING,
+            *SENTENCE_MARKS,
+            start,
+            *(getattr(self.options, "default_specials", None) or ()),
+        }
+        found = []
+        for name, vocab in self.original.items():
+            words = vocab.ids_to_tokens
+            # OpenNMT's marks, those that transforms insert, and the start token
+            specials = [w for w in words if w in marks or (w.startswith("｟") and w.endswith("｠"))]
+            ids = frozenset(vocab(specials))
+            found.append(Vocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
+        return found
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [self.original[vocabulary](line.split()) for line in lines]
@@ -338,11 +307,7 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         return lines_without(self.trimmed[vocabulary].default_id, ids)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except those ``(n,)`` of each vocabulary.
-
-        Raises:
-            ValueError: an embedding cannot drop words.
-        """
+        """Remove all words except those ``(n,)`` of each vocabulary."""
         ids = {side: kept[name] for name, sides in self.sides_of.items() for side in sides}
         ids["output"] = ids["target"]
         stored = dict(self.checkpoint["vocab"])
@@ -358,7 +323,7 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
             if isinstance(module, se.SharedEmbedding)
         }
         if embeddings:
-            self.put_in(embeddings)
+            self._put_in(embeddings)
         rows: dict[int, nn.Parameter] = {}
         for side in (*_KEYS, "output"):  # OpenNMT's own tables and output layer
             table = words_module(self.module, side)
@@ -369,26 +334,20 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         has_bands = scored is not None and not scored.has_linear_scores
         return [TRAINING_STATE_NOTE, BANDS_NOTE] if has_bands else [TRAINING_STATE_NOTE]
 
-    def _stored(self) -> dict[str, Tensor]:
-        """Return the tensors, each once, packed like those in the file that was read."""
-        return packed_as(self.tensors(), self.packing)
-
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._stored().values())
+        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
 
     def write_trimmed(self, output: Path, card: str = "") -> None:
-        # OpenNMT itself expects every name of a tied tensor.
-        is_shared = shared_embeddings_of(self.module)
-        self.write(output, self._stored() if is_shared else self.module.state_dict())
+        if shared_embeddings_of(self.module):
+            self.write(output, packed_as(self.tensors(), self.packing))
+        else:  # OpenNMT itself expects every name of a tied tensor
+            self.write(output, self.module.state_dict())
 
 
 def _select(layer: nn.Module, ids: Tensor, rows: dict[int, nn.Parameter]) -> None:
     """Select the rows `ids` ``(n,)`` of a table or output layer in place.
 
-    Args:
-        layer: is changed.
-        ids: the words.
-        rows: the parameters selected so far, by the identity of the original.
+    `rows` has the parameters selected so far, by the identity of the original, so that ties are kept.
     """
     if type(layer) not in (nn.Embedding, nn.Linear):
         raise UserError(

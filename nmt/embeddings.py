@@ -47,16 +47,11 @@ class SharedGenerator(nn.Module):
 
 
 def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Replace the model's tables by the planned embeddings, tied as planned.
-
-    Raises:
-        UserError: source and target are shared but their vocabularies differ.
-    """
+    """Replace the model's tables by the planned embeddings, tied as planned."""
     if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
         raise UserError(
-            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) "
-            f"and target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or set "
-            f"share_embeddings: false"
+            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) and "
+            f"target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or remove share_embeddings"
         )
     built = {}
     for side, settings in plan.sides().items():
@@ -125,10 +120,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model with each tied tensor once, under its first name.
-
-    Position encodings are omitted because they are computed.
-    """
+    """Return the state of a model with each tied tensor once; position encodings are computed."""
     state = distinct_state(model)
     return {name: tensor for name, tensor in state.items() if not is_position_encoding(name)}
 
@@ -150,11 +142,7 @@ def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load the state that `unique_state` returns into a model with the same options.
-
-    Raises:
-        UserError: tensors are missing, unexpected, or of the wrong shape.
-    """
+    """Load the state that `unique_state` returns into a model with the same options."""
     own = {name: t for name, t in model.state_dict(keep_vars=True).items() if not is_position_encoding(name)}
     complete = fill_aliases(model, {n: t for n, t in state.items() if not is_position_encoding(n)})
     missing = [name for name in own if name not in complete]
@@ -168,9 +156,8 @@ def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     for name, tensor in complete.items():
         if tensor.shape != own[name].shape:
             raise UserError(
-                f"{name} has shape {tuple(tensor.shape)} in the checkpoint, but "
-                f"{tuple(own[name].shape)} with "
-                "the vocabulary and options of this model; use those of the training"
+                f"{name} has shape {tuple(tensor.shape)} in the checkpoint, but {tuple(own[name].shape)} "
+                "with the vocabulary and options of this model; use those of the training"
             )
     nn.Module.load_state_dict(model, install(model, complete), strict=False)
 
@@ -186,13 +173,12 @@ def count_model(model: Any) -> dict[str, int | float]:
     seen: set[int] = set()
 
     def count(module: nn.Module) -> int:
-        new = [p for p in module.parameters() if id(p) not in seen]
-        seen.update(map(id, new))
-        return sum(p.numel() for p in {id(p): p for p in new}.values())
+        new = {id(p): p.numel() for p in module.parameters() if id(p) not in seen}
+        seen.update(new)
+        return sum(new.values())
 
-    stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
-    lookups = [stack.embeddings.emb_luts[0] for stack in stacks if hasattr(stack, "embeddings")]
-    distinct = list({_table_identity(lookup): lookup for lookup in lookups}.values())
+    lookups: Any = [words_module(model, side) for side in ("source", "target")]
+    distinct: list[Any] = list({_identity(each): each for each in lookups if each is not None}.values())
     embedding = sum(map(count, distinct))
     scoring: Any = words_module(model, "output")
     scores, copying = count(scoring), count(model.generator)
@@ -202,8 +188,13 @@ def count_model(model: Any) -> dict[str, int | float]:
     if scores and isinstance(scoring, se.SharedEmbedding):
         bias = scoring.output_bias()
         dense_scores = scoring.num_embeddings * scoring.score_dim + (0 if bias is None else bias.numel())
-        score_bits = _stored_bits(scoring)
-    bits = sum(map(_stored_bits, distinct)) + score_bits + 32 * (encoder + decoder + copying)
+        score_bits = scoring.counts()["stored_bits"]
+    bits = 0
+    for lookup in distinct:
+        is_shared = isinstance(lookup, se.SharedEmbedding)
+        bits += (
+            lookup.counts()["stored_bits"] if is_shared else 32 * sum(p.numel() for p in lookup.parameters())
+        )
     return {
         "embedding": embedding,
         "output": scores + copying,
@@ -211,51 +202,42 @@ def count_model(model: Any) -> dict[str, int | float]:
         "decoder": decoder,
         "rest": encoder + decoder,
         "total": embedding + scores + copying + encoder + decoder,
-        "stored_bits": bits,
+        "stored_bits": int(bits + score_bits + 32 * (encoder + decoder + copying)),
         "dense_embedding": dense,
         "dense_total": dense + dense_scores + copying + encoder + decoder,
         "compression": dense / embedding if embedding else 1.0,
     }
 
 
-def _table_identity(lookup: nn.Module) -> int:
+def _identity(lookup: nn.Module) -> int:
     """Return a number that is equal for embeddings that share their parameters."""
     return id(next(lookup.parameters()))
-
-
-def _stored_bits(lookup: nn.Module) -> int:
-    """Return the bits that an embedding needs on disk."""
-    if isinstance(lookup, se.SharedEmbedding):
-        return int(lookup.counts()["stored_bits"])
-    return 32 * sum(parameter.numel() for parameter in lookup.parameters())
 
 
 def describe_parameters(model: Any) -> str:
     """Describe which sides are tied, and the parameter counts."""
     uses: dict[int, list[str]] = {}
-    modules: dict[int, nn.Module] = {}
-    for name, stack in (("source", getattr(model, "encoder", None)), ("target", model.decoder)):
-        if stack is not None and hasattr(stack, "embeddings"):
-            lookup = stack.embeddings.emb_luts[0]
-            key = _table_identity(lookup)
-            uses.setdefault(key, []).append(name)
-            modules[key] = lookup
+    modules: dict[int, Any] = {}
+    for side in ("source", "target"):
+        lookup = words_module(model, side)
+        if lookup is not None:
+            uses.setdefault(_identity(lookup), []).append(side)
+            modules[_identity(lookup)] = lookup
     scoring = scoring_layer(model)
     tied = [key for key in modules if any(id(p) == key for p in scoring.parameters())]
     for key in tied:
         uses[key].append("output")
     phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
-    if not tied and isinstance(scoring, SharedGenerator):
-        phrases.append(f"output: {_name(scoring.embedding)}")
-    elif not tied:
-        phrases.append(f"output: a separate layer ({type(model.generator).__name__})")
+    if not tied:
+        own = f"a separate layer ({type(model.generator).__name__})"
+        phrases.append(f"output: {_name(scoring.embedding) if isinstance(scoring, SharedGenerator) else own}")
     counts = count_model(model)
     rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
     rows.append(("with plain tables", counts["dense_total"]))
     return parameter_table("Embeddings: " + "; ".join(phrases), rows, counts)
 
 
-def _name(lookup: nn.Module) -> str:
+def _name(lookup: Any) -> str:
     is_shared = isinstance(lookup, se.SharedEmbedding)
     return f"{lookup.method} {lookup.options}" if is_shared else "plain table"
 

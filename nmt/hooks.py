@@ -79,7 +79,7 @@ def apply_patches() -> None:
 def add_model_options(original: Any, parser: Any) -> None:
     """Add the options of shared embeddings, distillation and length control."""
     original(parser)
-    group = parser.add_argument_group("Shared embeddings")
+    add = parser.add_argument_group("Shared embeddings").add_argument
     uses = {
         "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
         "src_embedding": "Embedding of the source if different",
@@ -88,14 +88,10 @@ def add_model_options(original: Any, parser: Any) -> None:
     }
     for name in OPTION_NAMES:
         text = f"{uses[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
-        group.add_argument(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    group.add_argument(
-        f"--{distillation.OPTION}",
-        f"-{distillation.OPTION}",
-        default=None,
-        metavar="MAPPING",
-        help=f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'",
-    )
+        add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
+    name = distillation.OPTION
+    text = f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'"
+    add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
     length_control.add_model_options(parser)
 
 
@@ -103,40 +99,22 @@ def add_model_options(original: Any, parser: Any) -> None:
 def add_training_options(original: Any, parser: Any) -> None:
     """Add the training options for mixed precision, quantization, logging and existing runs."""
     original(parser)
-    add = parser.add_argument_group("Mixed precision").add_argument
-    add(
-        "--autocast",
-        "-autocast",
-        choices=["none", "bf16"],
-        default="none",
-        help="Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32",
+    add = parser.add_argument_group("Training of shared embeddings").add_argument
+    text = "Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32"
+    add("--autocast", "-autocast", choices=["none", "bf16"], default="none", help=text)
+    name = straight_through.OPTION
+    text = (
+        "Round the tables of method standard in training, with gradients straight to them: "
+        f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options"
     )
-    add = parser.add_argument_group("Quantization").add_argument
-    add(
-        f"--{straight_through.OPTION}",
-        f"-{straight_through.OPTION}",
-        default=None,
-        metavar="MAPPING",
-        help="Round the tables of method standard in training, with gradients straight to them: "
-        f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options",
+    add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
+    text = "Project of Weights & Biases that gets what TensorBoard gets"
+    add("--wandb", "-wandb", default=None, metavar="PROJECT", help=text)
+    text = (
+        "If save_model already has a run: auto resumes it if its settings are the same, never fails, "
+        "overwrite deletes its checkpoints and starts over"
     )
-    add = parser.add_argument_group("Logging of shared embeddings").add_argument
-    add(
-        "--wandb",
-        "-wandb",
-        default=None,
-        metavar="PROJECT",
-        help="Project of Weights & Biases that gets what TensorBoard gets",
-    )
-    add = parser.add_argument_group("Resuming").add_argument
-    add(
-        "--resume",
-        "-resume",
-        choices=CHOICES,
-        default="auto",
-        help="If save_model already has a run: auto resumes it if its settings are the same, never "
-        "fails, overwrite deletes its checkpoints and starts over",
-    )
+    add("--resume", "-resume", choices=CHOICES, default="auto", help=text)
 
 
 @wrap("translate_opts", onmt.opts, onmt.bin.translate, onmt.utils.scoring_utils)
@@ -230,9 +208,7 @@ def load_safe_state_dict(
     """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
     body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt", hold)))
     parts = {"model": body, "generator": head}
-    self.load_state_dict(
-        parts, precision=precision, device=torch.device(device), strict=strict, offset=offset
-    )
+    self.load_state_dict(parts, precision, torch.device(device), strict, offset)
 
 
 @wrap("load_checkpoint", model_saver, onmt.model_builder, onmt.train_single)
@@ -347,12 +323,7 @@ def count_updates(original: Any, self: Any, step: int) -> None:
 # Translation
 
 
-@wrap(
-    "build_translator",
-    translator,
-    translation_server,
-    onmt.utils.distributed,
-)
+@wrap("build_translator", translator, translation_server, onmt.utils.distributed)
 def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -> Any:
     """Check the options against the model and the machine, and pass desired lengths to the translator."""
     check_gpu(opt)

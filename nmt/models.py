@@ -31,9 +31,6 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
 
     Returns:
         The model in evaluation mode, its vocabularies, its options, and the checkpoint.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not match its own options.
     """
     apply_patches()
     checkpoint = onmt.model_builder.load_checkpoint(path)
@@ -51,11 +48,7 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the step, parameter counts (see `nmt.embeddings.count_model`) and options of a checkpoint.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not match its own options.
-    """
+    """Return the step, parameter counts (see `nmt.embeddings.count_model`) and options of a checkpoint."""
     model, _, options, checkpoint = build_from_checkpoint(os.fspath(path))
     config = {name: value for name, value in vars(options).items() if not name.startswith("_")}
     optimizer = checkpoint.get("optim") or {}
@@ -69,11 +62,7 @@ OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", 
 
 @torch.no_grad()
 def dense_checkpoint(path: str) -> dict[str, Any]:
-    """Return an equivalent checkpoint of a plain OpenNMT-py model.
-
-    Raises:
-        UserError: the checkpoint cannot be read or has copy attention.
-    """
+    """Return an equivalent checkpoint of a plain OpenNMT-py model."""
     model: Any
     model, _, options, checkpoint = build_from_checkpoint(path)
     if getattr(options, "copy_attn", False):
@@ -89,17 +78,19 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
         for name, tensor in state.items()
         if id(tensor) not in inner and not name.startswith("generator.")
     }
-    for side in ("encoder", "decoder"):
-        stack: Any = getattr(model, side, None)
-        if not hasattr(stack, "embeddings"):
-            continue
-        lookup = stack.embeddings.emb_luts[0]
+    for side, stack in (("source", "encoder"), ("target", "decoder")):
+        lookup = words_module(model, side)
         if isinstance(lookup, se.SharedEmbedding):
-            body[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
+            body[f"{stack}.embeddings.make_embedding.emb_luts.0.weight"] = lookup.table().clone()
     scoring = words_module(model, "output")
     if isinstance(scoring, se.SharedEmbedding):
-        table, bias = _output_layer(scoring)
-        head = {"weight": table, "bias": bias}
+        if not scoring.has_linear_scores:
+            raise UserError(
+                f"format: ctranslate2 needs a linear output layer, but '{scoring.method}' has a two-step "
+                "softmax; use format: pytorch with onmt_translate or onmt_server"
+            )
+        table, bias = scoring.output_table().clone(), scoring.output_bias()
+        head = {"weight": table, "bias": table.new_zeros(len(table)) if bias is None else bias.clone()}
     else:
         head = {name: tensor.detach() for name, tensor in model.generator.state_dict().items()}
     for name in OPTION_NAMES:
@@ -107,19 +98,16 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
     return {"model": body, "generator": head, "vocab": checkpoint["vocab"], "opt": options, "optim": None}
 
 
-def _output_layer(embedding: se.SharedEmbedding) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the matrix ``(V, D)`` and the bias ``(V,)`` of the output layer."""
-    if not embedding.has_linear_scores:
-        raise UserError(
-            f"format: ctranslate2 needs a linear output layer, but '{embedding.method}' has a two-step "
-            "softmax; use format: pytorch with onmt_translate or onmt_server"
-        )
-    table, bias = embedding.output_table().clone(), embedding.output_bias()
-    return table, table.new_zeros(len(table)) if bias is None else bias.clone()
+def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
+    """Write a CTranslate2 model directory; one that already exists is replaced when the new one is complete.
 
+    Args:
+        path: checkpoint of a Transformer.
+        output: directory.
+        quantization: quantization of CTranslate2; None for float32.
+    """
+    import ctranslate2
 
-def _check_folder(output: str) -> None:
-    """Check that an existing output is a folder with a CTranslate2 model."""
     if os.path.isfile(output):
         raise UserError(f"output: {output} is a file, but CTranslate2 needs a folder; choose another one")
     for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():
@@ -128,22 +116,6 @@ def _check_folder(output: str) -> None:
                 f"output: {output} has {name}, which does not belong to a CTranslate2 model and would be "
                 "deleted; choose another folder"
             )
-
-
-def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
-    """Write a CTranslate2 model directory.
-
-    Args:
-        path: checkpoint of a Transformer.
-        output: directory; one that already exists is replaced when the new one is complete.
-        quantization: quantization of CTranslate2; None for float32.
-
-    Raises:
-        UserError: CTranslate2 does not support the model.
-    """
-    import ctranslate2
-
-    _check_folder(output)
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
         raise UserError(

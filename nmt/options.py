@@ -179,12 +179,7 @@ def _save_config(
 
 
 def check_files(opt: Namespace, table: Table) -> None:
-    """Check the files that the options of a command name, also those in the option ``data``.
-
-    Args:
-        opt: the options.
-        table: the options that name files, and how the command uses them.
-    """
+    """Check the files that the options of a table name, also those in the option ``data``."""
     named: dict[str, tuple[PathOption, Given]] = {
         name: (kind, getattr(opt, name, None)) for name, kind in table.items()
     }
@@ -201,14 +196,7 @@ def check_files(opt: Namespace, table: Table) -> None:
 def check_new_model(
     models: Sequence[str], output: str | os.PathLike[str], kind: PathOption, force: bool
 ) -> None:
-    """Check that the output of a command is not one of its input models.
-
-    Args:
-        models: checkpoints; their safetensors are checked as well.
-        output: the path to write.
-        kind: file or folder.
-        force: overwrite an existing output.
-    """
+    """Check that the output of a command is not one of its input models, nor their safetensors."""
     files = [*models, *_weights_beside(models)]
     check_paths({"models": (PathOption.FILE, files), "output": (kind, output)}, force)
 
@@ -383,31 +371,21 @@ def check_training(opt: Namespace) -> None:
     for name in ("accum_steps", "dropout_steps"):
         steps = getattr(opt, name)
         if steps[0] != 0 or sorted(set(steps)) != steps:
-            raise UserError(
-                f"{name}: {steps} is not an increasing list of steps from 0; write it like [0, 5000]"
-            )
+            raise UserError(f"{name}: {steps} is not an increasing list of steps from 0, such as [0, 5000]")
     if opt.copy_attn and opt.model_task == "lm":
         raise UserError("copy_attn: true needs a source to copy from, which model_task: lm lacks; remove it")
     if opt.generator_function != "softmax":
-        raise UserError(
-            f"generator_function: {opt.generator_function} does not work in OpenNMT-py 3.5, whose search "
-            "needs a softmax; use softmax"
-        )
+        raise UserError(f"generator_function: {opt.generator_function} does not work in search; use softmax")
     if opt.world_size > 1 and not opt.gpu_ranks:
-        raise UserError(
-            f"world_size: {opt.world_size}, but gpu_ranks is empty; set the ranks of this machine, such as "
-            "gpu_ranks: [0, 1], or remove world_size"
-        )
+        raise UserError(f"world_size: {opt.world_size}, but gpu_ranks is empty; set it, such as [0, 1]")
     if opt.gpu_ranks and not torch.cuda.is_available() and opt.gpu_backend != "gloo":
         raise UserError(
             f"gpu_ranks: {opt.gpu_ranks}, but torch finds no CUDA device; remove gpu_ranks and "
             "world_size, or set gpu_backend: gloo to train several processes on the CPU"
         )
-    if torch.cuda.is_available() and len(opt.gpu_ranks) > torch.cuda.device_count():
-        raise UserError(
-            f"gpu_ranks: {opt.gpu_ranks}, but torch finds {torch.cuda.device_count()} CUDA devices; set one "
-            "rank per device"
-        )
+    gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and len(opt.gpu_ranks) > gpus:
+        raise UserError(f"gpu_ranks: {opt.gpu_ranks}, but torch finds {gpus} CUDA devices; set one for each")
 
 
 # Files that transforms require; with a shared vocabulary, the target uses those of the source.
@@ -421,12 +399,7 @@ _NEEDED_FILES = {
 
 
 def check_transforms(opt: Namespace, corpora: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that transforms have the files that they need.
-
-    Args:
-        opt: options of a command.
-        corpora: the option ``data``.
-    """
+    """Check that transforms have the files that they need; `corpora` is the option ``data``."""
     prior = getattr(opt, "lm_prior_model", None)
     if prior and not Path(prior).exists():
         raise UserError(f"lm_prior_model: no such file or folder: {prior}; check the path")
@@ -441,9 +414,7 @@ def check_transforms(opt: Namespace, corpora: Mapping[str, Mapping[str, Any]]) -
     for side in ("src", "tgt") if "onmt_tokenize" in asked else ():
         kind = getattr(opt, f"{side}_subword_type")
         if kind != "none" and not getattr(opt, f"{side}_subword_model"):
-            raise UserError(
-                f"{side}_subword_type: {kind} needs {side}_subword_model, which is not set; set it"
-            )
+            raise UserError(f"{side}_subword_type: {kind} needs {side}_subword_model; set it")
 
 
 def check_counting(opt: Namespace) -> None:
@@ -459,11 +430,7 @@ def check_counting(opt: Namespace) -> None:
 
 
 def check_model_sizes(opt: Namespace) -> None:
-    """Check that the sizes of a new model are consistent.
-
-    Args:
-        opt: options of ``onmt_train``, after upstream's ``update_model_opts``.
-    """
+    """Check that the sizes of a new model are consistent, after upstream's ``update_model_opts``."""
     parts = [opt.decoder_type] if opt.model_task == "lm" else [opt.encoder_type, opt.decoder_type]
     sides = {
         "src": (opt.encoder_type, opt.src_word_vec_size, opt.enc_hid_size, opt.n_src_feats),
@@ -485,20 +452,11 @@ def check_model_sizes(opt: Namespace) -> None:
     if any(part in ("transformer", "transformer_lm") for part in parts):
         _check_heads(opt)
     if "brnn" in parts and opt.enc_hid_size % 2:
-        raise UserError(
-            f"hidden_size: {opt.enc_hid_size} is odd, but encoder_type: brnn splits it between two "
-            "directions; choose an even number"
-        )
+        raise UserError(f"hidden_size: {opt.enc_hid_size} is odd; encoder_type: brnn needs an even number")
     if opt.encoder_type == "cnn" and "cnn" in parts and opt.cnn_kernel_width % 2 == 0:
-        raise UserError(
-            f"cnn_kernel_width: {opt.cnn_kernel_width} is even, but encoder_type: cnn needs an odd one; "
-            "choose an odd number"
-        )
+        raise UserError(f"cnn_kernel_width: {opt.cnn_kernel_width} is even; cnn needs an odd number")
     if opt.decay_method in ("noam", "noamwd") and opt.hidden_size < 1:
-        raise UserError(
-            f"decay_method: {opt.decay_method} depends on hidden_size, which is not set; set it instead of "
-            "enc_hid_size and dec_hid_size"
-        )
+        raise UserError(f"decay_method: {opt.decay_method} needs hidden_size; set it, not enc/dec_hid_size")
 
 
 def _check_heads(opt: Namespace) -> None:
@@ -509,11 +467,9 @@ def _check_heads(opt: Namespace) -> None:
         raise UserError(f"num_kv: {opt.num_kv} does not divide heads {heads}; change one of them")
     if opt.alignment_heads > heads:
         raise UserError(f"alignment_heads: {opt.alignment_heads} is more than heads {heads}; lower it")
-    if opt.num_experts and opt.num_experts_per_tok > opt.num_experts:
-        raise UserError(
-            f"num_experts_per_tok: {opt.num_experts_per_tok} is more than num_experts {opt.num_experts}; "
-            "lower it"
-        )
+    experts, chosen = opt.num_experts, opt.num_experts_per_tok
+    if experts and chosen > experts:
+        raise UserError(f"num_experts_per_tok: {chosen} is more than num_experts {experts}; lower it")
     width = hidden // heads
     if opt.max_relative_positions == -1 and (opt.rotary_dim > width or (opt.rotary_dim or width) % 2):
         raise UserError(
@@ -521,18 +477,11 @@ def _check_heads(opt: Namespace) -> None:
             "head (hidden_size / heads); change it, or heads"
         )
     if opt.relative_positions_buckets and opt.max_relative_positions < 1:
-        raise UserError(
-            "relative_positions_buckets: needs max_relative_positions, the largest distance; set it"
-        )
+        raise UserError("relative_positions_buckets: needs max_relative_positions; set the largest distance")
 
 
 def check_memory(opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Check that memory suffices for the parameters of a new model and their gradients.
-
-    Args:
-        opt: options of ``onmt_train``, after upstream's ``update_model_opts``.
-        vocabs: vocabularies of the model.
-    """
+    """Check that memory suffices for the parameters of a new model and their gradients."""
     from onmt.model_builder import build_base_model
 
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -564,13 +513,10 @@ def check_translation(opt: Namespace) -> None:
     """Check the numbers and names of ``onmt_translate`` and of a model of ``onmt_server``."""
     check_ranges(opt)
     if opt.n_best > opt.beam_size:
-        raise UserError(
-            f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; lower n_best or raise beam_size"
-        )
+        raise UserError(f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; change one of them")
     if opt.min_length > opt.max_length:
         raise UserError(
-            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; lower "
-            "min_length or raise max_length"
+            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; change one of them"
         )
     if opt.phrase_table and not opt.replace_unk:
         raise UserError("phrase_table: has no effect without replace_unk; set replace_unk, or remove it")
@@ -599,15 +545,11 @@ def check_translator(opt: Namespace, model: Any, vocabs: Mapping[str, Any]) -> N
     """Check the options of a translation against the model and its vocabularies."""
     words = len(vocabs["tgt"])
     for name in ("random_sampling_topk", "beam_size"):
-        if getattr(opt, name) > words:
-            raise UserError(
-                f"{name}: {getattr(opt, name)} is more than the {words} words of the vocabulary; lower it"
-            )
+        if (asked := getattr(opt, name)) > words:
+            raise UserError(f"{name}: {asked} is more than the {words} words of the vocabulary; lower it")
     for name, unset in _ATTENDING.items():
         if not hasattr(model, "encoder") and getattr(opt, name) != unset:
-            raise UserError(
-                f"{name}: needs attention to a source, which a language model does not have; remove it"
-            )
+            raise UserError(f"{name}: needs attention to a source, which this model lacks; remove it")
     if opt.dump_beam:
         raise UserError("dump_beam: is not supported by OpenNMT-py 3; remove it")
     if opt.align_debug and not opt.report_align:
@@ -622,6 +564,6 @@ def check_translator(opt: Namespace, model: Any, vocabs: Mapping[str, Any]) -> N
     trained = len(vocabs.get("src_feats") or ())
     if opt.n_src_feats != trained:
         raise UserError(
-            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it to "
-            f"{trained}, and src_feats_defaults and transforms as in training"
+            f"n_src_feats: is {opt.n_src_feats}, but the model was trained with {trained}; set it, "
+            "src_feats_defaults and transforms as in training"
         )

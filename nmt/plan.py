@@ -92,16 +92,7 @@ class EmbeddingPlan:
 
 
 def parse_text(name: str, value: Any, example: str) -> Any:
-    """Parse the value of an option, which may be YAML text.
-
-    Args:
-        name: the option, for messages.
-        value: the value, or YAML text.
-        example: an example, for messages.
-
-    Raises:
-        UserError: the text is not YAML.
-    """
+    """Parse the value of an option, which may be YAML text; messages have its name and an example."""
     if not isinstance(value, str):
         return _with_numbers(value)
     try:
@@ -111,7 +102,7 @@ def parse_text(name: str, value: Any, example: str) -> Any:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Convert texts such as 1e-3 to numbers at any depth; the YAML reader does not."""
+    """Convert texts such as 1e-3 to numbers at any depth, which the YAML reader does not."""
     if isinstance(value, dict):
         return {key: _with_numbers(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -134,23 +125,13 @@ def for_input(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
-    """Parse one embedding option to a mapping with at least the key ``method``.
-
-    Args:
-        name: the option, for messages.
-        value: a mapping, its text in YAML or Python, or ``None``.
-
-    Raises:
-        UserError: it is not a mapping with a method, or a key is not an option.
-    """
+    """Parse one embedding option, a mapping or its text, to a mapping with at least the key ``method``."""
     settings = parse_text(name, value, EXAMPLE)
     if settings is None:
         return None
     if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
         raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
     for key in settings:
-        if not isinstance(key, str):
-            raise UserError(f"{name}: {key!r} is not an option; write it like {EXAMPLE}")
         if key in GIVEN_BY:
             raise UserError(f"{name}: {key} follows from {GIVEN_BY[key]}; remove it")
     return dict(settings)
@@ -167,27 +148,18 @@ def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
 
 
 def read_plan(opt: Namespace) -> EmbeddingPlan | None:
-    """Return the plan of the options, or ``None`` for a model with OpenNMT-py's tables only.
-
-    Raises:
-        UserError: options contradict each other or would have no effect.
-    """
+    """Return the plan of the options, or ``None`` for a model with OpenNMT-py's tables only."""
     both, source, target, output = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
     if both is None and source is None and target is None and output is None:
         return None
     if both is not None:
         if source is not None and target is not None:
-            raise UserError(
-                "embedding: has no effect with src_embedding and tgt_embedding; remove one of the three"
-            )
+            raise UserError("embedding: has no effect with src_embedding and tgt_embedding; remove one")
         source, target = source or both, target or both
     share_inputs = bool(getattr(opt, "share_embeddings", False))
     share_output = bool(getattr(opt, "share_decoder_embeddings", False))
     if share_output and output is not None:
-        raise UserError(
-            "output_embedding: has no effect with share_decoder_embeddings: true, which ties the output "
-            "layer to the target; remove one of the two"
-        )
+        raise UserError("output_embedding: has no effect with share_decoder_embeddings: true; remove one")
     if getattr(opt, "model_task", "seq2seq") == "lm":
         source, share_inputs = None, False
     if share_inputs and source != target:
@@ -205,13 +177,10 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
             raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
     if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
         raise UserError(
-            "parallel_mode: tensor_parallel does not support shared embeddings; use parallel_mode: "
-            "data_parallel"
+            "parallel_mode: tensor_parallel does not support shared embeddings; use data_parallel"
         )
     if getattr(opt, "optim", "") == "sparseadam":
-        raise UserError(
-            "optim: sparseadam needs sparse gradients, but those of shared embeddings are dense; use adam"
-        )
+        raise UserError("optim: sparseadam does not support the dense gradients of `embedding`; use adam")
     if plan.share_inputs and not getattr(opt, "share_vocab", True):
         raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
 
@@ -227,46 +196,36 @@ def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
 
 
 def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Check the embeddings against vocabularies and widths.
-
-    Raises:
-        UserError: an embedding does not match the decoder.
-        shared_embeddings.OptionError: the method or one of its options is unknown, has no effect, or is
-            impossible.
-    """
+    """Check the embeddings against vocabularies and widths."""
+    hidden = int(opt.dec_hid_size)
     for side, settings in plan.sides().items():
         is_scored = plan.is_scored(side)
         with torch.device("meta"):
-            embedding = build_embedding(
-                side, settings, words_of(vocabs, side), side_width(opt, side), None, is_scored
+            words, width = words_of(vocabs, side), side_width(opt, side)
+            embedding = build_embedding(side, settings, words, width, None, is_scored)
+        if not is_scored:
+            continue
+        if not embedding.has_output:
+            asked, other = "output_embedding", "another `output`"
+            if side == "target":
+                asked = "share_decoder_embeddings: true"
+                other = "share_decoder_embeddings: false, or another `output`"
+            raise UserError(
+                f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
             )
-        if is_scored:
-            _check_output(side, settings, embedding, int(opt.dec_hid_size))
-
-
-def _check_output(side: str, settings: dict[str, Any], embedding: se.SharedEmbedding, hidden: int) -> None:
-    """Check that an embedding can score the words for states of width `hidden`."""
-    if not embedding.has_output:
-        asked, other = "output_embedding", "another `output`"
-        if side == "target":
-            asked = "share_decoder_embeddings: true"
-            other = "share_decoder_embeddings: false, or another `output`"
-        raise UserError(
-            f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
-        )
-    if embedding.score_dim != hidden:
-        raise UserError(
-            f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
-            f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
-            "them, or word_vec_size equal to hidden_size"
-        )
-    scoring = {id(parameter) for parameter in embedding.output_parameters()}
-    unused = [parameter for parameter in embedding.parameters() if id(parameter) not in scoring]
-    if side == "output" and unused:
-        raise UserError(
-            f"output_embedding: {settings} has {sum(map(torch.numel, unused)):,} parameters that an output "
-            "layer does not use; set another `output` or method"
-        )
+        if embedding.score_dim != hidden:
+            raise UserError(
+                f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
+                f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
+                "them, or word_vec_size equal to hidden_size"
+            )
+        scoring = {id(parameter) for parameter in embedding.output_parameters()}
+        unused = sum(tensor.numel() for tensor in embedding.parameters() if id(tensor) not in scoring)
+        if side == "output" and unused:
+            raise UserError(
+                f"output_embedding: {settings} has {unused:,} parameters that an output layer does not use; "
+                "set another `output` or method"
+            )
 
 
 def side_width(opt: Namespace, side: str) -> int:
@@ -287,12 +246,7 @@ def build_embedding(
     padding_idx: int | None,
     with_output: bool,
 ) -> se.SharedEmbedding:
-    """Build the embedding of one side for its words, ordered by id.
-
-    Raises:
-        UserError: an ``output`` or ``output_bias`` has no effect, or an option is unknown.
-        shared_embeddings.OptionError: from the library.
-    """
+    """Build the embedding of one side for its words, ordered by id."""
     options = method_options(side, settings, with_output)
     try:
         embedding = se.build(
@@ -314,20 +268,15 @@ def build_embedding(
 
 
 def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:
-    """Return the options of a method in the settings of one side.
-
-    If the output layer is not tied to it, ``output`` defaults to "none".
-
-    Raises:
-        UserError: ``output`` has no effect.
-    """
+    """Return the options of a method for one side; without a tied output layer, it has no ``output``."""
     options = {key: value for key, value in settings.items() if key != "method"}
     method = settings["method"]
-    if not with_output and method in se.methods():
-        if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
-            if options.setdefault("output", "none") != "none":
-                raise UserError(
-                    f"{side} embedding: output: {options['output']} has no effect because the output "
-                    "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
-                )
+    if with_output or method not in se.methods():
+        return options
+    if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
+        if options.setdefault("output", "none") != "none":
+            raise UserError(
+                f"{side} embedding: output: {options['output']} has no effect because the output "
+                "layer is not tied to it; set share_decoder_embeddings: true, or remove `output`"
+            )
     return options

@@ -40,20 +40,19 @@ def end_with_parent() -> None:
 
     Terminals and schedulers signal all processes, but training needs its workers until the step is complete.
     """
-    threading.Thread(target=_wait_for_parent, args=(os.getppid(),), daemon=True).start()
-    sys.excepthook = _report
+    parent = os.getppid()
 
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of a thread, unless the connection to the training process is closed."""
-    if not issubclass(kind, ConnectionError):
-        sys.__excepthook__(kind, error, trace)
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, ConnectionError):  # the connection to the training process is closed
+            sys.__excepthook__(kind, error, trace)
 
-
-def _wait_for_parent(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
-    os._exit(0)
+    threading.Thread(target=wait, daemon=True).start()
+    sys.excepthook = report
 
 
 class QuietLoader(DataLoader[Any]):

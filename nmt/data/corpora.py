@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from onmt.utils.logging import logger
 
 from nmt.checkpoints import check_output
 from nmt.options import READ, check_files, check_ranges
+from nmt.plan import parse_text
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import followed, staged
 from shared_embeddings.utils.options import parse_options, require, require_at_least
@@ -62,7 +64,6 @@ class CorpusOptions:
     langid: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `OptionError` for a name that is not a transform, `UserError` for a number out of range."""
         from onmt.transforms import AVAILABLE_TRANSFORMS
 
         require_at_least("weight", self.weight, 0)
@@ -83,6 +84,16 @@ def clean_line(line: str) -> str:
     return " ".join(line.removeprefix(BYTE_ORDER_MARK).split())
 
 
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with normalized whitespace."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield clean_line(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason}); convert it") from error
+
+
 def count_lines(path: str) -> int:
     """Count the lines of a file, including a last line without a line end."""
     count, last = 0, b"\n"
@@ -94,15 +105,7 @@ def count_lines(path: str) -> int:
 
 
 def check_parallel(name: str, paths: dict[str, str]) -> int:
-    """Check that files exist, are not empty and have equal numbers of lines.
-
-    Args:
-        name: name of the corpus, for messages.
-        paths: file per side, such as ``{"path_src": …, "path_tgt": …}``.
-
-    Returns:
-        The number of lines.
-    """
+    """Check that the files of a corpus by side exist and are not empty, and return their number of lines."""
     counts = {}
     for side, path in paths.items():
         if not os.path.isfile(path):
@@ -116,13 +119,9 @@ def check_parallel(name: str, paths: dict[str, str]) -> int:
     return next(iter(counts.values()))
 
 
-def check_corpora(corpora: Any) -> None:
-    """Check the files of every corpus of the option ``data``.
-
-    Raises:
-        UserError: see `check_parallel`, or the option is not a mapping of corpora.
-        shared_embeddings.OptionError: a setting is unknown, of the wrong type, or out of range.
-    """
+def read_corpora(opt: Namespace) -> dict[str, dict[str, Any]]:
+    """Parse and check the option ``data``: the settings and files of every corpus."""
+    corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
     if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
         raise UserError("data: expected a mapping of corpora, each with path_src and path_tgt")
     for name, corpus in corpora.items():
@@ -137,6 +136,7 @@ def check_corpora(corpora: Any) -> None:
             "data: there is no training corpus; add one with a weight of at least 1 in addition to "
             f"`{CorpusName.VALID}`"
         )
+    return corpora
 
 
 def check_targets(corpora: dict[str, dict[str, Any]], task: str) -> None:
@@ -152,11 +152,7 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
     """Parallel text with normalized whitespace; pairs with an empty side are skipped."""
 
     def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
-        """Yield the examples of every ``stride``-th block of lines starting at ``offset``.
-
-        Raises:
-            UserError: a file is not UTF-8.
-        """
+        """Yield the examples of every ``stride``-th block of lines starting at ``offset``."""
         empty = 0
         try:
             for example in super().load(offset=offset, stride=stride):
@@ -167,21 +163,15 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
                     empty += 1
                     continue
                 yield example
-        except UnicodeDecodeError as error:
-            raise UserError(f"data: {self.id}: {self._undecodable()} ({error.reason}); convert it") from error
+        except UnicodeDecodeError:
+            for path in filter(None, (self.src, self.tgt, self.align)):
+                try:
+                    deque(read_lines(path), 0)  # finds the line
+                except UserError as error:
+                    raise UserError(f"data: {self.id}: {error}") from error
+            raise
         if empty:
             logger.warning(f"{self.id}: skipped {empty} pairs with an empty side")
-
-    def _undecodable(self) -> str:
-        """Return the file and line that are not UTF-8."""
-        for path in filter(None, (self.src, self.tgt, self.align)):
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    try:
-                        line.decode("utf-8")
-                    except UnicodeDecodeError:
-                        return f"{path}: line {number} is not UTF-8"
-        return "a line is not UTF-8"
 
 
 def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpora: Iterable[str]) -> None:
@@ -191,30 +181,22 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
         opt: options of ``onmt_build_vocab``.
         count: counts and writes the files of the options.
         corpora: names of the corpora.
-
-    Raises:
-        UserError: a file is not set, exists, is an input or another output, cannot be written, or would be
-            empty.
     """
-    given = _outputs(opt)
-    _check(opt, given, corpora)
-    for side, (path, *_) in given.items():
+    for side, (path, *_) in _outputs(opt, corpora).items():
         setattr(opt, side, str(followed(Path(path))))
-    outputs = _outputs(opt)
-    _check(opt, outputs, corpora)  # features are named after the target of a link
+    outputs = _outputs(opt, corpora)  # features are named after the target of a link
     paths = [Path(path) for paths in outputs.values() for path in paths]
     with staged(paths) as places:
-        place_of = dict(zip(map(str, paths), map(str, places)))
         for side, (path, *_) in outputs.items():
-            setattr(opt, side, place_of[str(Path(path))])
+            setattr(opt, side, str(places[paths.index(Path(path))]))
         count(opt)
         for side in outputs:
             if not os.path.getsize(getattr(opt, side)):
                 raise UserError(f"{side}: would be empty; data has no pair with text on both sides")
 
 
-def _outputs(opt: Namespace) -> dict[str, list[str]]:
-    """Return the files of each side, words before features."""
+def _outputs(opt: Namespace, corpora: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files of each side, words before features; none is an input or exists."""
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
         if not getattr(opt, side):
@@ -226,11 +208,6 @@ def _outputs(opt: Namespace) -> dict[str, list[str]]:
             f"tgt_vocab: {opt.tgt_vocab} is also src_vocab; choose another file, or set share_vocab: true"
         )
     outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]
-    return outputs
-
-
-def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]) -> None:
-    """Check that no output is an input or exists."""
     table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}
     if opt.learn_subwords:
         table["src_subword_model"] = PathOption.OUTPUT
@@ -246,3 +223,4 @@ def _check(opt: Namespace, outputs: dict[str, list[str]], corpora: Iterable[str]
         taken = next(filter(os.path.lexists, paths), None)  # also a link to nothing
         if taken is not None and not opt.overwrite:
             raise UserError(f"{side}: {taken} already exists; add -overwrite, or name another file")
+    return outputs

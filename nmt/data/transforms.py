@@ -53,28 +53,16 @@ class TokenizerOptions:
 
 
 _OF_SUBWORDS = {
-    "bpe_model_path": "src_subword_model",
-    "sp_model_path": "src_subword_model",
-    "bpe_dropout": "src_subword_alpha",
-    "sp_alpha": "src_subword_alpha",
-    "sp_nbest_size": "src_subword_nbest",
-    "vocabulary_path": "src_subword_vocab",
-    "vocabulary_threshold": "src_vocab_threshold",
-    "bpe_vocab_path": "src_subword_vocab",
-    "bpe_vocab_threshold": "src_vocab_threshold",
+    **dict.fromkeys(("bpe_model_path", "sp_model_path"), "subword_model"),
+    **dict.fromkeys(("bpe_dropout", "sp_alpha"), "subword_alpha"),
+    **dict.fromkeys(("vocabulary_path", "bpe_vocab_path"), "subword_vocab"),
+    **dict.fromkeys(("vocabulary_threshold", "bpe_vocab_threshold"), "vocab_threshold"),
+    "sp_nbest_size": "subword_nbest",
 }
 
 
 def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
-    """Parse the options of a tokenizer as literals.
-
-    Args:
-        name: name of the option, for messages.
-        value: a mapping, or its text in YAML, JSON or Python.
-
-    Raises:
-        UserError: it is not a mapping of plain values, or pyonmttok does not have an option.
-    """
+    """Parse the options of a tokenizer, a mapping or its text in YAML, JSON or Python, as literals."""
     if isinstance(value, str) and len(value) > _LONGEST:
         raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
     try:
@@ -83,8 +71,7 @@ def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
         raise UserError(f"{name}: is nested too deeply; expected a mapping such as {EXAMPLE}") from error
     for key in found:
         if key in _OF_SUBWORDS:
-            instead = _OF_SUBWORDS[key].replace("src", name[:3])
-            raise UserError(f"{name}: {key} is set by {instead}; remove it here")
+            raise UserError(f"{name}: {key} is set by {name[:3]}_{_OF_SUBWORDS[key]}; remove it here")
     parse_options(name, TokenizerOptions, found)
     return {"mode": "none", **found}
 
@@ -97,14 +84,9 @@ SUBWORDS = ("onmt_tokenize", "sentencepiece", "bpe")
 _OF_CORPUS = {
     "prefix": ("src_prefix", "tgt_prefix"),
     "suffix": ("src_suffix",),
-    "normalize": (
-        "src_lang",
-        "tgt_lang",
-        "penn",
-        "norm_quote_commas",
-        "norm_numbers",
-        "pre_replace_unicode_punct",
-        "post_remove_control_chars",
+    "normalize": tuple(
+        "src_lang tgt_lang penn norm_quote_commas norm_numbers pre_replace_unicode_punct "
+        "post_remove_control_chars".split()
     ),
 }
 # With a shared vocabulary, the target uses these options of the source.
@@ -137,11 +119,7 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
 
 
 def read_recorded(path: str) -> Recorded:
-    """Read the transforms recorded in a checkpoint, without its weights.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read the transforms recorded in a checkpoint, without its weights."""
     checkpoint = peek(path)
     options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
     kept = [name for name in SUBWORD_FILES if name in stored]
@@ -154,9 +132,6 @@ def applied(opt: Namespace) -> Iterator[str]:
     """Complete the transforms of a translation from the checkpoint, and yield a description of them.
 
     ``opt.transforms`` and options that are not at their defaults take precedence over the checkpoint.
-
-    Raises:
-        UserError: the corpora of the checkpoint have different transforms, or a file is missing.
     """
     asked = list(opt.transforms)
     if NONE in asked:
@@ -166,8 +141,13 @@ def applied(opt: Namespace) -> Iterator[str]:
         yield "transforms: none: the text is tokenized"
         return
     recorded = read_recorded(opt.models[0])
-    for other in opt.models[1:]:
-        _check_same(recorded, read_recorded(other))
+    for path in opt.models[1:]:
+        other = read_recorded(path)
+        if _trained(recorded) != _trained(other) or recorded.files != other.files:
+            raise UserError(
+                f"model: {path} was trained with other transforms than {recorded.path}; translate tokenized "
+                f"text with -transforms {NONE}"
+            )
     names, of_corpus = _trained(recorded) if not asked else (asked, {})
     opt.transforms = names
     with tempfile.TemporaryDirectory() as folder:
@@ -216,19 +196,8 @@ def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
     )
 
 
-def _check_same(first: Recorded, other: Recorded) -> None:
-    """Raise `UserError` if the models of an ensemble have different transforms."""
-    if _trained(first) != _trained(other) or first.files != other.files:
-        raise UserError(
-            f"model: {other.path} was trained with other transforms than {first.path}; translate tokenized "
-            f"text with -transforms {NONE}"
-        )
-
-
 def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
-    """Return the paths of the subword files by option: extracted from the checkpoint, or the original path,
-    or next to the checkpoint.
-    """
+    """Return the paths of the subword files by option: from the checkpoint, the original, or next to it."""
     if set(names).isdisjoint(SUBWORDS):
         return {}
     found = {}
@@ -253,7 +222,14 @@ def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -
 
 def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
     """Set the options of transforms that are at their defaults to the values of the training."""
-    defaults = _defaults(names, recorded)
+    from onmt.transforms import AVAILABLE_TRANSFORMS
+    from onmt.utils.parse import ArgumentParser
+
+    defaults: dict[str, Any] = {}
+    for name in names:
+        if name not in AVAILABLE_TRANSFORMS:
+            raise UserError(f"checkpoint {recorded.path}: its transform {name[:80]!r} is unknown")
+        defaults.update(vars(ArgumentParser.defaults(AVAILABLE_TRANSFORMS[name].add_options)))
     source, target = (
         (recorded.options.get(f"{side}_subword_vocab"), recorded.options.get(f"{side}_vocab_threshold"))
         for side in ("src", "tgt")
@@ -262,35 +238,16 @@ def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded:
     of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
     # Options copied from the source come after those of the source.
     for name in sorted(defaults, key=of_source.__contains__):
+        default = defaults[name]
         value = getattr(opt, of_source[name]) if name in of_source else values.get(name)
-        if value is not None and getattr(opt, name) == defaults[name]:
-            setattr(opt, name, _checked(name, value, defaults[name], recorded))
+        if value is None or getattr(opt, name) != default:
+            continue
+        wanted = (int, float) if type(default) is float else str if default is None else type(default)
+        if name not in TOKENIZER_OPTIONS and not isinstance(value, wanted):  # those are checked later
+            raise UserError(f"checkpoint {recorded.path}: {name} is {str(value)[:80]!r}, of the wrong type")
+        setattr(opt, name, value)
     if "prefix" in names and opt.tgt_prefix and not opt.tgt:
         opt.tgt_file_prefix = True  # the transform passes it as a target prefix
-
-
-def _defaults(names: list[str], recorded: Recorded) -> dict[str, Any]:
-    from onmt.transforms import AVAILABLE_TRANSFORMS
-    from onmt.utils.parse import ArgumentParser
-
-    found: dict[str, Any] = {}
-    for name in names:
-        if name not in AVAILABLE_TRANSFORMS:
-            raise UserError(f"checkpoint {recorded.path}: its transform {name[:80]!r} is unknown")
-        found.update(vars(ArgumentParser.defaults(AVAILABLE_TRANSFORMS[name].add_options)))
-    return found
-
-
-def _checked(name: str, value: Any, default: Any, recorded: Recorded) -> Any:
-    """Return the value of an option of a checkpoint; tokenizer options are checked later."""
-    if name in TOKENIZER_OPTIONS:
-        return value
-    wanted = (int, float) if type(default) is float else str if default is None else type(default)
-    if not isinstance(value, wanted):
-        raise UserError(
-            f"checkpoint {recorded.path}: its option {name} is {str(value)[:80]!r}, which has the wrong type"
-        )
-    return value
 
 
 def _check_complete(opt: Namespace) -> None:

@@ -82,10 +82,10 @@ def build_vocab_from_tokens(
     minimum_frequency: int = 1,
     special_tokens: Iterable[str] | None = None,
 ) -> Vocab:
-    """Build a vocabulary of the special tokens followed by the others.
+    """Build a vocabulary of the special tokens followed by the others, most frequent first.
 
     Args:
-        tokens: distinct tokens, most frequent first.
+        tokens: distinct tokens.
         maximum_size: number of tokens to keep, including all special ones; 0 keeps all.
         minimum_frequency: each token counts once, so that more than 1 keeps special tokens only.
         special_tokens: the first tokens.
@@ -98,7 +98,6 @@ def build_vocab_from_tokens(
 
 
 def _missing(what: str, package: str, remedy: str) -> Callable[..., None]:
-    """Return a function that raises an error about the missing package."""
 
     def fail(*args: object, **kwargs: object) -> None:
         raise UserError(
@@ -124,7 +123,7 @@ class _LazySpacy(importlib.abc.MetaPathFinder):
     """Finds spaCy and imports it lazily, which saves a second."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The specification of spaCy if it is installed; None for other modules."""
+        """Return the specification of spaCy if it is installed; None for other modules."""
         spec = importlib.machinery.PathFinder.find_spec(name) if name == "spacy" else None
         if spec is not None and spec.loader is not None:
             spec.loader = importlib.util.LazyLoader(spec.loader)
@@ -132,10 +131,9 @@ class _LazySpacy(importlib.abc.MetaPathFinder):
 
 
 def provide_missing_packages() -> None:
-    """Make OpenNMT-py importable without pyonmttok and fasttext, and import spaCy lazily.
+    """Make OpenNMT-py, which imports them, work without pyonmttok and fasttext, and import spaCy lazily.
 
-    OpenNMT-py imports all three unconditionally. Features that need a missing package fail with an error that
-    names it.
+    Features that need a missing package fail with an error that names it.
     """
     needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
     stubs = {
@@ -149,14 +147,9 @@ def provide_missing_packages() -> None:
 
 
 def read_vocabulary(path: str, minimum_count: int) -> list[str]:
-    """Read a vocabulary file: one token per line, optionally followed by a tab or space and its count.
+    """Read the tokens of a vocabulary file that have at least a count.
 
-    Args:
-        path: UTF-8 text.
-        minimum_count: smallest count of tokens to return.
-
-    Raises:
-        UserError: the file is missing or empty, or a line is malformed.
+    It is UTF-8 text with one token per line, optionally followed by a tab or space and its count.
     """
     lines = _read_lines(path)
     if split_count(lines[0]) is None:
@@ -172,11 +165,7 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
 
 
 def vocabulary_counts(path: str) -> dict[str, int]:
-    """Return the count of every token of a vocabulary file; empty if it has no counts.
-
-    Raises:
-        UserError: see `read_vocabulary`.
-    """
+    """Return the count of every token of a vocabulary file; empty if it has no counts."""
     entries = [split_count(line) for line in _read_lines(path)]
     return dict(entry for entry in entries if entry is not None)
 
@@ -188,10 +177,7 @@ def _read_lines(path: str) -> list[str]:
         # "-sig": some editors put a byte order mark at the start.
         lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it, or create it again with "
-            "onmt_build_vocab"
-        ) from error
+        raise UserError(f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it") from error
     lines = [line.rstrip("\r") for line in lines]
     if lines and lines[-1] == "":
         lines.pop()

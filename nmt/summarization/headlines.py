@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from nmt.data.corpora import clean_line, count_lines
+from nmt.data.corpora import count_lines, read_lines
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
@@ -38,6 +39,7 @@ def join_characters(tokens: str) -> str:
     return "".join(" " if token == SPACE else token for token in tokens.split(" "))
 
 
+# The conversions of ``onmt_characters`` and their descriptions.
 COMMANDS: dict[str, tuple[Callable[[str], str], str]] = {
     "split": (split_text, "turn each line of text into its characters"),
     "join": (join_characters, "turn each line of characters into text"),
@@ -45,13 +47,13 @@ COMMANDS: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 def convert_file(source: Path, target: Path, convert: Callable[[str], str]) -> None:
-    """Convert a text line by line and write the result atomically.
+    """Convert a text line by line and write the result atomically."""
+    _write_lines(target, map(convert, clean_lines(source)))
 
-    Raises:
-        UserError: the text cannot be read.
-    """
+
+def _write_lines(target: Path, lines: Iterable[str]) -> None:
     with replacing(target) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(f"{convert(line)}\n" for line in clean_lines(source))
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def characters_main(arguments: Sequence[str]) -> None:
@@ -59,40 +61,20 @@ def characters_main(arguments: Sequence[str]) -> None:
     parser = Parser("onmt_characters", description="Text as characters, and characters as text")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("-input", "--input", type=PathOption.FILE, required=True, help="UTF-8 text")
-        command.add_argument(
-            "-output", "--output", type=PathOption.OUTPUT, required=True, help="file to write"
-        )
+        add = commands.add_parser(name, help=text, description=text).add_argument
+        add("-input", "--input", type=PathOption.FILE, required=True, help="UTF-8 text")
+        add("-output", "--output", type=PathOption.OUTPUT, required=True, help="file to write")
     options = parser.parse_args(arguments)
     convert_file(options.input, options.output, COMMANDS[options.command][0])
 
 
 def clean_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text with normalized whitespace, with a progress bar.
-
-    Raises:
-        UserError: the file is missing, or a line is not UTF-8.
-    """
-    if not path.is_file():
-        raise UserError(f"no such file: {path}")
-    with path.open("rb") as file, tqdm(desc=path.name, unit=" lines", mininterval=1, disable=None) as bar:
-        for number, line in enumerate(file, 1):
-            try:
-                yield clean_line(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file"
-                ) from error
-            bar.update()
+    """Yield the lines of a text with normalized whitespace, with a progress bar."""
+    yield from tqdm(read_lines(path), desc=path.name, unit=" lines", mininterval=1, disable=None)
 
 
 def count_tokens(paths: Iterable[Path]) -> Counter[str]:
-    """Count the tokens in files of space-separated tokens.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
+    """Count the tokens in files of space-separated tokens."""
     counts: Counter[str] = Counter()
     for path in paths:
         for line in clean_lines(path):
@@ -101,11 +83,7 @@ def count_tokens(paths: Iterable[Path]) -> Counter[str]:
 
 
 def count_characters(paths: Iterable[Path]) -> Counter[str]:
-    """Count the characters in files written by ``onmt_characters split``.
-
-    Raises:
-        UserError: a file cannot be read or has a token of several characters.
-    """
+    """Count the characters in files written by ``onmt_characters split``."""
     counts = count_tokens(paths)
     longer = sorted(token for token in counts if len(token) > 1 and token != SPACE)
     if longer:
@@ -129,13 +107,11 @@ def vocabulary_main(arguments: Sequence[str]) -> None:
         description="Build one vocabulary for a source in subwords and a target in characters, for "
         "share_vocab: true; onmt_train omits rare tokens with src_words_min_frequency and src_vocab_size",
     )
-    for side, kind in (("source", "text in subwords"), ("target", "text in characters")):
-        parser.add_argument(
-            f"-{side}", f"--{side}", type=PathOption.FILE, nargs="+", required=True, metavar="FILE", help=kind
-        )
-    parser.add_argument(
-        "-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary file to write"
-    )
+    add = parser.add_argument
+    files: dict[str, Any] = {"type": PathOption.FILE, "nargs": "+", "required": True, "metavar": "FILE"}
+    add("-source", "--source", help="text in subwords", **files)
+    add("-target", "--target", help="text in characters", **files)
+    add("-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary file to write")
     options = parser.parse_args(arguments)
     counts = count_characters(options.target) + count_tokens(options.source)
     if not counts:
@@ -150,14 +126,7 @@ WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
 def stop_words(language: str) -> frozenset[str]:
-    """Return spaCy's stop words of a language.
-
-    Args:
-        language: spaCy's code, such as ``en``.
-
-    Raises:
-        UserError: spaCy has no list for it.
-    """
+    """Return spaCy's stop words of a language, given its code."""
     try:
         found = import_module(f"spacy.lang.{language}.stop_words").STOP_WORDS
     except ImportError:
@@ -173,32 +142,13 @@ def content_words(text: str, ignored: frozenset[str]) -> set[str]:
 
 
 def best_hypothesis(source: str, hypotheses: Sequence[str], ignored: frozenset[str]) -> str:
-    """Return the hypothesis with the most content words of the source; ties go to the model's better one.
-
-    Args:
-        source: a line of plain text.
-        hypotheses: at least one, the model's best first.
-        ignored: stop words.
-    """
+    """Return the hypothesis with the most content words of the source; ties go to the first one."""
     wanted = content_words(source, ignored)
     return max(hypotheses, key=lambda hypothesis: len(wanted & content_words(hypothesis, ignored)))
 
 
 def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]) -> Iterator[str]:
-    """Yield the selected hypothesis for each line of the source.
-
-    Args:
-        sources: plain text.
-        hypotheses: plain text, ``n_best`` lines for each line of the source.
-        n_best: at least 1.
-        ignored: stop words.
-
-    Raises:
-        UserError: a file cannot be read, or the line counts do not match.
-    """
-    for path in (sources, hypotheses):
-        if not path.is_file():
-            raise UserError(f"no such file: {path}")
+    """Yield the selected one of `n_best` hypotheses for each line of the source; both are plain text."""
     found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
     if found != wanted:
         raise UserError(
@@ -217,27 +167,15 @@ def rerank_main(arguments: Sequence[str]) -> None:
         description="Keep the hypothesis with the most content words of the source; texts contain words, "
         "not subwords or characters",
     )
-    parser.add_argument("-source", "--source", type=PathOption.FILE, required=True, help="plain text")
-    parser.add_argument(
-        "-hypotheses",
-        "--hypotheses",
-        type=PathOption.FILE,
-        required=True,
-        help="n_best lines per line of the source",
-    )
-    parser.add_argument(
-        "-n_best", "--n_best", type=int, required=True, help="the value given to onmt_translate"
-    )
-    parser.add_argument(
-        "-output", "--output", type=PathOption.OUTPUT, required=True, help="selected hypotheses"
-    )
-    parser.add_argument(
-        "-language", "--language", default="en", help="language of the stop words (default: en)"
-    )
+    add = parser.add_argument
+    add("-source", "--source", type=PathOption.FILE, required=True, help="plain text")
+    text = "n_best lines per line of the source"
+    add("-hypotheses", "--hypotheses", type=PathOption.FILE, required=True, help=text)
+    add("-n_best", "--n_best", type=int, required=True, help="the value given to onmt_translate")
+    add("-output", "--output", type=PathOption.OUTPUT, required=True, help="selected hypotheses")
+    add("-language", "--language", default="en", help="language of the stop words (default: en)")
     options = parser.parse_args(arguments)
     if options.n_best < 1:
         raise UserError(f"n_best: {options.n_best} is too small; expected at least 1")
     ignored = stop_words(options.language)
-    chosen = rerank(options.source, options.hypotheses, options.n_best, ignored)
-    with replacing(options.output) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(f"{line}\n" for line in chosen)
+    _write_lines(options.output, rerank(options.source, options.hypotheses, options.n_best, ignored))

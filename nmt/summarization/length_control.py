@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onmt.opts
 import torch
+from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
 from shared_embeddings.utils.errors import UserError
@@ -25,10 +27,7 @@ CONCATENATED = "SinusoidalConcat"
 def exponents(dim: int, layout: str) -> Tensor:
     """Return the exponents of the base, ``(D/2,)``.
 
-    Args:
-        dim: D, even.
-        layout: OpenNMT-py's ``position_encoding_type``: ``SinusoidalInterleaved`` uses 2i/D (Vaswani et al.),
-            ``SinusoidalConcat`` uses i/(D/2 - 1).
+    OpenNMT-py's ``SinusoidalInterleaved`` uses 2i/D (Vaswani et al.), ``SinusoidalConcat`` i/(D/2 - 1).
     """
     half = dim // 2
     return torch.arange(half, dtype=torch.float32) / (half - 1 if layout == CONCATENATED else half)
@@ -79,11 +78,7 @@ class LengthControlledPositions(nn.Module):
         self.batch_lengths = self.lengths = lengths
 
     def start(self, rows: int) -> None:
-        """Begin a decoding whose state has ``rows`` rows: a multiple of the batch size.
-
-        Raises:
-            RuntimeError: no lengths are set for this batch.
-        """
+        """Begin a decoding whose state has ``rows`` rows: a multiple of the batch size."""
         if self.batch_lengths is None or rows % len(self.batch_lengths):
             raise RuntimeError(f"no lengths are set for the {rows} rows of this batch")
         self.lengths = self.batch_lengths.repeat_interleave(rows // len(self.batch_lengths))
@@ -94,12 +89,7 @@ class LengthControlledPositions(nn.Module):
             self.lengths = change(self.lengths, 0)
 
     def forward(self, emb: Tensor, step: int | None = None) -> Tensor:
-        """Return the scaled embeddings ``(B, T, D)`` with their positions added.
-
-        Args:
-            emb: ``(B, T, D)``.
-            step: position of the first one; ``None`` means 0.
-        """
+        """Return the scaled embeddings ``(B, T, D)`` with their positions, from `step` on, added."""
         assert self.lengths is not None, "set_lengths comes first"
         first = step or 0
         last = first + emb.size(1)
@@ -120,37 +110,21 @@ START_AND_END = 2
 
 def add_model_options(parser: Any) -> None:
     """Add the model option to OpenNMT-py's parser."""
-    group = parser.add_argument_group("Length control")
-    group.add_argument(
-        f"--{OPTION}",
-        f"-{OPTION}",
-        nargs="+",
-        choices=sorted(ANGLES),
-        default=None,
-        help="Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length "
-        "difference), "
-        "lrpe (length ratio); ldpe and lrpe require a desired length in translation",
+    text = (
+        "Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length difference), "
+        "lrpe (length ratio); ldpe and lrpe require a desired length in translation"
     )
+    add = parser.add_argument_group("Length control").add_argument
+    add(f"--{OPTION}", f"-{OPTION}", nargs="+", choices=sorted(ANGLES), default=None, help=text)
 
 
 def add_translation_options(parser: Any) -> None:
     """Add the translation options to OpenNMT-py's parser."""
-    group = parser.add_argument_group("Length control")
-    group.add_argument(
-        "--desired_length",
-        "-desired_length",
-        type=_length,
-        default=None,
-        metavar="N",
-        help="Desired number of tokens per translation, for models with length control",
-    )
-    group.add_argument(
-        "--desired_lengths",
-        "-desired_lengths",
-        default=None,
-        metavar="FILE",
-        help="File with the desired length of each line of the source",
-    )
+    add = parser.add_argument_group("Length control").add_argument
+    text = "Desired number of tokens per translation, for models with length control"
+    add("--desired_length", "-desired_length", type=_length, default=None, metavar="N", help=text)
+    text = "File with the desired length of each line of the source"
+    add("--desired_lengths", "-desired_lengths", default=None, metavar="FILE", help=text)
 
 
 def _length(text: str) -> int:
@@ -178,17 +152,13 @@ def check_positions(opt: Namespace) -> None:
         return
     if opt.decoder_type != "transformer" or getattr(opt, "model_task", "seq2seq") != "seq2seq":
         raise UserError(
-            f"{shown}: needs a Transformer decoder, not decoder_type: {opt.decoder_type}; "
-            "set decoder_type: transformer and model_task: seq2seq"
+            f"{shown}: needs decoder_type: transformer, not {opt.decoder_type}, of a seq2seq model"
         )
     if getattr(opt, "truncated_decoder", 0) > 0:
         raise UserError(f"{shown}: needs whole targets; remove truncated_decoder")
     for name in ("train_metrics", "valid_metrics"):
         if getattr(opt, name, None):
-            raise UserError(
-                f"{name}: translates without a desired length, which {OPTION} requires; remove it and score "
-                "the output of onmt_translate"
-            )
+            raise UserError(f"{name}: translates without desired lengths, which {OPTION} requires; remove it")
 
 
 def check_same_positions(opt: Namespace, saved: Namespace) -> None:
@@ -202,12 +172,7 @@ def check_same_positions(opt: Namespace, saved: Namespace) -> None:
 
 
 def insert_positions(model: Any, opt: Namespace) -> None:
-    """Replace the decoder's sinusoids by length-controlled positions if the options say so.
-
-    Raises:
-        UserError: see `check_positions`.
-    """
-    check_positions(opt)
+    """Replace the decoder's sinusoids by length-controlled positions if the options say so."""
     if has_length_control(opt):
         own = model.decoder.embeddings.make_embedding
         own.pe = LengthControlledPositions(own.pe.dim, getattr(opt, OPTION), opt.position_encoding_type)
@@ -226,16 +191,7 @@ def set_target_lengths(model: Any, target: Tensor) -> None:
 
 
 def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
-    """Return the desired lengths: one for all lines, one per line, or ``None``.
-
-    Args:
-        opt: options of ``onmt_translate``.
-        lines: number of lines of the source.
-
-    Raises:
-        UserError: both options are set, the file is missing or has the wrong number of lines, or a line is
-            not a length.
-    """
+    """Return the desired lengths of a number of lines: one for all, one per line, or ``None``."""
     path = opt.desired_lengths
     if path is None:
         return opt.desired_length  # type: ignore[no-any-return]
@@ -256,16 +212,7 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
 
 
 def prepare_translator(translator: Any, opt: Namespace) -> None:
-    """Set the desired lengths of a translator.
-
-    Args:
-        translator: gets the attribute ``desired``: one length for all lines, or one per line.
-        opt: options of ``onmt_translate``, with ``desired_lengths`` read into a list, or of ``onmt_server``.
-
-    Raises:
-        UserError: the model has no length control, a required length is missing, or ``max_length`` is too
-            small.
-    """
+    """Set the attribute ``desired`` of a translator: one length for all lines, or one per line."""
     desired = opt.desired_length if opt.desired_lengths is None else opt.desired_lengths
     name = "desired_length" if opt.desired_lengths is None else "desired_lengths"
     if isinstance(desired, str):
@@ -273,24 +220,15 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
     controlled = bool(positions_of(translator.model))
     if desired is None:
         if controlled:
-            raise UserError(
-                "desired_length: is not set, but this model has length control; set it, or desired_lengths"
-            )
+            raise UserError("desired_length: is not set, but this model needs it; set it, or desired_lengths")
         return
     if not controlled:
-        raise UserError(
-            f"{name}: has no effect because this model was trained without length control; remove it, or "
-            f"train with {OPTION}: [pe, lrpe]"
-        )
+        raise UserError(f"{name}: has no effect on a model without {OPTION}: [pe, lrpe]; remove it")
     longest = desired if isinstance(desired, int) else max(desired)
     if opt.max_length <= longest:
         raise UserError(
-            f"max_length: {opt.max_length} ends the search before the {name} of {longest}; "
-            f"set max_length: {longest + 1} or more"
+            f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1} or more"
         )
-    import onmt.opts
-    from onmt.utils.parse import ArgumentParser
-
     defaults = ArgumentParser()
     onmt.opts.translate_opts(defaults)
     if translator.max_length_ratio not in (0, float(defaults.get_default("max_length_ratio"))):
@@ -302,11 +240,7 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
 
 
 def set_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
-    """Set the desired lengths of a batch before it is translated.
-
-    Raises:
-        UserError: lengths are per line, but the batch is a part of a line.
-    """
+    """Set the desired lengths of a batch before it is translated."""
     found = positions_of(translator.model)
     if not found:
         return

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,7 @@ WORD_CATEGORIES = "LMN"
 
 
 class Stemmer:
-    """Porter's algorithm (1980), after a list of irregular forms.
-
-    Args:
-        exceptions: base forms by irregular form, see `read_exceptions`.
-    """
+    """Porter's algorithm (1980), after a list of irregular forms, see `read_exceptions`."""
 
     def __init__(self, exceptions: Mapping[str, str]) -> None:
         self.exceptions = exceptions
@@ -70,13 +67,7 @@ def tokenize(text: str, kind: str, stemmer: Stemmer | None = None) -> list[str]:
 
 
 def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
-    """Read base forms by irregular form from WordNet's ``.exc`` files; the last line of a form counts.
-
-    ROUGE-1.5.5 includes them in ``data/WordNet-2.0-Exceptions``.
-
-    Raises:
-        UserError: a file is missing or not UTF-8, or a line is not an irregular form and its base.
-    """
+    """Read base forms by irregular form from WordNet's ``.exc`` files, which ROUGE-1.5.5 includes."""
     exceptions = {}
     for path in paths:
         for number, line in enumerate(read_texts(path), 1):
@@ -88,11 +79,7 @@ def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def read_texts(path: Path) -> list[str]:
-    """Read one text per line, without leading and trailing whitespace.
-
-    Raises:
-        UserError: the file is missing or not UTF-8.
-    """
+    """Read one text per line, without leading and trailing whitespace."""
     try:
         lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
@@ -130,23 +117,15 @@ class Settings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UserError: a setting is invalid.
-        """
-        if self.measure not in MEASURES:
-            raise UserError(f"measure is {self.measure!r}; it must be one of {', '.join(MEASURES)}")
-        if self.tokens not in TOKENS:
-            raise UserError(f"tokens is {self.tokens!r}; it must be one of {', '.join(TOKENS)}")
+        for name, choices in (("measure", MEASURES), ("tokens", TOKENS)):
+            if getattr(self, name) not in choices:
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
         if self.cut_bytes is not None and self.cut_bytes < 1:
             raise UserError(f"bytes is {self.cut_bytes}; it must be at least 1")
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; it must be at least 0")
         if self.stemming and self.tokens != "ascii":
-            raise UserError(
-                f"stemming supports tokens: ascii only, not {self.tokens}; disable it with --no_stem"
-            )
+            raise UserError(f"stemming supports tokens: ascii only, not {self.tokens}; add --no_stem")
 
 
 PRESETS = {"duc2004": Settings("recall", cut_bytes=75), "f1": Settings()}
@@ -212,14 +191,6 @@ class Report:
         return {"signature": self.signature, **asdict(self), "confidence": CONFIDENCE}
 
 
-class _Tokenized:
-    """The identity tokenizer, for rouge-score."""
-
-    def tokenize(self, tokens: list[str]) -> list[str]:
-        """Return the tokens unchanged."""
-        return tokens
-
-
 def score_texts(
     candidates: Sequence[str],
     references: Sequence[Sequence[str]],
@@ -235,13 +206,20 @@ def score_texts(
         references: lists of references, one per candidate.
         settings: one of `PRESETS`, or others.
         exceptions: irregular forms for the stemmer.
-
-    Raises:
-        UserError: there are no candidates, the lengths differ, or a text has no reference.
     """
-    grouped = _group(candidates, references)
+    if not candidates or not references:
+        raise UserError(f"nothing to score: there are no {'references' if candidates else 'candidates'}")
+    for number, stream in enumerate(references, 1):
+        if len(stream) != len(candidates):
+            raise UserError(
+                f"{len(candidates)} candidates, but {len(stream)} lines in file {number} of the references; "
+                "each must have one line per text"
+            )
+    grouped = [[each for each in of_text if each] for of_text in zip(*references)]
+    if [] in grouped:
+        raise UserError(f"line {grouped.index([]) + 1} is empty in all reference files; add a reference")
     stemmer = Stemmer(exceptions or {}) if settings.stemming else None
-    scorer = RougeScorer(list(METRICS), tokenizer=_Tokenized())
+    scorer = RougeScorer(list(METRICS), tokenizer=SimpleNamespace(tokenize=list))  # of lists of tokens
     measured = []
     for candidate, its_references in tqdm(zip(candidates, grouped), total=len(grouped), disable=None):
         text = candidate if settings.cut_bytes is None else cut(candidate, settings.cut_bytes)
@@ -251,44 +229,23 @@ def score_texts(
     return Report(settings, len(grouped), max(map(len, grouped)), len(exceptions or {}), scores)
 
 
-def _group(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str]]:
-    if not candidates:
-        raise UserError("nothing to score: there are no candidates")
-    if not references:
-        raise UserError("nothing to score against: there are no references")
-    for number, stream in enumerate(references, 1):
-        if len(stream) != len(candidates):
-            raise UserError(
-                f"{len(candidates)} candidates, but {len(stream)} lines in file {number} of the references; "
-                "each must have one line per text"
-            )
-    grouped = [[each for each in of_text if each] for of_text in zip(*references)]
-    for number, of_text in enumerate(grouped, 1):
-        if not of_text:
-            raise UserError(
-                f"line {number} is empty in all reference files; each text needs at least one reference"
-            )
-    return grouped
-
-
 def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[str]]) -> NDArray[np.float64]:
     """Return precision, recall and F1 of one text, ``(metrics, measures)``, summed over references."""
     rows = []
     pairs = [(reference, scorer.score(reference, candidate)) for reference in references]
     for metric, width in METRICS.items():
-        wanted = [_units(reference, width) for reference in references]
+        wanted = sum(_units(reference, width) for reference in references)
         given = _units(candidate, width) * len(references)
         # rouge-score returns ratios; recall times the reference's units is the number of matches.
         matches = sum(round(found[metric].recall * _units(reference, width)) for reference, found in pairs)
         precision = matches / given if given else 0.0
-        recall = matches / sum(wanted) if sum(wanted) else 0.0
+        recall = matches / wanted if wanted else 0.0
         f1 = 2 * precision * recall / (precision + recall) if matches else 0.0
         rows.append((precision, recall, f1))
     return np.array(rows)
 
 
 def _units(tokens: list[str], width: int) -> int:
-    """Return the number of n-grams of `width` tokens."""
     return max(0, len(tokens) - width + 1)
 
 
@@ -310,49 +267,20 @@ def make_parser() -> Parser:
     """Create the parser; options that override the preset have no attribute unless they are given."""
     parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line")
     add = parser.add_argument
-    add(
-        "--candidates",
-        "-candidates",
-        type=PathOption.FILE,
-        required=True,
-        metavar="FILE",
-        help="texts to score",
-    )
-    add(
-        "--references",
-        "-references",
-        type=PathOption.FILE,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="files with one reference per text; empty lines are ignored if a text has another reference",
-    )
-    add(
-        "--preset",
-        "-preset",
-        choices=PRESETS,
-        default="f1",
-        help="f1; or duc2004: recall of the first 75 bytes (default: %(default)s)",
-    )
-    add(
-        "--exceptions",
-        "-exceptions",
-        type=PathOption.FILE,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="WordNet's lists of irregular forms (*.exc), which ROUGE-1.5.5 uses for stemming",
-    )
+    file: dict[str, Any] = {"type": PathOption.FILE, "metavar": "FILE"}
+    add("--candidates", "-candidates", required=True, help="texts to score", **file)
+    text = "one reference per text; empty lines are ignored if a text has another reference"
+    add("--references", "-references", nargs="+", required=True, help=text, **file)
+    text = "f1; or duc2004: recall of the first 75 bytes (default: %(default)s)"
+    add("--preset", "-preset", choices=PRESETS, default="f1", help=text)
+    text = "WordNet's lists of irregular forms (*.exc), which ROUGE-1.5.5 uses for stemming"
+    add("--exceptions", "-exceptions", nargs="+", default=[], help=text, **file)
     add("--json", "-json", action="store_true", help="print all measures and settings as JSON")
     preset = parser.add_argument_group("overrides of the preset", argument_default=argparse.SUPPRESS)
     add = preset.add_argument
     add("--bytes", "-bytes", dest="cut_bytes", type=int, metavar="N", help="truncate candidates to N bytes")
-    add(
-        "--tokens",
-        "-tokens",
-        choices=TOKENS,
-        help="ascii (as ROUGE-1.5.5), or unicode or characters for other languages",
-    )
+    text = "ascii (as ROUGE-1.5.5), or unicode or characters for other languages"
+    add("--tokens", "-tokens", choices=TOKENS, help=text)
     add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="do not stem")
     add("--seed", "-seed", type=int, metavar="N", help="seed of the bootstrap")
     return parser

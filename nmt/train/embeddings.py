@@ -64,11 +64,7 @@ REQUESTED = "embeddings_before_fit"
 
 
 def parse_distillation(value: Any) -> Distillation | None:
-    """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults.
-
-    Raises:
-        UserError: a key or value is invalid, the teacher is missing, or keys contradict each other.
-    """
+    """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults."""
     given = parse_mapping(OPTION, value, EXAMPLE)
     return None if given is None else parse_given(given)
 
@@ -109,15 +105,7 @@ def _check_words(
 
 
 def resume_distillation(opt: Namespace, saved: Namespace) -> None:
-    """Resume the distillation of a checkpoint; only the path of the teacher may change.
-
-    Args:
-        opt: options of this run.
-        saved: options of the checkpoint; its path of the teacher is replaced.
-
-    Raises:
-        UserError: the option differs from that of the checkpoint.
-    """
+    """Resume the distillation of a checkpoint; only the path of the teacher may change, in `saved`, too."""
     asked, found = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
     if asked is None:
         return
@@ -138,15 +126,7 @@ def requested_options(saved: Namespace) -> Namespace:
 
 
 def parse_quantization(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
-    """Parse and check the option ``embedding_quantization``.
-
-    Args:
-        value: a mapping, YAML text, or ``None``.
-        plan: the embeddings of the model.
-
-    Raises:
-        UserError: it is not a mapping, a key or value is invalid, or an embedding's method is not standard.
-    """
+    """Parse and check the option ``embedding_quantization``, a mapping or YAML text."""
     given = parse_mapping(QUANTIZATION, value, straight_through.EXAMPLE)
     if given is None:
         return None
@@ -182,25 +162,21 @@ class Teacher:
     output_bias: Tensor | None
 
 
+@torch.no_grad()
 def read_teacher(path: str) -> Teacher:
-    """Read a trained model on the CPU.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read a trained model on the CPU."""
     try:
         model, *_, checkpoint = build_from_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    parts: dict[str, Any] = {side: words_module(model, side) for side in ("source", "target", "output")}
-    parts = {side: part for side, part in parts.items() if part is not None}
-    with torch.no_grad():
-        tables = {
-            side: (part.table() if isinstance(part, se.SharedEmbedding) else part.weight).detach().clone()
-            for side, part in parts.items()
-        }
+    sides: dict[str, Any] = {side: words_module(model, side) for side in ("source", "target", "output")}
+    parts = {side: part for side, part in sides.items() if part is not None}
+    tables = {
+        side: (part.table() if isinstance(part, SharedEmbedding) else part.weight).detach().clone()
+        for side, part in parts.items()
+    }
     scoring, bias = parts["output"], output_bias(model)
-    if bias is not None and isinstance(scoring, se.SharedEmbedding) and not scoring.has_linear_scores:
+    if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
         bias = None
     names = _names_of(model, list(parts.values()))
     return Teacher(path, model, checkpoint["vocab"], tables, names, None if bias is None else bias.detach())
@@ -223,10 +199,6 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
 
     Returns:
         What the student learns from the teacher.
-
-    Raises:
-        UserError: the teacher cannot be read, its vocabulary, network or width differs, or soft targets do
-            not work with other options.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
@@ -252,7 +224,13 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
                 f"model {wanted}; use the teacher's word_vec_size and vocabulary"
             )
     if is_new and distillation.network_start == "teacher":
-        _copy_network(model, teacher)
+        embeddings = _names_of(model, list(shared_embeddings_of(model)))
+        state = {name: t for name, t in model.state_dict().items() if not is_position_encoding(name)}
+        own = {name: tensor for name, tensor in state.items() if name not in embeddings}
+        state = {name: t for name, t in teacher.model.state_dict().items() if not is_position_encoding(name)}
+        theirs = {name: t for name, t in state.items() if name in own or name not in teacher.table_tensors}
+        remedy = "set the options of the network to the teacher's, or network_start: random"
+        copy_network(own, theirs, teacher.path, remedy)
     if is_new and distillation.embedding_start == "fit":
         _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
         freeze(model, shared_embeddings_of(model), distillation.freeze)
@@ -262,22 +240,6 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
         pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
         reconstruction = Reconstruction(pairs, distillation.alpha)
     return TeacherLosses(reconstruction, SoftTargets.of(teacher.model, distillation.soft_targets, device))
-
-
-def _copy_network(model: nn.Module, teacher: Teacher) -> None:
-    embeddings = _names_of(model, list(shared_embeddings_of(model)))
-    own = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if name not in embeddings and not is_position_encoding(name)
-    }
-    found = {
-        name: tensor
-        for name, tensor in teacher.model.state_dict().items()
-        if name in own or not (name in teacher.table_tensors or is_position_encoding(name))
-    }
-    remedy = "set the options of the network to the teacher's, or network_start: random"
-    copy_network(own, found, teacher.path, remedy)
 
 
 def _fit_embeddings(
@@ -293,8 +255,7 @@ def _fit_embeddings(
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     fitted = {}
     for side, settings in plan.sides().items():
-        words = words_of(vocabs, side)
-        is_scored = plan.is_scored(side)
+        words, is_scored = words_of(vocabs, side), plan.is_scored(side)
         if is_scored and teacher.output_bias is not None:
             settings = {"output_bias": True, **settings}
         embedding, report = se.fit(
@@ -332,12 +293,7 @@ class DistillationLoss:
     """OpenNMT-py's loss of a batch, with soft targets, plus the reconstruction loss (Eq. 6).
 
     The trainer divides the sum over a batch by the number of target words. The reconstruction loss is
-    therefore multiplied by this number.
-
-    Args:
-        loss: OpenNMT-py's loss.
-        teacher_losses: losses against the teacher.
-        generator: the student's output layer.
+    therefore multiplied by this number. `generator` is the student's output layer.
     """
 
     def __init__(self, loss: Any, teacher_losses: TeacherLosses, generator: nn.Module) -> None:
@@ -348,7 +304,6 @@ class DistillationLoss:
         self.batches = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the trainer needs of OpenNMT-py's loss."""
         return getattr(self.loss, name)
 
     def __call__(self, *batch: Any, **options: Any) -> tuple[Tensor, Any]:

@@ -68,23 +68,15 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
             left = (self.total_steps - step) * (time.time() - self.start_time) / done
             self.log(f"{step / self.total_steps:.0%} done, about {tqdm.format_interval(left)} left")
         if self.reconstruction is not None:
-            self._report_reconstruction(step, self.reconstruction())
+            loss = self.reconstruction()
+            self.log(f"reconstruction loss: {loss:.5f}")
+            if self.tensorboard_writer is not None:
+                self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
         return result
-
-    def _report_reconstruction(self, step: int, loss: float) -> None:
-        self.log(f"reconstruction loss: {loss:.5f}")
-        if self.tensorboard_writer is not None:
-            self.tensorboard_writer.add_scalar("progress/reconstruction", loss, step)
 
 
 def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
-    """Check that a model can still be trained.
-
-    Args:
-        model: the model, which is equal on all ranks.
-        step: number of training steps.
-        loss: mean loss of the last steps.
-    """
+    """Check that a model, which is equal on all ranks, can still be trained after a step with a mean loss."""
     if not math.isfinite(loss):
         what = f"the loss is {loss}"
     elif any(not bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
@@ -119,9 +111,7 @@ class Stopping:
         """Return the batches of the next step, or None when training stops; every rank calls this.
 
         A signal interrupts the wait for batches. Batches of a step that is not made do not count as read.
-
-        Raises:
-            Interrupted: there was a signal before the first step; there is nothing to save.
+        Before the first step, there is nothing to save: the signal raises `Interrupted`.
         """
         taken = None
         try:
@@ -140,13 +130,9 @@ class Stopping:
         """Return whether any rank wants to stop; every rank calls this at the same time."""
         asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
         if torch.distributed.is_initialized():
-            votes = torch.tensor([asked, int(ends)], device=_device_of_group())
+            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+            votes = torch.tensor([asked, int(ends)], device=device)
             torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
             asked, ends = int(votes[0]), bool(votes[1])
         self.signal = asked
         return bool(asked or ends)
-
-
-def _device_of_group() -> torch.device:
-    """Return the device of tensors that ranks exchange."""
-    return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")

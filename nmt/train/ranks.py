@@ -111,15 +111,7 @@ class RankAgent(LocalElasticAgent):
 
 
 def train(opt: Namespace, run: dict[str, Any], lock: int | None, explain: Explain) -> None:
-    """Train in this process, or in one process per rank of this machine.
-
-    Args:
-        opt, run, explain: see `be_rank`.
-        lock: file descriptor of the lock of the run.
-
-    Raises:
-        Interrupted, UserError, RuntimeError: see `train_ranks` and `nmt.train.training.train`.
-    """
+    """Train in this process, or in one process per rank of this machine; see `be_rank` and `train_ranks`."""
     ArgumentParser.validate_train_opts(opt)
     ArgumentParser.update_model_opts(opt)
     ArgumentParser.validate_model_opts(opt)
@@ -135,12 +127,8 @@ def train_ranks(opt: Namespace, run: dict[str, Any], lock: int | None, explain: 
 
     The agent passes signals on to the ranks, which save and stop, and ends the others when a rank fails.
 
-    Args:
-        opt, run, lock, explain: see `train`.
-
     Raises:
         Interrupted: a signal stopped training; the ranks have saved the last step.
-        UserError: a rank was killed or failed with a user error.
         RuntimeError: a rank failed with an internal error; has its traceback.
     """
     place = RendezvousParameters("c10d", "localhost:0", f"onmt_train-{os.getpid()}", 1, 1)

@@ -33,12 +33,7 @@ _STOPPED = 2  # status of OpenNMT-py's early stopping
 
 
 def settings_of(opt: Namespace, corpora: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a training as plain values, with checksums of files.
-
-    Args:
-        opt: validated options.
-        corpora: the option ``data``.
-    """
+    """Return all options of a training and its corpora as plain values, with checksums of files."""
     given = {name: value for name, value in vars(opt).items() if not name.startswith("_")}
     settings = dict(_plain({**given, "data": corpora}))
     if isinstance(settings.get(OPTION), dict):
@@ -59,9 +54,6 @@ def locked_run(opt: Namespace) -> Iterator[int | None]:
     """Hold the lock of a run, and remove temporary files of killed processes.
 
     Yields the descriptor of the lock on the machine with the first rank, and None on others.
-
-    Raises:
-        BlockingIOError: another process uses the run.
     """
     if not leads(opt):
         yield None
@@ -81,29 +73,18 @@ def leads(opt: Namespace) -> bool:
 
 
 class Start(NamedTuple):
-    """The start of a training.
-
-    Attributes:
-        record: record of the run, which its checkpoints store.
-        resumes: whether it resumes an existing run.
-    """
+    """The start of a training: the record of the run for its checkpoints, and whether it existed before."""
 
     record: dict[str, Any]
     resumes: bool
 
 
 def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
-    """Begin a run, or resume an existing one by setting ``train_from``.
-
-    Args:
-        opt: options, including ``resume``.
-        settings: the result of `settings_of`.
-
-    Raises:
-        UserError: there is a run that must not be resumed, or one with other settings.
-    """
+    """Begin a run with the settings of `settings_of`, or resume an existing one by setting ``train_from``."""
     begins = Start({"settings": settings}, resumes=False)
-    if _is_own_step(opt):  # an explicit step of this run
+    own, given = Path(opt.save_model), Path(opt.train_from or "")
+    is_own = re.fullmatch(rf"{re.escape(own.name)}_step_\d+\.pt", given.name)
+    if is_own and given.parent.resolve() == own.parent.resolve():  # an explicit step of this run
         before = peek(opt.train_from).get("run")
         if before is not None:
             settings["train_from"] = before["settings"]["train_from"]
@@ -111,12 +92,10 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
     found = step_files(opt.save_model)
     if opt.resume != "overwrite":  # weights without a .pt are of a process that was killed while it saved
         found = {step: files for step, files in found.items() if any(path.suffix == ".pt" for path in files)}
-    if not found or (opt.resume == "overwrite" and not leads(opt)):
-        return begins
     if opt.resume == "overwrite":
-        for files in found.values():
-            for file in files:
-                remove(file)
+        for file in sum(found.values(), []) if leads(opt) else ():
+            remove(file)
+    if not found or opt.resume == "overwrite":
         return begins
     if opt.resume == "never":
         raise UserError(
@@ -146,21 +125,11 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     changed = differences(before["settings"], settings)
     if changed:
         raise UserError(
-            f"save_model: {path} belongs to a run with other settings ({'; '.join(changed)}); "
-            "restore them to "
-            "resume it, set resume: overwrite to remove it, or choose another save_model"
+            f"save_model: {path} belongs to a run with other settings ({'; '.join(changed)}); restore them "
+            "to resume it, set resume: overwrite to remove it, or choose another save_model"
         )
     opt.train_from, opt.reset_optim, opt.update_vocab, opt.override_opts = path, "none", False, False
     settings["train_from"] = before["settings"]["train_from"]
-
-
-def _is_own_step(opt: Namespace) -> bool:
-    """Return whether ``train_from`` is a checkpoint of this run."""
-    if not opt.train_from:
-        return False
-    own, given = Path(opt.save_model), Path(opt.train_from)
-    is_own = re.fullmatch(rf"{re.escape(own.name)}_step_\d+\.pt", given.name)
-    return is_own is not None and given.parent.resolve() == own.parent.resolve()
 
 
 def step_files(save_model: str) -> dict[int, list[Path]]:
@@ -175,12 +144,7 @@ def step_files(save_model: str) -> dict[int, list[Path]]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe changed settings that a resumed run must not change.
-
-    Args:
-        before: settings of the run; options missing there are not compared.
-        now: settings of the command.
-    """
+    """Describe changed settings that a resumed run must not change; new options are not compared."""
     names = sorted((before.keys() & now.keys()) - FREE_TO_CHANGE)
     changes = [line for name in names for line in _difference(name, before[name], now[name])]
     if now["train_from"]:  # otherwise the run's own start does not matter

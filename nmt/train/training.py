@@ -52,14 +52,11 @@ def keep_freed_memory() -> None:
 
 
 def run_process(opt: Namespace, device_id: int, record: dict[str, Any] | None = None) -> None:
-    """Apply the patches, train, and leave the process group; see `train`.
-
-    Otherwise torch may abort at exit if other processes have already ended.
-    """
+    """Apply the patches, train, and leave the process group; see `train`."""
     apply_patches()
     train(opt, device_id, record)
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        torch.distributed.destroy_process_group()  # else torch may abort if other processes have ended
 
 
 def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None:
@@ -71,8 +68,6 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         record: record of the run for checkpoints, see `nmt.train.runs.begin`.
 
     Raises:
-        UserError: the checkpoint to resume from does not match the options, training diverged, or a
-            checkpoint cannot be written.
         Interrupted: a signal stopped training; the last step is saved.
     """
     if opt.wandb is not None:
@@ -95,11 +90,9 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     with checkpoint_errors(opt.train_from):
         optim = _build_optimizer(opt, model, checkpoint)
     first_step = optim.training_step - 1
-    _check_same_start(opt, first_step)
+    check_same_start(opt, first_step)
     if not opt.single_pass and 0 < opt.train_steps <= first_step:
-        logger.info(
-            f"The checkpoint has {first_step} steps and train_steps is {opt.train_steps}: nothing to do"
-        )
+        logger.info(f"The checkpoint has {first_step} steps, train_steps is {opt.train_steps}: nothing to do")
         return
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     saver.run = record
@@ -134,9 +127,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
 def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | None) -> Any:
     if checkpoint is not None and checkpoint.get("optim") is None:
         # Compressed, averaged and released models have none.
-        logger.info(
-            "The checkpoint has no optimizer state: creating a new optimizer with the options of this run"
-        )
+        logger.info("The checkpoint has no optimizer state: starting one with the options of this run")
         checkpoint.pop("optim", None)
     optim = Optimizer.from_opt(model, opt, checkpoint=checkpoint)
     for part in getattr(optim._optimizer, "optimizers", [optim._optimizer]):
@@ -144,7 +135,7 @@ def _build_optimizer(opt: Namespace, model: Any, checkpoint: dict[str, Any] | No
     return optim
 
 
-def _check_same_start(opt: Namespace, first_step: int) -> None:
+def check_same_start(opt: Namespace, first_step: int) -> None:
     """Check that all ranks start at the same step."""
     steps = _gather(first_step)
     if len(set(steps)) > 1:
@@ -209,13 +200,7 @@ def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) ->
 
 
 def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
-    """Set the dropout of a resumed model to that of its schedule; OpenNMT-py only does it at the step itself.
-
-    Args:
-        model: model with the initial dropout.
-        opt: options with `dropout`, `attention_dropout` and `dropout_steps`.
-        step: number of steps.
-    """
+    """Set the dropout of a resumed model to its schedule; OpenNMT-py only does it at the step itself."""
     reached = [place for place, start in enumerate(opt.dropout_steps) if start <= step]
     if reached and reached[-1] > 0:
         model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
@@ -227,9 +212,8 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
     asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
     if asked and not (wanted and found and wanted.fits(found)):
         raise UserError(
-            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the "
-            "checkpoint was trained "
-            f"with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
+            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the checkpoint was "
+            f"trained with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
         )
 
 
@@ -275,10 +259,6 @@ def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
     """Return the part of the training data that this process reads, and the number of parts.
 
     OpenNMT-py only counts the processes of one machine, so that all machines would read the same examples.
-
-    Args:
-        opt: validated options.
-        device_id: index of the process on this machine; -1 for a single process on a CPU.
     """
     if opt.parallel_mode != "data_parallel" or device_id < 0:
         return 0, 1
@@ -297,20 +277,19 @@ def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str,
     """Return the state of each process for exact resumption, except weights and optimizer."""
     name, keys, *rest = np.random.get_state()
     stopper = trainer.earlystopper
+    stopping = stopper and {
+        "stalled": stopper.stalled_tolerance,
+        "current": stopper.current_tolerance,
+        "status": stopper.status.value,
+        "best_step": stopper.current_step_best,
+        "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
+    }
     state = {
         "data": batches.state(),
         "random": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
-        "early_stopping": None
-        if stopper is None
-        else {
-            "stalled": stopper.stalled_tolerance,
-            "current": stopper.current_tolerance,
-            "status": stopper.status.value,
-            "best_step": stopper.current_step_best,
-            "best": {scorer.name: float(scorer.best_score) for scorer in stopper.early_stopping_scorers},
-        },
+        "early_stopping": stopping,
     }
     return _gather(state)
 

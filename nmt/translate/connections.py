@@ -7,6 +7,7 @@ the one that has waited longest for its client.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import resource
@@ -55,7 +56,6 @@ class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
     """Response to malformed or oversized HTTP requests."""
 
     def execute(self) -> None:
-        """Write the response."""
         error = self.request.error
         body = f'{{"error": "{error.reason}", "status": "error"}}\n'.encode()
         self.status = f"{error.code} {error.reason}"
@@ -89,10 +89,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return int(super().write_soon(data))
 
     def waiting_since(self) -> float | None:
-        """Return since when the client has to act; None while its request is being answered.
-
-        It has to send a request, the rest of one, or to read an answer.
-        """
+        """Return since when the client has to send or read something; None while it is being answered."""
         return None if self.requests and not self.total_outbufs_len else self.since
 
     def allowed_seconds(self, limits: ConnectionLimits) -> float:
@@ -177,7 +174,7 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
                 channel.close_waiting()
 
     def accept(self) -> tuple[socket.socket, Any] | None:
-        """Accept a connection; if there are too many, close another one for it, or refuse it."""
+        """Accept a connection; if there are too many, close the one that waited longest, or refuse it."""
         accepted = super().accept()
         if accepted is None:
             return None
@@ -185,10 +182,14 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         limits = self.limits
         for sender, most in ((address[0], limits.connections_by_address), (None, limits.connections)):
             rivals = [one for one in self.active_channels.values() if sender in (None, one.addr[0])]
-            if len(rivals) >= most and not _close_longest_waiting(rivals):
+            if len(rivals) < most:
+                continue
+            waiting = [(since, one) for one in rivals if (since := one.waiting_since()) is not None]
+            if not waiting:
                 _send_error(connection, 503, "Too Many Connections")
                 connection.close()
                 return None
+            min(waiting, key=lambda pair: pair[0])[1].close_waiting()
         return connection, address
 
     def add_task(self, task: _Channel) -> None:
@@ -198,32 +199,17 @@ class Server(TcpWSGIServer):  # type: ignore[misc]
         (self.task_dispatcher if is_long else self.short_tasks).add_task(task)
 
 
-def _close_longest_waiting(channels: list[_Channel]) -> bool:
-    """Close the connection that has waited longest for its client; returns whether there was one."""
-    waiting = [(since, channel) for channel in channels if (since := channel.waiting_since()) is not None]
-    if not waiting:
-        return False
-    min(waiting, key=lambda pair: pair[0])[1].close_waiting()
-    return True
-
-
 def _send_error(connection: socket.socket, status: int, reason: str) -> None:
     """Send an error to a client, if it accepts the bytes at once."""
     body = f'{{"error": "{reason}", "status": "error"}}\n'
     head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    try:
+    with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(f"{head}Connection: close\r\n\r\n{body}".encode())
-    except OSError:
-        pass
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise the limit of open files of this process to what a number of connections needs.
-
-    Raises:
-        UserError: the system does not allow so many.
-    """
+    """Raise the limit of open files of this process to what a number of connections needs."""
     needed = FILES_OF_CONNECTION * connections + FILES_OF_PROCESS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -237,11 +223,7 @@ def allow_open_files(connections: int) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        UserError: the address is invalid or in use.
-    """
+    """Return a socket that listens at an address."""
     if not 0 <= port < 2**16:
         raise UserError(f"port: {port} is out of range; expected 1 to {2**16 - 1}, or 0 for any free port")
     try:

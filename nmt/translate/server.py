@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flask import Flask, Response, jsonify, request
 from onmt.utils.logging import logger
@@ -32,12 +31,7 @@ EXAMPLE = '[{"id": 1, "src": "a text"}]'
 
 
 class RequestError(UserError):
-    """An invalid request.
-
-    Args:
-        message: message to the client.
-        status: status code of the response.
-    """
+    """An invalid request; the client gets the message and a status code."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -46,13 +40,7 @@ class RequestError(UserError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request.
-
-    Attributes:
-        size: bytes of the body.
-        texts: number of texts.
-        characters: characters per text.
-    """
+    """Limits of a request: bytes of its body, texts, and characters per text."""
 
     size: int = 1 << 20
     texts: int = 256
@@ -92,28 +80,25 @@ def make_app(
         model, texts = read_request(_body(limits.size), models, limits)
         return jsonify(model.translate(texts, limits.characters))
 
+    def refuse(rest: str) -> Response:
+        raise RequestError("clients cannot manage models", 403)
+
     for name in CLOSED:
-        app.add_url_rule(f"{root}/{name}/<path:rest>", name, _closed, methods=["GET", "POST"])
-    app.register_error_handler(Exception, _answer_to)
+        app.add_url_rule(f"{root}/{name}/<path:rest>", name, refuse, methods=["GET", "POST"])
+
+    @app.errorhandler(Exception)
+    def answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
+        if isinstance(error, RequestError):
+            status, message = error.status, str(error)
+        elif isinstance(error, HTTPException) and error.code is not None:
+            status, message = error.code, error.description or error.name
+        else:
+            logger.error("a request failed", exc_info=error)
+            status, message = 500, "the translation failed; see the log of the server"
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        return jsonify(status="error", error=message), status, headers
+
     return app
-
-
-def _closed(rest: str) -> Response:
-    """Raise `RequestError`: clients cannot manage models."""
-    raise RequestError("clients cannot manage models", 403)
-
-
-def _answer_to(error: Exception) -> tuple[Response, int, dict[str, str]]:
-    """Return the response to a failed request; internal errors are logged."""
-    if isinstance(error, RequestError):
-        status, message = error.status, str(error)
-    elif isinstance(error, HTTPException) and error.code is not None:
-        status, message = error.code, error.description or error.name
-    else:
-        logger.error("a request failed", exc_info=error)
-        status, message = 500, "the translation failed; see the log of the server"
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return jsonify(status="error", error=message), status, headers
 
 
 def _body(size: int) -> str:
@@ -131,16 +116,7 @@ def _body(size: int) -> str:
 
 
 def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tuple[Model, list[Text]]:
-    """Return the model and the texts of a request.
-
-    Args:
-        body: JSON.
-        models: models by id.
-        limits: limits of requests.
-
-    Raises:
-        RequestError: the request is invalid.
-    """
+    """Return the model and the texts of a request in JSON, or raise `RequestError`."""
     try:
         items = parse_json(body, "the body")
     except UserError as error:
@@ -149,7 +125,24 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
         raise RequestError(f"the body is not a list of texts; write it like {EXAMPLE}")
     if len(items) > limits.texts:
         raise RequestError(f"there are {len(items)} texts; the limit is {limits.texts}", 413)
-    texts = [_read_text(number, item, limits.characters) for number, item in enumerate(items)]
+    texts = []
+    for number, item in enumerate(items):
+        unknown = sorted(set(item) - set(KEYS))
+        if unknown:
+            raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
+        for name in ("src", "ref"):
+            given = item.get(name)
+            if given is None and name == "ref":
+                continue
+            if not isinstance(given, str):
+                raise RequestError(f"text {number}: its {name} is not a text; write it like {EXAMPLE}")
+            if any("\ud800" <= letter <= "\udfff" for letter in given):
+                raise RequestError(f"text {number}: {name} has an unpaired surrogate")
+            if len(given) > (most := limits.characters):
+                raise RequestError(
+                    f"text {number}: {name} has {len(given)} characters; the limit is {most}", 413
+                )
+        texts.append(Text(item["src"], item.get("ref")))
     if len({text.reference is None for text in texts}) > 1:
         raise RequestError("ref: some texts have one and others do not; send separate requests")
     chosen = items[0].get("id", 0)
@@ -160,32 +153,13 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
     return models[chosen], texts
 
 
-def _read_text(number: int, item: dict[str, Any], characters: int) -> Text:
-    unknown = sorted(set(item) - set(KEYS))
-    if unknown:
-        raise RequestError(f"text {number}: unknown key {unknown[0][:80]!r}; expected {', '.join(KEYS)}")
-    if not isinstance(item.get("src"), str):
-        raise RequestError(f"text {number}: its src is not a text; write it like {EXAMPLE}")
-    reference = item.get("ref")
-    if reference is not None and not isinstance(reference, str):
-        raise RequestError(f"text {number}: its ref is not a text")
-    for name in ("src", "ref"):
-        given = item.get(name) or ""
-        if any("\ud800" <= letter <= "\udfff" for letter in given):
-            raise RequestError(f"text {number}: {name} has an unpaired surrogate")
-        length = len(given)
-        if length > characters:
-            raise RequestError(
-                f"text {number}: {name} has {length} characters; the limit is {characters}", 413
-            )
-    return Text(item["src"], reference)
-
-
-# Options that limit requests and connections, with their defaults.
+# Options that limit requests and connections, and their defaults.
 _LIMITS: dict[str, tuple[float, str]] = {
     "max_bytes": (Limits.size, "size of a request"),
     "max_texts": (Limits.texts, "texts per request"),
     "max_characters": (Limits.characters, "characters per text"),
+}
+_CONNECTION_LIMITS: dict[str, tuple[float, str]] = {
     "header_seconds": (ConnectionLimits.header_seconds, "time for the header of a request"),
     "body_seconds": (ConnectionLimits.body_seconds, "time for a whole request"),
     "answer_seconds": (ConnectionLimits.answer_seconds, "time for a client to read an answer"),
@@ -207,40 +181,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("--url_root", "-url_root", default="/translator", help="prefix of URLs")
     add("--debug", "-d", "-debug", action="store_true", help="log every request")
     add("--model_config", "-m", "-model_config", default="./available_models/conf.json", help="JSON file")
-    add(
-        "--token",
-        "-token",
-        default=os.environ.get(TOKEN_VARIABLE, ""),
-        metavar="TOKEN",
-        help=f"token that clients send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})",
-    )
-    for name, (default, text) in _LIMITS.items():
-        add(
-            f"--{name}",
-            f"-{name}",
-            type=type(default),
-            default=default,
-            help=f"{text} (default: %(default)s)",
-        )
-    add(
-        "--allow_functions",
-        "-allow_functions",
-        action="store_true",
-        help="import the Python functions of preprocess and postprocess in the configuration",
-    )
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    text = f"token that clients send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})"
+    add("--token", "-token", default=given, metavar="TOKEN", help=text)
+    for name, (default, text) in {**_LIMITS, **_CONNECTION_LIMITS}.items():
+        text += " (default: %(default)s)"
+        add(f"--{name}", f"-{name}", type=type(default), default=default, help=text)
+    text = "import the Python functions of preprocess and postprocess in the configuration"
+    add("--allow_functions", "-allow_functions", action="store_true", help=text)
     return parser
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal arrives.
-
-    Args:
-        options: options of the command line.
-
-    Raises:
-        UserError: an option or the configuration is invalid, or the address is not available.
-    """
-    for name, (default, _) in _LIMITS.items():
+    """Serve until a signal arrives; `options` are those of the command line."""
+    for name, (default, _) in {**_LIMITS, **_CONNECTION_LIMITS}.items():
         value = getattr(options, name)
         if isinstance(default, float) and not 0 < value < math.inf:
             raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
@@ -253,9 +207,8 @@ def serve(options: argparse.Namespace) -> None:
     # Bind first, because loading models takes time.
     with bind(options.ip, options.port) as listening:
         models = read_models(options.model_config, options.allow_functions)
-        limits = Limits(options.max_bytes, options.max_texts, options.max_characters)
+        limits = Limits(*(getattr(options, name) for name in _LIMITS))
         app = make_app(models, root.rstrip("/"), limits, options.token)
-        # Slightly oversized bodies reach the application, whose response states the limit.
         if options.debug:
 
             @app.after_request
@@ -263,18 +216,12 @@ def serve(options: argparse.Namespace) -> None:
                 logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
                 return response
 
-        limits_of_connections = ConnectionLimits(*(getattr(options, name) for name in list(_LIMITS)[3:]))
-        long_path = f"{root.rstrip('/')}/translate"
-        server = Server(
-            app, listening, limits_of_connections, lambda path: path == long_path, 4 * limits.size
-        )
+        of_connections = ConnectionLimits(*(getattr(options, name) for name in _CONNECTION_LIMITS))
+        path = f"{root.rstrip('/')}/translate"
+        # Slightly oversized bodies reach the application, whose response states the limit.
+        server = Server(app, listening, of_connections, lambda given: given == path, 4 * limits.size)
         host, port = listening.getsockname()[:2]
-        open_to_all = (
-            ""
-            if options.token or options.ip in ("127.0.0.1", "::1", "localhost")
-            else (f"; anyone with access can translate unless {TOKEN_VARIABLE} is set")
-        )
-        print(
-            f"onmt_server: {len(models)} models at http://{host}:{port}{root}{open_to_all}", file=sys.stderr
-        )
+        is_open = not options.token and options.ip not in ("127.0.0.1", "::1", "localhost")
+        warning = f"; anyone with access can translate unless {TOKEN_VARIABLE} is set" if is_open else ""
+        print(f"onmt_server: {len(models)} models at http://{host}:{port}{root}{warning}", file=sys.stderr)
         server.serve()

@@ -83,12 +83,7 @@ _NOT_APPLICABLE = ("config", "save_config", "src", "tgt", "output", "models", "p
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a request.
-
-    Attributes:
-        source: source text.
-        reference: target prefix or target to score, if any.
-    """
+    """A text of a request, and its target prefix or target to score, if any."""
 
     source: str
     reference: str | None = None
@@ -99,7 +94,7 @@ class Model(ServerModel):  # type: ignore[misc]
 
     Args:
         settings: options of ``onmt_translate``, and ``models``.
-        model_id: id of the model.
+        model_id: the id.
         load: load immediately instead of at the first request.
         more: arguments of OpenNMT-py's class.
     """
@@ -112,11 +107,7 @@ class Model(ServerModel):  # type: ignore[misc]
             self.stop_unload_timer()
 
     def parse_opt(self, opt: dict[str, Any]) -> Namespace:
-        """Return all options of a translation.
-
-        Raises:
-            UserError: an option is unknown or invalid.
-        """
+        """Return all options of a translation."""
         paths = [os.path.join(self.model_root, name) for name in opt["models"]]
         for path in paths:
             check_input("model", path)
@@ -150,9 +141,7 @@ class Model(ServerModel):  # type: ignore[misc]
     def translate(self, texts: Sequence[Text], longest: int) -> list[list[dict[str, Any]]]:
         """Return the translations: for each rank of the n-best list, one per text.
 
-        Args:
-            texts: texts, all with a reference or none.
-            longest: maximum characters of a padded batch.
+        All texts have a reference or none; a padded batch has at most `longest` characters.
         """
         ranks: list[list[dict[str, Any]]] = []
         for batch in _batches(texts, self.opt.batch_size, longest):
@@ -198,14 +187,11 @@ class Model(ServerModel):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a description for clients, without paths."""
-        shown = {
-            name: value for name, value in self.user_opt.items() if isinstance(value, (bool, int, float))
-        }
-        names = [os.path.basename(name) for name in self.user_opt["models"]]
+        own = self.user_opt
         return {
             "model_id": self.model_id,
-            "opt": shown,
-            "models": names,
+            "opt": {name: value for name, value in own.items() if isinstance(value, (bool, int, float))},
+            "models": [os.path.basename(name) for name in own["models"]],
             "loaded": self.loaded,
             "timeout": self.timeout,
         }
@@ -275,9 +261,6 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
     Args:
         path: JSON file.
         allow_functions: import the functions of ``preprocess`` and ``postprocess``.
-
-    Raises:
-        UserError: the file is invalid, or a model cannot be used.
     """
     where = f"model_config: {path}"
     content = parse_options(where, Configuration, read_json(Path(path), "model_config"))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.checkpoints import check_output
-from nmt.data.corpora import check_parallel, clean_line
+from nmt.data.corpora import check_parallel, read_lines
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN
 from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
@@ -45,38 +45,12 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import naming, write_text
 
 
-def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 file with normalized whitespace.
-
-    Raises:
-        UserError: a line is not UTF-8.
-    """
-    lines = Path(path).read_bytes().split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    cleaned = []
-    for number, line in enumerate(lines, 1):
-        try:
-            cleaned.append(clean_line(line.decode("utf-8")))
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file"
-            ) from error
-    return cleaned
-
-
 def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> None:
-    """Translate ``opt.src`` and write ``opt.output`` atomically.
-
-    The translations of empty lines are empty.
+    """Translate ``opt.src`` and write ``opt.output`` atomically; empty lines give empty lines.
 
     Args:
         opt: options of ``onmt_translate``.
         translate: translates the files of the options.
-
-    Raises:
-        UserError: a file is missing, not UTF-8 or cannot be written, source, target and desired lengths
-            are not parallel, or a target is empty.
     """
     check_output("output", opt.output)
     if not os.path.isfile(opt.src):
@@ -84,15 +58,12 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
     sides = {"src": opt.src, **({"tgt": opt.tgt} if opt.tgt else {})}
     if os.path.getsize(opt.src):
         check_parallel("translation", sides)
-    texts = {side: read_lines(path) for side, path in sides.items()}
+    texts = {side: list(read_lines(path)) for side, path in sides.items()}
     desired = read_desired_lengths(opt, len(texts["src"]))
     filled = [number for number, line in enumerate(texts["src"]) if line]
     for number in filled:
         if not texts.get("tgt", texts["src"])[number]:
-            raise UserError(
-                f"tgt: {opt.tgt}: line {number + 1} is empty, but that of src is not; add text, or "
-                "translate without -tgt"
-            )
+            raise UserError(f"tgt: {opt.tgt}: line {number + 1} is empty, but that of src is not; add text")
     with tempfile.TemporaryDirectory() as folder, naming({Path(folder): Path(folder)}):
         changed = Namespace(**vars(opt))
         if isinstance(desired, list):
@@ -241,9 +212,6 @@ def translation_probe(
         vocabs: its vocabularies.
         texts: tokenized texts, of which the one in the source language is translated; None for random words.
         seed: seed of the selection of sentences or words.
-
-    Raises:
-        UserError: the model does not read sentences, or has too few words of the texts.
     """
     if type(model.encoder).__name__ == "GGNNEncoder":
         raise UserError("this model reads graphs, not sentences")
@@ -289,24 +257,18 @@ _MARKS = {"bpe": "@@", "sentencepiece": "\N{LOWER ONE EIGHTH BLOCK}"}
 
 
 def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> Quality:
-    """Translate a text with beam 5, and compute BLEU against the target.
-
-    The source is tokenized; transforms of the checkpoint are not applied.
+    """Translate a tokenized text with beam 5 and without transforms, and compute BLEU against the target.
 
     Args:
         checkpoint: the vocabulary and options of the model.
         model: the model to use instead of the one in the checkpoint.
-        source: tokenized text, one sentence per line.
+        source: text, one sentence per line.
         target: reference translations.
         subwords: see `shared_embeddings.compress.measure.Validation`; with "none" sacreBLEU does not
             tokenize, otherwise it tokenizes the joined text.
-
-    Raises:
-        UserError: the files are not parallel or not UTF-8, the target has subwords although translations are
-            joined, or the model needs more options to translate.
     """
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
-    wanted = read_lines(os.fspath(target))
+    wanted = list(read_lines(target))
     mark = _MARKS.get(subwords, "")
     for number, line in enumerate(wanted, 1) if mark else ():
         if any(token.endswith(mark) or token.startswith(mark) for token in line.split()):

@@ -69,7 +69,7 @@ def test_each_side_has_its_own_embedding(host: Host, capfd: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"share_embeddings": True, "share_decoder_embeddings": True}, ["ties the output layer"]),
+        ({"share_embeddings": True, "share_decoder_embeddings": True}, ["output_embedding", "remove one"]),
         ({**UNTIED, "output_embedding": DEFINE_MAP}, ["layer does not use", "another `output`"]),
         (
             {**UNTIED, "output_embedding": {**METHODS["define"], "output": "none"}},

@@ -136,7 +136,7 @@ def test_ranks_with_different_first_steps_are_reported() -> None:
         patch.setattr(torch.distributed, "get_world_size", lambda: 2)
         patch.setattr(torch.distributed, "all_gather_object", lambda found, own: found.__setitem__(0, 12))
         with pytest.raises(UserError, match="the ranks find different checkpoints of /shared/model"):
-            training._check_same_start(opt, 0)
+            training.check_same_start(opt, 0)
 
 
 # Equivalence
