@@ -20,7 +20,7 @@ from benchmarks.measuring import Record, earlier_record, parser_of, publish, sav
 from recipes.common.tools import run_main
 from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
-from shared_embeddings.compress.targets import Target
+from shared_embeddings.compress.sizing import Target
 from shared_embeddings.methods.quantized import DEFAULT_CODEC
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
@@ -57,8 +57,8 @@ def measured(trial: Trial, before: Predictions, after: Predictions) -> dict[str,
     assert quality is not None
     return {
         "bytes": trial.sizes().after,
-        "smaller": trial.smaller,
-        "bits": 32 / trial.smaller,
+        "smaller": trial.sizes().smaller,
+        "bits": 32 / trial.sizes().smaller,
         "error": tables[0].relative_error,
         "seconds": sum(table.fit.seconds for table in tables),
         "measure": quality.measure,

@@ -33,8 +33,7 @@ from torch import Tensor
 import shared_embeddings as se
 from benchmarks.measuring import Record, added_peak, earlier_record, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.compress.suggest import suggest
-from shared_embeddings.compress.targets import options_within
+from shared_embeddings.compress.sizing import options_within, suggest
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError

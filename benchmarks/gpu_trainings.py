@@ -30,7 +30,7 @@ from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import REPOSITORY, find_result
 from recipes.common.rows import Row
 from recipes.common.smoke import smoke_row
-from shared_embeddings.compress.suggest import suggest
+from shared_embeddings.compress.sizing import suggest
 
 Measured = dict[str, Any]
 PTB_ROWS = ("table1c_standard", "table4_unique200", "table1c_define")

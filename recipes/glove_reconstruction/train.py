@@ -28,7 +28,7 @@ from recipes.common.tools import parse_settings, read_json
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis.similarity import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
-from shared_embeddings.compress.targets import options_within
+from shared_embeddings.compress.sizing import options_within
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.command_line import Parser

@@ -223,7 +223,7 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
 
 
 def _suggest(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.compress.suggest import describe_suggestions, suggestion_page
+    from shared_embeddings.compress.sizing import describe_suggestions, suggestion_page
 
     if known.html is not None:
         if known.json:

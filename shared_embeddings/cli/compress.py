@@ -17,7 +17,7 @@ from shared_embeddings.utils.path_options import PathOption
 if TYPE_CHECKING:
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, Settings
-    from shared_embeddings.compress.targets import Target
+    from shared_embeddings.compress.sizing import Target
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -193,7 +193,7 @@ def _ratio_of(bits: object) -> float:
 
 def _target(ratio: float | None, total_bytes: int | None) -> Target | None:
     """The target size, or None."""
-    from shared_embeddings.compress.targets import Target
+    from shared_embeddings.compress.sizing import Target
 
     return None if ratio is None and total_bytes is None else Target(ratio, total_bytes)
 

@@ -97,9 +97,12 @@ def fit(
         UserError: the teacher is not a finite table, or counts, steps or seed are invalid.
     """
     spec, given = spec_of(method, options)
-    _check_numbers(steps, seed)
-    table = _checked_teacher(teacher, padding_idx)
-    counts = _checked_counts(token_counts, table)
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
+        raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
+    table = _check_teacher(teacher, padding_idx)
+    counts = None if token_counts is None else _check_counts(token_counts, table)
     if words is not None:
         given = options_for_words(spec, given, words, table.size(0))
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
@@ -122,30 +125,31 @@ def fit(
     return embedding, report(embedding, table, counts, time.perf_counter() - started)
 
 
+@torch.no_grad()
 def report(
     embedding: SharedEmbedding, teacher: Tensor, token_counts: Tensor | None = None, seconds: float = 0.0
 ) -> FitReport:
     """How well `embedding` reconstructs `teacher` ``(V, D)``; see `FitReport`."""
-    total, squares, norm = 0.0, 0.0, 0.0
-    weighted, weighted_norm = 0.0, 0.0
-    words = _words_of(embedding).to(teacher.device)
-    with torch.no_grad():
-        for ids in words.split(_ROWS):
-            wanted = teacher[ids].double()
-            missed = (embedding(ids).double() - wanted).square().sum(dim=1)
-            size = wanted.square().sum(dim=1)
-            total += float(missed.sqrt().sum())
-            squares += float(missed.sum())
-            norm += float(size.sum())
-            if token_counts is not None:
-                weighted += float(missed @ token_counts[ids].double())
-                weighted_norm += float(size @ token_counts[ids].double())
+    ids = torch.arange(embedding.num_embeddings, device=teacher.device)
+    ids = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
+    # The sums of distances, of their squares and of the squared norms, then weighted by counts.
+    loss = squares = norm = weighted = weighted_norm = 0.0
+    for some in ids.split(_ROWS):
+        wanted = teacher[some].double()
+        missed = (embedding(some).double() - wanted).square().sum(dim=1)
+        size = wanted.square().sum(dim=1)
+        loss += float(missed.sqrt().sum())
+        squares += float(missed.sum())
+        norm += float(size.sum())
+        if token_counts is not None:
+            weighted += float(missed @ token_counts[some].double())
+            weighted_norm += float(size @ token_counts[some].double())
     counts = embedding.counts()
     return FitReport(
         method=embedding.method,
         options=embedding.stored_options(),
-        loss=total / max(len(words), 1),
-        squared_loss=squares / max(len(words), 1),
+        loss=loss / max(len(ids), 1),
+        squared_loss=squares / max(len(ids), 1),
         relative_error=_relative(squares, norm),
         weighted_error=None if token_counts is None else _relative(weighted, weighted_norm),
         parameters=counts["total"],
@@ -155,26 +159,12 @@ def report(
     )
 
 
-def _check_numbers(steps: Any, seed: Any) -> None:
-    """Raise UserError for an invalid number of steps or an invalid seed."""
-    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
-        raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
-        raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
-
-
-def _words_of(embedding: SharedEmbedding) -> Tensor:
-    """The ids of all words of `embedding` but its padding word."""
-    ids = torch.arange(embedding.num_embeddings)
-    return ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
-
-
 def _relative(squares: float, norm: float) -> float:
     """The root of summed squares relative to a norm; 0 if both are zero."""
     return math.sqrt(squares / norm) if norm > 0.0 else float(squares > 0.0)
 
 
-def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
+def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     """A float32 copy of the teacher with a padding row of zeros; UserError if it is not a finite table."""
     if not isinstance(teacher, Tensor) or teacher.dim() != 2 or 0 in teacher.shape:
         shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
@@ -197,10 +187,8 @@ def _checked_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     return table
 
 
-def _checked_counts(token_counts: Tensor | None, table: Tensor) -> Tensor | None:
+def _check_counts(token_counts: Tensor, table: Tensor) -> Tensor:
     """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
-    if token_counts is None:
-        return None
     counts = torch.as_tensor(token_counts).to(table.device, torch.float64)
     if counts.shape != (len(table),):
         raise UserError(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.compress.measure import Probe, Quality, Validation
+from shared_embeddings.compress.measure import Measured
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
 from shared_embeddings.registry import build
@@ -88,20 +88,16 @@ class Vocabulary:
 
 
 class StoredModel(Protocol):
-    """A model on disk: what compressing and trimming have in common."""
+    """A model on disk: what compressing and trimming have in common. What it cannot do is a `UserError`."""
 
     def sources(self) -> list[Path]:
         """The files, or the folder, that it was read from."""
 
     def files(self, output: Path) -> list[Path]:
-        """The files, or the folder, that make up a model named `output` in the same format.
-
-        Raises:
-            UserError: the name does not suit the format.
-        """
+        """The files, or the folder, that make up a model named `output` in the same format."""
 
 
-class TrainedModel(StoredModel, Protocol):
+class TrainedModel(StoredModel, Measured, Protocol):
     """A model whose embeddings can be replaced."""
 
     @property
@@ -112,47 +108,16 @@ class TrainedModel(StoredModel, Protocol):
         """Its input embeddings, each once, in evaluation mode."""
 
     def tables(self) -> list[EmbeddingTable]:
-        """Its tables.
-
-        Raises:
-            UserError: a table cannot be replaced.
-        """
+        """Its tables."""
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options of a method, completed with those that the model requires for a table.
-
-        Raises:
-            UserError: the model does not support them.
-        """
+        """The options of a method, completed with those that the model requires for a table."""
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each word occurs in texts.
-
-        Raises:
-            UserError: they cannot be counted.
-        """
-
-    def quality(self, validation: Validation) -> Quality:
-        """The current quality of the model.
-
-        Raises:
-            UserError: it cannot be measured (raised before any long work).
-        """
-
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The model's predictions in texts, or without texts in what it generates from a seed.
-
-        Raises:
-            UserError: the model cannot be probed; says why.
-        """
+        """How often each word occurs in texts."""
 
     def onnx_body(self) -> OnnxBody:
-        """The graph of the whole model; the model cannot be used afterwards.
-
-        Raises:
-            UserError: the host or this model has no such graph; says what to do.
-            ImportError: a package for it is not installed.
-        """
+        """The graph of the whole model; the model cannot be used afterwards."""
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         """Put one embedding per table into the model; returns notes about other changes."""
@@ -167,9 +132,6 @@ class TrainedModel(StoredModel, Protocol):
             output: one of the names that `files` accepts.
             tensors: what `tensors` returned, possibly packed by `shared_embeddings.quant.storage`.
             card: what was done, in Markdown, for formats with a place for it.
-
-        Raises:
-            OSError: it cannot be written.
         """
 
 
@@ -192,14 +154,7 @@ class TrimmableModel(StoredModel, Protocol):
         """The ids without which other texts could no longer be decoded from their ids."""
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except the `kept` ids ``(n,)`` of each vocabulary.
-
-        Returns:
-            Notes about other changes.
-
-        Raises:
-            UserError: the model needs a word that is not kept.
-        """
+        """Remove all words except the `kept` ids ``(n,)`` of each vocabulary; returns notes about changes."""
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Like `encode`, with the trimmed vocabulary and its ids."""
@@ -214,16 +169,11 @@ class TrimmableModel(StoredModel, Protocol):
         """The bytes of the tensors as `write_trimmed` would write them."""
 
     def write_trimmed(self, output: Path, card: str) -> None:
-        """Write the model, all or nothing.
-
-        Args:
-            output: one of the names that `files` accepts.
-            card: what was done, in Markdown, for formats with a place for it.
-        """
+        """Write the model, as `TrainedModel.write` does."""
 
 
 class WordTokens:
-    """The part of a `TrimmableModel` whose tokens are whole words."""
+    """The part of a `TrimmableModel` whose tokens are whole words, of which none depends on another."""
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """The ids of the words of each line."""
@@ -234,16 +184,19 @@ class WordTokens:
         return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids unchanged: no word depends on another."""
+        """The ids unchanged."""
         return ids
 
     def characters(self, vocabulary: str) -> set[int]:
-        """No ids: words are not composed of other words."""
+        """No ids."""
         return set()
 
 
 class Adapter(Protocol):
-    """The object behind an entry point of the group `GROUP`; it is constructed without arguments."""
+    """The object behind an entry point of the group `GROUP`; it is constructed without arguments.
+
+    Models that are damaged or inconsistent, or do not fit the purpose, are a `UserError`.
+    """
 
     def sniff(self, path: Path) -> bool:
         """Whether a file or folder looks like a model of this host, damaged or not.
@@ -252,25 +205,13 @@ class Adapter(Protocol):
         """
 
     def read(self, path: Path) -> TrainedModel:
-        """Read a model to compress or analyze it.
-
-        Raises:
-            UserError: it is damaged or inconsistent.
-        """
+        """Read a model to compress or analyze it."""
 
     def read_tables(self, path: Path) -> TrainedModel:
-        """Read a model to compress it without running it; as `read`, but it may take less memory.
-
-        Raises:
-            UserError: as in `read`.
-        """
+        """Read a model to compress it without running it; as `read`, but it may take less memory."""
 
     def read_trimmable(self, path: Path) -> TrimmableModel:
-        """Read a model to trim it.
-
-        Raises:
-            UserError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
-        """
+        """Read a model to trim it."""
 
 
 def find_host(model: Path) -> tuple[str, Adapter]:
@@ -307,11 +248,7 @@ def name_of_part(embedding: SharedEmbedding) -> str | None:
 def with_untrained_part(
     embedding: SharedEmbedding, words: Sequence[str], method: str, options: Mapping[str, Any]
 ) -> SharedEmbedding:
-    """`embedding` with its word part replaced by another method, on the meta device.
-
-    Raises:
-        OptionError: the options are invalid.
-    """
+    """`embedding` with its word part replaced by another method, on the meta device."""
     old = embedding.inner_embedding()
     sizes = {"num_embeddings": old.num_embeddings, "embedding_dim": old.embedding_dim}
     with torch.device("meta"):
@@ -320,11 +257,7 @@ def with_untrained_part(
 
 
 def check_scores(embedding: SharedEmbedding, width: int) -> None:
-    """Check that an embedding can score the hidden states of a model that ends in `width` dimensions.
-
-    Raises:
-        UserError: it has no output side, or one of another width.
-    """
+    """Raise `UserError` unless an embedding can score the hidden states of a model ending in `width`."""
     if embedding.has_output and embedding.score_dim == width:
         return
     takes = f"takes {embedding.score_dim} dimensions" if embedding.has_output else "has no output side"
@@ -334,21 +267,20 @@ def check_scores(embedding: SharedEmbedding, width: int) -> None:
     )
 
 
+@torch.no_grad()
 def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
     """The table ``(V, D)`` of a trained embedding, to which a replacement is fitted.
 
     Raises:
         UserError: the output side uses other vectors than the input side.
     """
-    with torch.no_grad():
-        table = embedding.table().detach().clone()
-        if is_scored:
-            same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
-            if not same or not torch.allclose(embedding.output_table(), table, atol=1e-6):
-                raise UserError(
-                    f"the output side of this {embedding.method} embedding is not its input table, so no "
-                    "other method can be fitted to both; compress the uncompressed model instead"
-                )
+    table = embedding.table().detach().clone()
+    same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
+    if is_scored and not (same and torch.allclose(embedding.output_table(), table, atol=1e-6)):
+        raise UserError(
+            f"the output side of this {embedding.method} embedding is not its input table, so no other "
+            "method can be fitted to both; compress the uncompressed model instead"
+        )
     return table
 
 

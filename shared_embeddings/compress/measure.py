@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -71,7 +71,6 @@ class Validation:
     subwords: str = "none"
 
     def __post_init__(self) -> None:
-        """Check that the data is complete and consistent."""
         if (self.source is None) != (self.target is None):
             given, missing = ("source", "target") if self.target is None else ("target", "source")
             raise UserError(f"--validation-{given} is given without --validation-{missing}; give both")
@@ -86,11 +85,7 @@ class Validation:
             raise UserError("--validation-subwords affects translations only; omit it")
 
     def one_text(self) -> Path:
-        """The text for a language model.
-
-        Raises:
-            UserError: two sides were given instead, or the file is missing or empty.
-        """
+        """The text for a language model; `UserError` if two sides were given, or it is missing or empty."""
         if self.text is None:
             raise UserError(
                 "--validation-source and --validation-target are for translation models, but this is a "
@@ -100,11 +95,7 @@ class Validation:
         return self.text
 
     def two_sides(self) -> tuple[Path, Path]:
-        """The source and the target for a translation model.
-
-        Raises:
-            UserError: one text was given instead, or a file is missing or empty.
-        """
+        """The two texts for a translation model; `UserError` if one was given, or is missing or empty."""
         if self.source is None or self.target is None:
             raise UserError(
                 "--validation is for language models, but this is a translation model; give "
@@ -173,7 +164,9 @@ class Predictions(NamedTuple):
         for rows in hidden.split(_ROWS):
             every = scores(rows).float().softmax(dim=-1)
             best = every.max(dim=-1)
-            found.append(cls(best.indices, best.values, _in_buckets(every)))
+            padded = F.pad(every, (0, -every.size(1) % _BUCKETS))
+            shares = padded.view(len(every), -1, _BUCKETS).sum(dim=1)
+            found.append(cls(best.indices, best.values, shares))
         joined = cls.joined(found)
         if joined.probabilities.isnan().any():
             raise UserError("the scores of the model are NaN")
@@ -183,12 +176,6 @@ class Predictions(NamedTuple):
     def joined(cls, parts: Sequence[Predictions]) -> Predictions:
         """All predictions of parts with shares."""
         return cls(*(torch.cat(tensors) for tensors in zip(*parts)))
-
-
-def _in_buckets(probabilities: Tensor) -> Tensor:
-    """The sums ``(n, B)`` of probabilities ``(n, V)`` in buckets of words."""
-    padded = F.pad(probabilities, (0, -probabilities.size(1) % _BUCKETS))
-    return padded.view(len(probabilities), -1, _BUCKETS).sum(dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,13 +235,13 @@ NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
 
 
 class Measured(Protocol):
-    """The methods of a host's model that are used here."""
+    """A host's model that is measured; what it cannot do is a `UserError`, raised before any long work."""
 
     def quality(self, validation: Validation) -> Quality:
-        """The quality of the model; UserError if it cannot be measured."""
+        """The current quality of the model."""
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The predictions of the model; UserError if it cannot be probed."""
+        """The model's predictions in texts, or without texts in what it generates from a seed."""
 
 
 class Comparison:
@@ -271,26 +258,20 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        model: Measured,
-        validation: Validation | None,
-        texts: Sequence[Path] | None,
-        seed: int,
+        self, model: Measured, validation: Validation | None, texts: Sequence[Path] | None, seed: int
     ) -> None:
         self._model, self._validation = model, validation
-        self._quality: Quality | None = None
-        self._predictions: Predictions | None = None
-        if validation is not None:
-            self._quality = found = model.quality(validation)
+        self._quality = None if validation is None else model.quality(validation)
+        self._probe: Probe | None = None
+        self._reason = ""
+        if (found := self._quality) is not None:
             if not math.isfinite(found.value):
                 raise UserError(
                     f"the {found.measure} of the model is {found.value} before compression: its training "
                     "diverged; use another model"
                 )
-        self._probe: Probe | None = None
-        self._reason = ""
-        if self._quality is not None and self._quality.value > 0:  # a BLEU of 0 cannot get worse
-            return
+            if found.value > 0:  # a BLEU of 0 cannot get worse
+                return
         try:
             self._probe = model.probe(texts, seed)
             self._predictions = self._probe.predict()
@@ -299,24 +280,23 @@ class Comparison:
 
     def result(self) -> tuple[QualityReport | None, Kept]:
         """The quality before and after, if validation data was given, and the share that was kept."""
-        before = self._quality
-        if before is None or self._validation is None:
-            return None, self._kept_predictions()
-        after = self._model.quality(self._validation)
-        quality = QualityReport(before.measure, before.how, before.value, after.value)
-        return quality, kept_quality(quality) if before.value > 0 else self._kept_predictions()
-
-    def _kept_predictions(self) -> Kept:
-        """The share of unchanged predictions."""
-        before = self._predictions
-        if self._reason or self._probe is None or before is None:
-            return Kept(None, "predictions", self._reason, needs_training=True)
-        try:
-            after = self._probe.predict()
-        except ValueError as error:
-            return Kept(None, "predictions", str(error), needs_training=True)
-        share = agreement(before, after)
-        return Kept.measured(share, self._probe.of, self._probe.how, distance(before, after))
+        before, quality = self._quality, None
+        if before is not None and self._validation is not None:
+            after = self._model.quality(self._validation)
+            quality = QualityReport(before.measure, before.how, before.value, after.value)
+            if before.value > 0:
+                return quality, kept_quality(quality)
+        reason = self._reason
+        if self._probe is not None and not reason:
+            try:
+                predicted = self._probe.predict()
+            except ValueError as error:
+                reason = str(error)
+            else:
+                share = agreement(self._predictions, predicted)
+                apart = distance(self._predictions, predicted)
+                return quality, Kept.measured(share, self._probe.of, self._probe.how, apart)
+        return quality, Kept(None, "predictions", reason, needs_training=True)
 
 
 def agreement(before: Predictions, after: Predictions) -> float:
@@ -353,11 +333,11 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
 
     Raises:
         UserError: a text is not UTF-8, or all lines are blank.
-        OSError: a text cannot be read.
     """
     draw = random.Random(seed)
     kept: list[str] = []
-    for index, line in enumerate(_nonempty_lines(texts)):
+    lines = (line for path in texts for line in text_lines(path) if line.strip())
+    for index, line in enumerate(lines):
         if index < number:
             kept.append(line)
         elif (chosen := draw.randrange(index + 1)) < number:
@@ -368,12 +348,6 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
     return kept
 
 
-def _nonempty_lines(texts: Sequence[Path]) -> Iterator[str]:
-    """The nonempty lines of all texts."""
-    for path in texts:
-        yield from (line for line in text_lines(path) if line.strip())
-
-
 def names_of(texts: Sequence[Path]) -> str:
     """The names of texts, for a message."""
     first = texts[0].name
@@ -381,7 +355,6 @@ def names_of(texts: Sequence[Path]) -> str:
 
 
 def _check_file(option: str, path: Path) -> None:
-    """Raise UserError unless the path is a nonempty file or a folder."""
     if not path.exists():
         raise UserError(f"{option} {path}: no such file; check the path")
     if path.is_file() and path.stat().st_size == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.compress.measure import Kept, QualityReport
-from shared_embeddings.compress.suggest import as_yaml
+from shared_embeddings.compress.sizing import as_yaml
 from shared_embeddings.utils.files import write_text
 
 
@@ -19,6 +19,11 @@ class Sizes:
 
     before: int
     after: int
+
+    @property
+    def smaller(self) -> float:
+        """How many times smaller the second number is."""
+        return self.before / max(self.after, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,14 @@ class Decoding:
     after: float
     memory: Sizes
 
+    def described(self) -> str:
+        """The speed in one line."""
+        timed = "look-up and scores" if self.scores else "look-up"
+        return (
+            f"{timed} on this CPU, one token at a time: {self.before:,.0f} tokens/s before, "
+            f"{self.after:,.0f} after"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
@@ -107,90 +120,35 @@ class TableReport:
         """``||E - Ē|| / ||E||`` of the table as written against the original one."""
         return self.fit.relative_error if self.storage is None else self.storage.relative_error
 
+    def method(self) -> str:
+        """The method and its options, without long lists, such as the classes of all words."""
+        options = {name: value for name, value in self.fit.options.items() if len(str(value)) <= 60}
+        return as_yaml(self.fit.method, options)
 
-@dataclasses.dataclass(frozen=True)
-class CompressionReport:
-    """The result of compressing a model.
-
-    Attributes:
-        model, output: the files or folders.
-        host: whose format they are in.
-        method: of the new embeddings.
-        store: the storage format of their numbers.
-        bytes_on_disk: of the files; the one before may include training state.
-        bytes_of_weights: of all tensors, in memory before and as written after.
-        bytes_in_memory: of parameters and buffers.
-        parameters: of the whole model.
-        quality: of both models; None without a text for validation.
-        kept: how much of the original's behavior the written model keeps.
-        tables: one per replaced table.
-        notes: other changes.
-        trimmed: how the model was trimmed before; sizes and quality before compression are then those of the
-            trimmed model.
-    """
-
-    model: str
-    output: str
-    host: str
-    method: str
-    store: str
-    bytes_on_disk: Sizes
-    bytes_of_weights: Sizes
-    bytes_in_memory: Sizes
-    parameters: Sizes
-    quality: QualityReport | None
-    kept: Kept
-    tables: list[TableReport]
-    notes: list[str]
-    trimmed: TrimReport | None = None
-
-    def write(self, path: Path) -> None:
-        """Write the report to a JSON file."""
-        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-
-    def card(self) -> str:
-        """What was done and what it cost, in Markdown, for the card of the written model."""
-        rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
-        for table in self.tables:
-            rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
-            rows[f"bytes of table {table.name} in memory"] = table.decoding.memory
-        lines = [] if self.trimmed is None else [self._all_bytes(self.trimmed), ""]
-        lines += _markdown(rows)
-        lines += [*(f"- table {table.name}: `{_described_fit(table)}`" for table in self.tables)]
-        lines += [f"- table {table.name}: {_speed(table.decoding)}" for table in self.tables]
-        lines.append(f"- numbers are stored as {self.store}")
-        if self.quality is not None:
-            found = self.quality
-            lines.append(
-                f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
+    def lines(self) -> Iterator[str]:
+        """The report as text."""
+        fit, stored = self.fit, self.storage
+        of_part = "" if self.part is None else f", {self.part}"
+        yield f"table {self.name} ({', '.join(self.uses)}){of_part}: {self.method()}"
+        yield _line("  parameters", self.parameters)
+        yield _line("  bytes", self.stored_bytes)
+        yield _line("  bytes in memory", self.decoding.memory)
+        yield f"  {self.decoding.described()}"
+        weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
+        yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
+        yield from self._band_lines(self.bands)
+        if stored is not None:
+            yield _line(f"  bytes, fp32 to {stored.store}", stored.stored_bytes)
+            yield (
+                f"  relative error in {stored.store} {stored.relative_error:.4f}, to the fitted table "
+                f"{stored.added_error:.5f}"
             )
-        return "\n".join([*lines, f"- {self.kept.described()}", ""])
+            yield from self._band_lines(stored.bands)
 
-    def described(self) -> str:
-        """The report as text; the last line says how much of the model was kept."""
-        rows = {
-            "bytes on disk": self.bytes_on_disk,
-            "bytes of weights": self.bytes_of_weights,
-            "bytes in memory": self.bytes_in_memory,
-            "parameters": self.parameters,
-        }
-        lines = [] if self.trimmed is None else [self.trimmed.described(), self._all_bytes(self.trimmed), ""]
-        lines += [f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}"]
-        lines += [f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}"]
-        lines += [_line(title, sizes) for title, sizes in rows.items()]
-        if self.quality is not None:
-            lines += _quality_lines(self.quality)
-        for table in self.tables:
-            lines += ["", *_table_lines(table)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
-
-    def _all_bytes(self, trimmed: TrimReport) -> str:
-        """One line with the bytes of the original, the trimmed and the compressed model."""
-        before, after = trimmed.bytes_of_weights.before, self.bytes_of_weights.after
-        return (
-            f"bytes of weights: {before:,} before, {trimmed.bytes_of_weights.after:,} after trimming, "
-            f"{after:,} after compressing ({before / max(after, 1):.2f}x smaller)"
-        )
+    def _band_lines(self, bands: list[Band]) -> Iterator[str]:
+        for band in bands:
+            ranks = f"words {band.first:,} to {band.last:,} {self.order}"
+            yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +172,16 @@ class Coverage:
     whole: int
     lines: int
     round_trips: Sizes
+
+    def described(self) -> tuple[str, str]:
+        """Two lines: the tokens, and the lines that round-trip."""
+        return (
+            f"text {self.text}: {self.kept / max(self.tokens, 1):.2%} of {self.tokens:,} tokens kept "
+            f"({self.unknown:,} of them unknown, as before); {self.whole:,} lines kept whole, tokenized as "
+            "before",
+            f"text {self.text}: of {self.lines:,} lines, {self.round_trips.before:,} round-trip before, "
+            f"{self.round_trips.after:,} after",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,82 +233,108 @@ class TrimReport:
         lines.append(_change("bytes of weights", self.bytes_of_weights))
         if self.bytes_on_disk is not None:
             lines.append(_change("bytes on disk", self.bytes_on_disk))
-        lines += [
-            line for vocabulary in self.vocabularies for text in vocabulary.texts for line in _covered(text)
-        ]
+        lines += [line for found in self.vocabularies for text in found.texts for line in text.described()]
         lines += [f"old and new ids: {found.map_file}" for found in self.vocabularies if found.map_file]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def card(self) -> str:
         """What was done, in Markdown, for the card of the written model."""
         rows = {f"rows of {found.name}": found.rows for found in self.vocabularies}
-        rows["bytes of weights"] = self.bytes_of_weights
-        lines = list(_markdown(rows))
+        lines = list(_markdown({**rows, "bytes of weights": self.bytes_of_weights}))
         for text in (text for found in self.vocabularies for text in found.texts):
-            name = Path(text.text).name
-            lines += [f"- {line}" for line in _covered(dataclasses.replace(text, text=name))]
+            named = dataclasses.replace(text, text=Path(text.text).name)
+            lines += [f"- {line}" for line in named.described()]
         return "\n".join([*lines, ""])
 
 
-def _line(title: str, sizes: Sizes) -> str:
-    """One line of sizes, with their ratio."""
-    factor = sizes.before / max(sizes.after, 1)
-    return f"{title:<28}{sizes.before:>16,}{sizes.after:>16,}{factor:>9.2f}x"
+@dataclasses.dataclass(frozen=True)
+class CompressionReport:
+    """The result of compressing a model.
 
+    Attributes:
+        model, output: the files or folders.
+        host: whose format they are in.
+        method: of the new embeddings.
+        store: the storage format of their numbers.
+        bytes_on_disk: of the files; the one before may include training state.
+        bytes_of_weights: of all tensors, in memory before and as written after.
+        bytes_in_memory: of parameters and buffers.
+        parameters: of the whole model.
+        quality: of both models; None without a text for validation.
+        kept: how much of the original's behavior the written model keeps.
+        tables: one per replaced table.
+        notes: other changes.
+        trimmed: how the model was trimmed before; sizes and quality before compression are then those of the
+            trimmed model.
+    """
 
-def _quality_lines(quality: QualityReport) -> Iterator[str]:
-    """The lines about the quality."""
-    yield f"{quality.measure:<28}{quality.before:>16.2f}{quality.after:>16.2f}"
-    yield f"  {quality.measure} of {quality.how}"
+    model: str
+    output: str
+    host: str
+    method: str
+    store: str
+    bytes_on_disk: Sizes
+    bytes_of_weights: Sizes
+    bytes_in_memory: Sizes
+    parameters: Sizes
+    quality: QualityReport | None
+    kept: Kept
+    tables: list[TableReport]
+    notes: list[str]
+    trimmed: TrimReport | None = None
 
+    def write(self, path: Path) -> None:
+        """Write the report to a JSON file."""
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
-def _table_lines(table: TableReport) -> Iterator[str]:
-    """The lines about one table."""
-    fit = table.fit
-    of_part = "" if table.part is None else f", {table.part}"
-    yield f"table {table.name} ({', '.join(table.uses)}){of_part}: {_described_fit(table)}"
-    yield _line("  parameters", table.parameters)
-    yield _line("  bytes", table.stored_bytes)
-    yield _line("  bytes in memory", table.decoding.memory)
-    yield f"  {_speed(table.decoding)}"
-    weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
-    yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
-    yield from _band_lines(table.bands, table.order)
-    if table.storage is not None:
-        stored = table.storage
-        yield _line(f"  bytes, fp32 to {stored.store}", stored.stored_bytes)
-        yield (
-            f"  relative error in {stored.store} {stored.relative_error:.4f}, to the fitted table "
-            f"{stored.added_error:.5f}"
+    def card(self) -> str:
+        """What was done and what it cost, in Markdown, for the card of the written model."""
+        rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
+        for table in self.tables:
+            rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
+            rows[f"bytes of table {table.name} in memory"] = table.decoding.memory
+        lines = [] if self.trimmed is None else [self._all_bytes(self.trimmed), ""]
+        lines += _markdown(rows)
+        lines += [f"- table {table.name}: `{table.method()}`" for table in self.tables]
+        lines += [f"- table {table.name}: {table.decoding.described()}" for table in self.tables]
+        lines.append(f"- numbers are stored as {self.store}")
+        if (found := self.quality) is not None:
+            lines.append(
+                f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
+            )
+        return "\n".join([*lines, f"- {self.kept.described()}", ""])
+
+    def described(self) -> str:
+        """The report as text; the last line says how much of the model was kept."""
+        lines = [] if self.trimmed is None else [self.trimmed.described(), self._all_bytes(self.trimmed), ""]
+        lines += [
+            f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}",
+            f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}",
+            _line("bytes on disk", self.bytes_on_disk),
+            _line("bytes of weights", self.bytes_of_weights),
+            _line("bytes in memory", self.bytes_in_memory),
+            _line("parameters", self.parameters),
+        ]
+        if (found := self.quality) is not None:
+            lines.append(f"{found.measure:<28}{found.before:>16.2f}{found.after:>16.2f}")
+            lines.append(f"  {found.measure} of {found.how}")
+        for table in self.tables:
+            lines += ["", *table.lines()]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
+
+    def _all_bytes(self, trimmed: TrimReport) -> str:
+        sizes = Sizes(trimmed.bytes_of_weights.before, self.bytes_of_weights.after)
+        return (
+            f"bytes of weights: {sizes.before:,} before, {trimmed.bytes_of_weights.after:,} after trimming, "
+            f"{sizes.after:,} after compressing ({sizes.smaller:.2f}x smaller)"
         )
-        yield from _band_lines(stored.bands, table.order)
 
 
-def _speed(decoding: Decoding) -> str:
-    """The speed of generating a text."""
-    timed = "look-up and scores" if decoding.scores else "look-up"
-    return (
-        f"{timed} on this CPU, one token at a time: {decoding.before:,.0f} tokens/s before, "
-        f"{decoding.after:,.0f} after"
-    )
-
-
-def _described_fit(table: TableReport) -> str:
-    """The method of a table and its options."""
-    # Lists of classes and ranks of a large vocabulary would fill the screen.
-    options = {name: value for name, value in table.fit.options.items() if len(str(value)) <= 60}
-    return as_yaml(table.fit.method, options)
-
-
-def _band_lines(bands: list[Band], order: str) -> Iterator[str]:
-    """The lines about the error by frequency."""
-    for band in bands:
-        ranks = f"words {band.first:,} to {band.last:,} {order}"
-        yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"
+def _line(title: str, sizes: Sizes) -> str:
+    return f"{title:<28}{sizes.before:>16,}{sizes.after:>16,}{sizes.smaller:>9.2f}x"
 
 
 def _change(title: str, sizes: Sizes) -> str:
-    """One line of sizes, with the second as a share of the first."""
     share = sizes.after / max(sizes.before, 1)
     return f"{title:<24}{sizes.before:>16,} -> {sizes.after:>14,}  ({share:.1%})"
 
@@ -349,20 +343,5 @@ def _markdown(rows: Mapping[str, Sizes]) -> Iterator[str]:
     """The lines of a table of sizes, and an empty line."""
     yield from ("| | before | after | smaller |", "| --- | ---: | ---: | ---: |")
     for title, sizes in rows.items():
-        factor = sizes.before / max(sizes.after, 1)
-        yield f"| {title} | {sizes.before:,} | {sizes.after:,} | {factor:.2f}x |"
+        yield f"| {title} | {sizes.before:,} | {sizes.after:,} | {sizes.smaller:.2f}x |"
     yield ""
-
-
-def _covered(text: Coverage) -> Iterator[str]:
-    """The lines about a text."""
-    share = text.kept / max(text.tokens, 1)
-    yield (
-        f"text {text.text}: {share:.2%} of {text.tokens:,} tokens kept ({text.unknown:,} of them unknown, as "
-        f"before); {text.whole:,} lines kept whole, tokenized as before"
-    )
-    trips = text.round_trips
-    yield (
-        f"text {text.text}: of {text.lines:,} lines, {trips.before:,} round-trip before, "
-        f"{trips.after:,} after"
-    )

@@ -25,9 +25,8 @@ from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
 from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Validation
 from shared_embeddings.compress.report import CompressionReport, Sizes, TableReport, TrimReport
-from shared_embeddings.compress.suggest import as_yaml
+from shared_embeddings.compress.sizing import Target, as_yaml, options_within
 from shared_embeddings.compress.tables import Errors, fit_table
-from shared_embeddings.compress.targets import Target, options_within
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.quant.storage import check_store, pack
@@ -125,9 +124,8 @@ def compress(
             raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
     named = {name: given.get(name) for name in find_spec(method).file_options}
     session = Session(model, settings, check)
-    files = session.check_files(
-        output, {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
-    )
+    paths = {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
+    files = check_files(session.trained, output, settings, paths)
     fitted = session.fit(method, given, store, target, steps)
     return session.write(session.place(fitted), output, files)
 
@@ -155,7 +153,7 @@ def choose(
         OSError: a file cannot be read or written.
     """
     session = Session(model, settings)
-    files = [] if output is None else session.check_files(output)
+    files = [] if output is None else check_files(session.trained, output, settings)
     if target is None:
         target = session.smallest_within(1.0 if max_loss is None else max_loss)
     possible, trials = session.promising(target)
@@ -191,7 +189,7 @@ class Fitted(NamedTuple):
 
     method: str
     store: str
-    embeddings: Mapping[str, SharedEmbedding]
+    embeddings: dict[str, SharedEmbedding]
     reports: list[TableReport]
     notes: list[str]
 
@@ -236,11 +234,6 @@ class Trial:
         tables = [] if self.report is None else [table.stored_bytes for table in self.report.tables]
         return Sizes(sum(size.before for size in tables), sum(size.after for size in tables))
 
-    @property
-    def smaller(self) -> float:
-        """How many times fewer bytes than before all tables take."""
-        return self.sizes().before / max(self.sizes().after, 1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -269,7 +262,7 @@ class Choice:
             measured = "unknown" if report.quality is None else f"{report.quality.after:.2f}"
             cells = (
                 f"{trial.sizes().after:,}",
-                f"{trial.smaller:.1f}x",
+                f"{trial.sizes().smaller:.1f}x",
                 f"{report.tables[0].relative_error:.3f}",
                 measured if trial.distance is None else f"{trial.distance:.4f}",
                 "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
@@ -305,7 +298,7 @@ class Session:
         self.host, adapter = find_host(model)
         self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
         self.tables = self.trained.tables()
-        self._before = _Footprint.of(self.trained, self.trained.tensors())
+        self._before = _footprint(self.trained, self.trained.tensors())
 
     @functools.cached_property
     def counts(self) -> Mapping[str, int] | None:
@@ -325,10 +318,6 @@ class Session:
         """Print a step of a long command to stderr if that is a terminal."""
         if self.settings.progress and sys.stderr.isatty():
             print(f"{text} ...", file=sys.stderr, flush=True)
-
-    def check_files(self, output: Path, named: Mapping[str, Path] | None = None) -> list[Path]:
-        """The files of a model named `output`, after checking that they can be written; see `check_files`."""
-        return check_files(self.trained, output, self.settings, named)
 
     def options_for(
         self,
@@ -358,41 +347,28 @@ class Session:
         target: Target | None = None,
         steps: int | None = None,
     ) -> Fitted:
-        """Fit an embedding of a method to every table.
-
-        Raises:
-            OptionError: the options are impossible, or none meet the target.
-        """
+        """Fit an embedding of a method to every table."""
         # All options are checked, and the original is measured, before the first fit, which may take long.
         chosen = {table.name: self.options_for(table, method, given, store, target) for table in self.tables}
         counts, _ = self.counts, self.comparison
         fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
-        embeddings: dict[str, SharedEmbedding] = {}
-        reports: list[TableReport] = []
-        notes: list[str] = []
+        total = sum(table.table.nbytes for table in self.tables)
+        fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
             embedding, report = fit_table(table, method, store, counts, fitting | chosen[table.name])
-            embeddings[table.name] = embedding
-            reports.append(report)
-            notes += self._shortcomings(report, table, target)
-        return Fitted(method, store, embeddings, reports, notes)
-
-    def _shortcomings(
-        self, report: TableReport, table: EmbeddingTable, target: Target | None
-    ) -> Iterator[str]:
-        """Notes about a table that misses its target, or that its storage makes much worse."""
-        total = sum(other.table.nbytes for other in self.tables)
-        if target is not None and report.stored_bytes.after > target.limit(table.table.nbytes, total):
-            yield (
-                f"{report.fit.method} chose its own sizes when it was fitted: table {report.name} misses the "
-                "target"
-            )
-        stored = report.storage
-        if stored is not None and stored.relative_error > report.fit.relative_error + _MUCH_ADDED:
-            yield (
-                f"{stored.store} raises the relative error of table {report.name} from "
-                f"{report.fit.relative_error:.4f} to {stored.relative_error:.4f}; another storage keeps more"
-            )
+            fitted.embeddings[table.name] = embedding
+            fitted.reports.append(report)
+            stored, error = report.storage, report.fit.relative_error
+            if target is not None and report.stored_bytes.after > target.limit(table.table.nbytes, total):
+                fitted.notes.append(
+                    f"{method} chose its own sizes when it was fitted: table {report.name} misses the target"
+                )
+            if stored is not None and stored.relative_error > error + _MUCH_ADDED:
+                fitted.notes.append(
+                    f"{stored.store} raises the relative error of table {report.name} from {error:.4f} to "
+                    f"{stored.relative_error:.4f}; another storage keeps more"
+                )
+        return fitted
 
     def put(self, fitted: Fitted) -> list[str]:
         """Place embeddings in the model instead of those before; returns notes about other changes."""
@@ -404,13 +380,9 @@ class Session:
         return notes
 
     def place(self, fitted: Fitted) -> CompressionReport:
-        """Place embeddings in the model and measure it; the report lacks the bytes on disk.
-
-        Raises:
-            UserError: the quality cannot be measured.
-        """
+        """Place embeddings in the model and measure it; the report lacks the bytes on disk."""
         notes, trimmed = self.put(fitted), self.settings.trimmed
-        after = _Footprint.of(self.trained, self._packed)
+        weights, memory, parameters = map(Sizes, self._before, _footprint(self.trained, self._packed))
         quality, kept = (None, NOT_CHECKED) if self.comparison is None else self.comparison.result()
         return CompressionReport(
             model=os.fspath(self.model) if trimmed is None else trimmed.model,
@@ -419,9 +391,9 @@ class Session:
             method=fitted.method,
             store=fitted.store,
             bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.sources())), 0),
-            bytes_of_weights=Sizes(self._before.weights, after.weights),
-            bytes_in_memory=Sizes(self._before.memory, after.memory),
-            parameters=Sizes(self._before.parameters, after.parameters),
+            bytes_of_weights=weights,
+            bytes_in_memory=memory,
+            parameters=parameters,
             quality=quality,
             kept=kept,
             tables=fitted.reports,
@@ -430,15 +402,9 @@ class Session:
         )
 
     def write(self, report: CompressionReport, output: Path, files: Sequence[Path]) -> CompressionReport:
-        """Write the model with the embeddings that are placed, and its report; all files appear, or none.
+        """Write the model with the embeddings that are placed, and their report; all files appear, or none.
 
-        Args:
-            report: of these embeddings.
-            output: the model.
-            files: of the output, from `check_files`.
-
-        Raises:
-            OSError: they cannot be written.
+        `files` are those of the output, from `check_files`.
         """
         beside, report_file = self.settings.beside, self.settings.report_file
         reports = [] if report_file is None else [report_file]
@@ -459,8 +425,6 @@ class Session:
                 f"output {output}: cannot be written ({reason}); free some space, or choose another path"
             ) from error
         return report
-
-    # Candidates.
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         """Fit, place and measure one candidate; a trial without a report if it is impossible or fails.
@@ -553,23 +517,15 @@ class Session:
         return Target(ratio=low)
 
 
-class _Footprint(NamedTuple):
-    """The bytes of a model's tensors as written and in memory, and its number of parameters."""
-
-    weights: int
-    memory: int
-    parameters: int
-
-    @classmethod
-    def of(cls, trained: TrainedModel, written: Mapping[str, Tensor]) -> _Footprint:
-        """That of a model whose tensors are `written`."""
-        module = trained.module
-        held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        return cls(
-            sum(part.nbytes for tensor in written.values() for part in inner_tensors(tensor)),
-            sum(part.nbytes for tensor in held.values() for part in inner_tensors(tensor)),
-            accounting.count_parameters(module),
-        )
+def _footprint(trained: TrainedModel, written: Mapping[str, Tensor]) -> tuple[int, int, int]:
+    """The bytes of the `written` tensors and of those in memory, and the number of parameters of a model."""
+    module = trained.module
+    held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return (
+        sum(part.nbytes for tensor in written.values() for part in inner_tensors(tensor)),
+        sum(part.nbytes for tensor in held.values() for part in inner_tensors(tensor)),
+        accounting.count_parameters(module),
+    )
 
 
 def check_files(

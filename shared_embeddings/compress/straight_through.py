@@ -55,11 +55,7 @@ class Schedule:
 
 
 def parse_quantization(given: Mapping[str, Any]) -> tuple[Schedule, QuantizedOptions]:
-    """The parts of the option ``embedding_quantization`` with their defaults.
-
-    Raises:
-        OptionError: a key or a value is not known.
-    """
+    """The parts of the option ``embedding_quantization`` with their defaults."""
     own = {field.name for field in dataclasses.fields(Schedule)}
     for key in ("seed", "words_per_width", "output_bias"):
         if key in given:
@@ -122,22 +118,20 @@ class StraightThrough:
 
     def __call__(self, table: Tensor) -> Tensor:
         """The table ``(V, D)`` that the model uses in this step; its gradient is that of `table`."""
-        done = self.step()
+        done, every, share = self.step(), self.schedule.refresh_every, self.schedule.share
         if done < self.schedule.quantize_from_step:
             return table
-        if not self.embedding.training:
-            return table + self._error_at((table.data_ptr(), table._version, -1), table)
-        every = self.schedule.refresh_every
-        block = done // every
-        # One search serves both sides of a step, and all steps until the next search.
-        version = table._version if every == 1 else 0
-        return table + self._noise(self._error_at((table.data_ptr(), version, block), table), done)
-
-    def _error_at(self, state: tuple[int, int, int], table: Tensor) -> Tensor:
-        """The rounding errors of the table ``(V, D)``, computed again when `state` changes."""
+        # One search for codes serves both sides of a step, and all steps until the next search.
+        state = (table.data_ptr(), table._version, -1)
+        if self.embedding.training:
+            state = (table.data_ptr(), table._version if every == 1 else 0, done // every)
         if self._error is None or self._state != state:
             self._error, self._state = self._rounded(table.detach()) - table.detach(), state
-        return self._error
+        if not self.embedding.training or share == 1:
+            return table + self._error
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + done) % 2**63)
+        chosen = torch.rand(len(table), 1, generator=generator) < share
+        return table + self._error * chosen.to(self._error)
 
     def _rounded(self, table: Tensor) -> Tensor:
         """The rows that `quantized` would store for the table ``(V, D)``."""
@@ -152,11 +146,3 @@ class StraightThrough:
         )
         with torch.no_grad():
             return found.eval().table().to(table)
-
-    def _noise(self, error: Tensor, done: int) -> Tensor:
-        """The rounding errors ``(V, D)`` of this step: zero for words that are not rounded."""
-        if self.schedule.share == 1:
-            return error
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + done) % 2**63)
-        chosen = torch.rand(len(error), 1, generator=generator) < self.schedule.share
-        return error * chosen.to(error)

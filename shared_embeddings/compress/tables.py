@@ -39,11 +39,10 @@ def fit_table(
     counts: Mapping[str, int] | None,
     options: Mapping[str, object],
 ) -> tuple[SharedEmbedding, TableReport]:
-    """Fit an embedding to a table, with the values that `store` keeps.
+    """Fit an embedding to a table of a trained model, with the values that `store` keeps.
 
     Args:
-        table: of a trained model.
-        method, store, counts: as in `shared_embeddings.compress.session.compress`.
+        table, method, store, counts: as in `shared_embeddings.compress.session.compress`.
         options: other arguments of `fit`.
 
     Returns:
@@ -79,10 +78,7 @@ def fit_table(
 
 
 def _hold(embedding: SharedEmbedding, store: str) -> None:
-    """Keep the numbers of an embedding in memory as its storage does, except for biases.
-
-    Hosts copy biases into the embedding after the fit.
-    """
+    """Keep the numbers of an embedding in memory as its storage does, except for biases, which hosts copy."""
     tensors = accounting.distinct_state(embedding).items()
     state = {name: one for name, one in tensors if one.dim() > 1 or not one.is_floating_point()}
     embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
@@ -96,14 +92,8 @@ def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tens
     sizes = Sizes(*(-(-accounting.stored_bits(embedding, kind) // 8) for kind in ("fp32", store)))
     _hold(embedding, store)
     added, errors = Errors(embedding, fitted), Errors(embedding, teacher.__getitem__)
-    return StorageReport(
-        store=store,
-        stored_bytes=sizes,
-        added_error=added.relative(),
-        relative_error=errors.relative(),
-        added_bands=added.bands(counts),
-        bands=errors.bands(counts),
-    )
+    added_bands, bands = added.bands(counts), errors.bands(counts)
+    return StorageReport(store, sizes, added.relative(), errors.relative(), added_bands, bands)
 
 
 class Errors:
@@ -116,18 +106,18 @@ class Errors:
 
     @torch.no_grad()
     def __init__(self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor]) -> None:
-        self._padding = embedding.padding_idx
-        words = embedding.num_embeddings
         # Small tensors that stay between large ones would keep the allocator from using memory again.
-        self._missed, self._squares = torch.zeros(2, words, dtype=torch.float64)
-        for ids in torch.arange(words).split(_ROWS):
-            rows = wanted(ids).double()
-            self._missed[ids] = (embedding(ids).double() - rows).square().sum(dim=1)
-            self._squares[ids] = rows.square().sum(dim=1)
+        self._missed, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)
+        ids = torch.arange(embedding.num_embeddings)
+        for some in ids.split(_ROWS):
+            rows = wanted(some).double()
+            self._missed[some] = (embedding(some).double() - rows).square().sum(dim=1)
+            self._squares[some] = rows.square().sum(dim=1)
+        self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
 
     def relative(self) -> float:
         """``||E - Ê|| / ||E||`` over all words except padding."""
-        return self._of(torch.arange(len(self._missed)))[1]
+        return self._of(self._words)[1]
 
     def weighted(self, weights: Tensor) -> tuple[float, float]:
         """The sums of squared distances and of squared norms over all words except padding.
@@ -135,9 +125,8 @@ class Errors:
         Args:
             weights: ``(V,)`` of the words.
         """
-        words = torch.arange(len(self._missed)) != (-1 if self._padding is None else self._padding)
-        weights = weights[words].double()
-        return float(self._missed[words] @ weights), float(self._squares[words] @ weights)
+        own = weights[self._words].double()
+        return float(self._missed[self._words] @ own), float(self._squares[self._words] @ own)
 
     def bands(self, counts: Tensor | None) -> list[Band]:
         """The errors by frequency band.
@@ -145,15 +134,14 @@ class Errors:
         Args:
             counts: ``(V,)`` of the words; None for words in order of frequency.
         """
-        ids = torch.arange(len(self._missed))
-        order = ids if counts is None else torch.argsort(counts, descending=True, stable=True)
-        order = order[order != (-1 if self._padding is None else self._padding)]
+        order = self._words
+        if counts is not None:
+            order = order[torch.argsort(counts[order], descending=True, stable=True)]
         edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
         return [Band(first + 1, last, *self._of(order[first:last])) for first, last in zip(edges, edges[1:])]
 
     def _of(self, words: Tensor) -> tuple[float, float]:
-        """The mean distance of the rows of words except padding, and the relative error."""
-        words = words[words != (-1 if self._padding is None else self._padding)]
+        """The mean distance of the rows of words, and the relative error."""
         missed, norm = self._missed[words], float(self._squares[words].sum().sqrt())
         return float(missed.sqrt().mean()), float(missed.sum().sqrt()) / norm if norm else 0.0
 

@@ -12,7 +12,7 @@ import functools
 import operator
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -56,30 +56,25 @@ class Texts:
         Raises:
             UserError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
         """
-        if self.both and len(vocabularies) > 1:
-            raise UserError(
-                f"--text {self.both[0]}: the model has a vocabulary for the source and one for the target; "
-                "give --source-text and --target-text instead"
-            )
-        if self.held_out and len(vocabularies) > 1:
-            raise UserError(
-                f"--held-out {self.held_out[0]}: the model has a vocabulary for the source and one for the "
-                "target, so lines of either side cannot be counted together; remove it"
-            )
+        for option, paths in (("--text", self.both), ("--held-out", self.held_out)):
+            if paths and len(vocabularies) > 1:
+                instead = "give --source-text and --target-text" if paths is self.both else "remove it"
+                raise UserError(
+                    f"{option} {paths[0]}: the model has a vocabulary for the source and one for the target, "
+                    f"whose lines are counted separately; {instead}"
+                )
         given = {"source": self.source, "target": self.target}
         for side, paths in given.items():
             if paths and not any(side in vocabulary.sides for vocabulary in vocabularies):
                 raise UserError(f"--{side}-text {paths[0]}: the model has no {side} side; give it as --text")
-        found = {
-            vocabulary.name: [*self.both, *(path for side in vocabulary.sides for path in given[side])]
-            for vocabulary in vocabularies
-        }
+        found = {}
         for vocabulary in vocabularies:
-            name = vocabulary.name
+            name, sides = vocabulary.name, vocabulary.sides
+            found[name] = [*self.both, *(path for side in sides for path in given[side])]
             if not found[name]:
                 option = "--text" if len(vocabularies) == 1 else f"--{name}-text"
                 raise UserError(f"no text selects the words of the vocabulary '{name}'; give {option}")
-            for side in vocabulary.sides:
+            for side in sides:
                 if not (self.both or given[side]):
                     raise UserError(
                         f"no text selects the words of the {side}, which shares the vocabulary; give "
@@ -109,13 +104,11 @@ class Keep:
     characters: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        if self.min_count < 1:
-            raise UserError(f"--min-count is {self.min_count}, but it must be at least 1; raise it")
+        for option, value in (("--min-count", self.min_count), ("--top-k", self.top)):
+            if value is not None and value < 1:
+                raise UserError(f"{option} is {value}, but it must be at least 1; raise it")
         if self.first < 0:
             raise UserError(f"--keep-first is {self.first}, but it must be at least 0; raise it")
-        if self.top is not None and self.top < 1:
-            raise UserError(f"--top-k is {self.top}, but it must be at least 1; raise it")
         if self.coverage is not None and not 0.0 < self.coverage <= 1.0:
             raise UserError(f"--coverage is {self.coverage:.1%}, but it must be above 0% and at most 100%")
         limits = {"--min-count": self.min_count > 1, "--top-k": self.top, "--coverage": self.coverage}
@@ -130,20 +123,18 @@ class Keep:
             UserError: a word is in no vocabulary.
         """
         kept: dict[str, set[int]] = {}
-        missing = set(self.words)
+        missing = dict.fromkeys(self.words)
         for vocabulary in vocabularies:
             index = {word: number for number, word in enumerate(vocabulary.words)}
-            found = {word for word in self.words if word in index}
-            missing -= found
-            kept[vocabulary.name] = {index[word] for word in found} | set(
-                range(min(self.first, len(vocabulary.words)))
+            found = [word for word in self.words if word in index]
+            kept[vocabulary.name] = {index[word] for word in found} | {*range(len(index))[: self.first]}
+            for word in found:
+                missing.pop(word, None)
+        for word in missing:
+            raise UserError(
+                f"word to keep {word!r}: is not in the vocabulary; spell it as the vocabulary does, or "
+                "put it into a text"
             )
-        for word in self.words:
-            if word in missing:
-                raise UserError(
-                    f"word to keep {word!r}: is not in the vocabulary; spell it as the vocabulary does, or "
-                    "put it into a text"
-                )
         return kept
 
     def frequent(self, readings: Sequence[Counter[int]], always: set[int]) -> set[int]:
@@ -157,21 +148,17 @@ class Keep:
         ranked = sorted(counts.keys() - always, key=lambda word: (-counts[word], word))
         if self.top is not None:
             return set(ranked[: self.top])
-        if self.coverage is not None:
-            return set(
-                ranked[: max(_shortest(reading, ranked, always, self.coverage) for reading in readings)]
-            )
-        return {word for word in ranked if counts[word] >= self.min_count}
-
-
-def _shortest(counts: Counter[int], ranked: Sequence[int], always: set[int], coverage: float) -> int:
-    """How many of the `ranked` words, after those kept `always`, make up a share of a text."""
-    missing = coverage * counts.total() - sum(counts[word] for word in always)
-    for number, word in enumerate(ranked):
-        if missing <= 0:
-            return number
-        missing -= counts[word]
-    return len(ranked)
+        if self.coverage is None:
+            return {word for word in ranked if counts[word] >= self.min_count}
+        most = 0
+        for reading in readings:
+            missing = self.coverage * reading.total() - sum(reading[word] for word in always)
+            number = 0
+            while missing > 0 and number < len(ranked):
+                missing -= reading[ranked[number]]
+                number += 1
+            most = max(most, number)
+        return set(ranked[:most])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,39 +185,49 @@ def select(
     Raises:
         UserError: the texts use too few words, or a word to keep does not exist.
     """
-    asked, found = keep.ids(vocabularies), {}
+    asked, selections = keep.ids(vocabularies), {}
     for vocabulary in vocabularies:
-        name = vocabulary.name
-        readings = _count(trained, vocabulary, texts[name])
+        name, specials = vocabulary.name, vocabulary.specials
+        readings = _count(trained, name, texts[name])
+        if all(counts.keys() <= specials for counts in readings):
+            raise UserError(
+                f"text {', '.join(map(str, texts[name]))}: has no word of the vocabulary '{name}'; tokenize "
+                "it like the model's training data"
+            )
         characters = trained.characters(name) if keep.characters else set()
-        frequent = keep.frequent(readings, asked[name] | vocabulary.specials | characters)
-        wanted = frequent | asked[name] | vocabulary.specials
+        frequent = keep.frequent(readings, asked[name] | specials | characters)
         used = {word for counts in readings for word, count in counts.items() if count >= keep.min_count}
-        if (used | asked[name]) <= vocabulary.specials:
+        if used | asked[name] <= specials:
             raise UserError(
                 f"no word of the vocabulary '{name}' is used {keep.min_count} times; lower --min-count"
             )
-        ids = trained.closed(name, wanted | characters)
-        reasons = {
-            "special": vocabulary.specials,
-            "asked for": asked[name],
-            "characters that spell other texts": characters,
-            "most used by the texts": frequent,
-            "needed by the tokenizer": ids,
-        }
-        found[name] = Selection(torch.tensor(sorted(ids)), _counted(reasons))
-    return found
+        ids = trained.closed(name, frequent | asked[name] | specials | characters)
+        before: set[int] = set()
+        reasons = {}
+        for reason, words in (
+            ("special", specials),
+            ("asked for", asked[name]),
+            ("characters that spell other texts", characters),
+            ("most used by the texts", frequent),
+            ("needed by the tokenizer", ids),
+        ):
+            if new := words - before:
+                reasons[reason] = len(new)
+            before |= words
+        selections[name] = Selection(torch.tensor(sorted(ids)), reasons)
+    return selections
 
 
-def _counted(reasons: Mapping[str, Collection[int]]) -> dict[str, int]:
-    """How many words each reason keeps that no earlier one does; reasons that keep none are left out."""
-    before: set[int] = set()
-    counted = {}
-    for reason, words in reasons.items():
-        if new := set(words) - before:
-            counted[reason] = len(new)
-        before |= new
-    return counted
+def _count(trained: TrimmableModel, vocabulary: str, paths: Sequence[Path]) -> list[Counter[int]]:
+    """How often texts use each word, for each way of reading them."""
+    readings: list[Counter[int]] = []
+    for path in paths:
+        for block in _blocks(path):
+            for number, counts in enumerate(trained.used(vocabulary, block)):
+                if number == len(readings):
+                    readings.append(Counter())
+                readings[number].update(counts)
+    return readings
 
 
 def read_words(path: Path) -> list[str]:
@@ -238,7 +235,6 @@ def read_words(path: Path) -> list[str]:
 
     Raises:
         UserError: there is none, or the file is not UTF-8.
-        OSError: it cannot be read.
     """
     words = [line for line in text_lines(path) if line]
     if not words:
@@ -246,34 +242,13 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
-def blocks(path: Path) -> Iterator[list[str]]:
+def _blocks(path: Path) -> Iterator[list[str]]:
     """The lines of a text in blocks, with a progress bar on a terminal."""
     lines = text_lines(path)
     with tqdm(desc=path.name, unit=" lines", disable=None) as progress:
         while block := list(islice(lines, _BLOCK)):
             yield block
             progress.update(len(block))
-
-
-def _count(trained: TrimmableModel, vocabulary: Vocabulary, paths: Sequence[Path]) -> list[Counter[int]]:
-    """How often texts use each word, for each way of reading them.
-
-    Raises:
-        UserError: they use only special words.
-    """
-    readings: list[Counter[int]] = []
-    for path in paths:
-        for block in blocks(path):
-            for number, counts in enumerate(trained.used(vocabulary.name, block)):
-                if number == len(readings):
-                    readings.append(Counter())
-                readings[number].update(counts)
-    if all(counts.keys() <= vocabulary.specials for counts in readings):
-        raise UserError(
-            f"text {', '.join(map(str, paths))}: has no word of the vocabulary '{vocabulary.name}'; tokenize "
-            "it like the model's training data"
-        )
-    return readings
 
 
 def trim(
@@ -297,59 +272,13 @@ def trim(
             paths.
         OSError: a file cannot be read or written.
     """
-    name, adapter = find_host(model)
+    host, adapter = find_host(model)
     trained = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
     maps = {} if output is None else map_files(trained, output, vocabularies)
     files = [] if output is None else trained.files(output)
-    outputs = files if _is_folder(trained) else [*files, *maps.values()]
-    _check_paths(trained, texts, outputs, force)
-    given = texts.of(vocabularies)
-    kept = select(trained, vocabularies, given, keep)
-    weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
-    notes = trained.trim({vocabulary: found.ids for vocabulary, found in kept.items()})
-    trimmed = [
-        _trimmed(trained, vocabulary, kept[vocabulary.name], maps, [*given[vocabulary.name], *texts.held_out])
-        for vocabulary in vocabularies
-    ]
-    report = TrimReport(
-        model=os.fspath(model),
-        output=None if output is None else os.fspath(output),
-        host=name,
-        vocabularies=trimmed,
-        bytes_of_weights=Sizes(weights, trained.weight_bytes()),
-        bytes_on_disk=None,
-        notes=notes,
-    )
-    if output is None:
-        return report
-    with staged(outputs) as places:
-        trained.write_trimmed(places[0], report.card())
-        for vocabulary, path in map_files(trained, places[0], vocabularies).items():
-            write_text(path, _map_text(kept[vocabulary].ids))
-        after = sum(map(bytes_on_disk, places[: len(files)]))
-    return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
-
-
-def _trimmed(
-    trained: TrimmableModel,
-    vocabulary: Vocabulary,
-    kept: Selection,
-    maps: Mapping[str, Path],
-    texts: Sequence[Path],
-) -> TrimmedVocabulary:
-    """What the report says of a vocabulary; `maps` has the files of its new ids, if they are written."""
-    return TrimmedVocabulary(
-        name=vocabulary.name,
-        rows=Sizes(len(vocabulary.words), len(kept.ids)),
-        reasons=kept.reasons,
-        map_file=os.fspath(maps[vocabulary.name]) if maps else None,
-        texts=[_coverage(trained, vocabulary, path, kept) for path in texts],
-    )
-
-
-def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path], force: bool) -> None:
-    """Raise UserError if the paths clash, or a file is missing or exists."""
+    # A folder contains its map.
+    outputs = [*files, *(path for path in maps.values() if path.parent not in files)]
     check_paths(
         {
             "--model": (PathOption.SOURCE, trained.sources()),
@@ -361,33 +290,63 @@ def _check_paths(trained: TrimmableModel, texts: Texts, outputs: Sequence[Path],
         },
         force,
     )
-
-
-def _is_folder(trained: StoredModel) -> bool:
-    """Whether a model was read from a folder."""
-    return any(map(os.path.isdir, trained.sources()))
+    given = texts.of(vocabularies)
+    kept = select(trained, vocabularies, given, keep)
+    weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
+    notes = trained.trim({name: found.ids for name, found in kept.items()})
+    trimmed = [
+        TrimmedVocabulary(
+            name=(name := vocabulary.name),
+            rows=Sizes(len(vocabulary.words), len(kept[name].ids)),
+            reasons=kept[name].reasons,
+            map_file=os.fspath(maps[name]) if maps else None,
+            texts=[
+                _coverage(trained, vocabulary, path, kept[name].ids)
+                for path in (*given[name], *texts.held_out)
+            ],
+        )
+        for vocabulary in vocabularies
+    ]
+    report = TrimReport(
+        model=os.fspath(model),
+        output=None if output is None else os.fspath(output),
+        host=host,
+        vocabularies=trimmed,
+        bytes_of_weights=Sizes(weights, trained.weight_bytes()),
+        bytes_on_disk=None,
+        notes=notes,
+    )
+    if output is None:
+        return report
+    with staged(outputs) as places:
+        trained.write_trimmed(places[0], report.card())
+        for name, path in map_files(trained, places[0], vocabularies).items():
+            ids = enumerate(kept[name].ids.tolist())
+            write_text(path, "".join(f"{old}\t{new}\n" for new, old in ids))
+        after = sum(map(bytes_on_disk, places[: len(files)]))
+    return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
 
 
 def map_files(trained: StoredModel, output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, Path]:
     """The file for the ids of each vocabulary: in a model's folder, or next to its file."""
-    if _is_folder(trained):
-        return {vocabulary.name: output / "ids.tsv" for vocabulary in vocabularies}
     names = [vocabulary.name for vocabulary in vocabularies]
+    if any(map(os.path.isdir, trained.sources())):
+        return dict.fromkeys(names, output / "ids.tsv")
     endings = [".ids.tsv"] if len(names) == 1 else [f".{name}.ids.tsv" for name in names]
     return {name: output.with_name(output.name + ending) for name, ending in zip(names, endings)}
 
 
-def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept: Selection) -> Coverage:
+def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept: Tensor) -> Coverage:
     """How much of a text the trimmed vocabulary covers.
 
     Raises:
         UserError: a line whose tokens are all kept would be tokenized differently.
     """
-    new_ids = {old: new for new, old in enumerate(kept.ids.tolist())}
+    name = vocabulary.name
+    new_ids = {old: new for new, old in enumerate(kept.tolist())}
     tokens = known = unknown = whole = lines = restored = restored_after = 0
-    for block in blocks(path):
-        before = trained.encode(vocabulary.name, block)
-        after = trained.encode_trimmed(vocabulary.name, block)
+    for block in _blocks(path):
+        before, after = trained.encode(name, block), trained.encode_trimmed(name, block)
         for number, (old, new) in enumerate(zip(before, after, strict=True), lines + 1):
             mapped = [new_ids.get(word) for word in old]
             tokens += len(old)
@@ -402,14 +361,9 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept:
                 )
             whole += 1
         lines += len(block)
-        restored += trained.restored(vocabulary.name, block, before)
-        restored_after += trained.restored_trimmed(vocabulary.name, block, after)
+        restored += trained.restored(name, block, before)
+        restored_after += trained.restored_trimmed(name, block, after)
     return Coverage(os.fspath(path), tokens, known, unknown, whole, lines, Sizes(restored, restored_after))
-
-
-def _map_text(kept: Tensor) -> str:
-    """The text of an id map: for each kept word the old id, a tab, and the new id."""
-    return "".join(f"{old}\t{new}\n" for new, old in enumerate(kept.tolist()))
 
 
 @contextmanager
@@ -441,24 +395,19 @@ def trimmed_copy(
     maps = {} if output is None else map_files(trained, output, vocabularies)
     with workplace(output) as folder:
         small = folder / (Path(model).name if output is None else output.name)
-        # A folder contains its own map of ids.
-        beside = {
-            path: maps[name]
-            for name, path in map_files(trained, small, vocabularies).items()
-            if output is not None and maps[name].parent != output
-        }
+        inner = map_files(trained, small, vocabularies)
+        # A folder contains its own map.
+        beside = {inner[name]: path for name, path in maps.items() if path.parent != output}
         settings = dataclasses.replace(settings, beside=beside)
         if output is not None:
             check_files(trained, output, dataclasses.replace(settings, texts=texts))
         report = trim(model, Texts(texts), small)
-        found = [
-            dataclasses.replace(one, map_file=os.fspath(maps[one.name]) if maps else None)
-            for one in report.vocabularies
-        ]
-        name = None if output is None else os.fspath(output)
-        yield (
-            small,
-            dataclasses.replace(
-                settings, trimmed=dataclasses.replace(report, output=name, vocabularies=found)
-            ),
+        trimmed = dataclasses.replace(
+            report,
+            output=None if output is None else os.fspath(output),
+            vocabularies=[
+                dataclasses.replace(one, map_file=os.fspath(maps[one.name]) if maps else None)
+                for one in report.vocabularies
+            ],
         )
+        yield small, dataclasses.replace(settings, trimmed=trimmed)

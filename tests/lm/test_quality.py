@@ -17,7 +17,7 @@ from lm.checkpoint import load_model
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.measure import Kept, Quality, Validation
-from shared_embeddings.compress.targets import Target
+from shared_embeddings.compress.sizing import Target
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.spec import Candidate

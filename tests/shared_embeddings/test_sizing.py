@@ -16,8 +16,8 @@ import shared_embeddings as se
 from shared_embeddings import accounting
 from shared_embeddings.cli.catalog import describe_storage, storage_breakdown
 from shared_embeddings.cli.main import main
-from shared_embeddings.compress import suggest
-from shared_embeddings.compress.targets import stored_bytes
+from shared_embeddings.compress import sizing
+from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.methods import tensor_train
 from shared_embeddings.registry import resolve
 from tests.recipes.browser import browser_page, find_browser
@@ -135,9 +135,9 @@ def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DI
     return resolve(method, v, d, options).search_size(v, d)
 
 
-def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> suggest.Suggestion:
+def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> sizing.Suggestion:
     """The suggestion for one method."""
-    return next(found for found in suggest.suggest(v, d, budget) if found.method == method)
+    return next(found for found in sizing.suggest(v, d, budget) if found.method == method)
 
 
 # Budgets
@@ -158,7 +158,7 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
     ],
 )
 def test_budgets_are_read(text: str, expected: int) -> None:
-    assert suggest.read_budget(text) == expected
+    assert sizing.read_budget(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_budgets_are_read(text: str, expected: int) -> None:
 )
 def test_invalid_budgets_fail(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
-        suggest.read_budget(text)
+        sizing.read_budget(text)
 
 
 # Suggestions
@@ -231,27 +231,27 @@ def test_a_second_grid_reaches_lower() -> None:
 
 @pytest.mark.parametrize(("v", "d"), [(1, 1), (2, 1), (3, 7), (16, 16)])
 def test_tiny_sizes_work(v: int, d: int) -> None:
-    for found in suggest.suggest(v, d, v * d):
+    for found in sizing.suggest(v, d, v * d):
         if found.options is not None:
             assert count(found.method, found.options, v, d) <= v * d
 
 
 def test_impossible_sizes() -> None:
     with pytest.raises(se.OptionError, match="num_embeddings"):
-        suggest.suggest(0, 4, 10)
+        sizing.suggest(0, 4, 10)
     with pytest.raises(se.OptionError, match="num_embeddings"):
-        suggest.suggest(10**30, 4, 10)
+        sizing.suggest(10**30, 4, 10)
     with pytest.raises(se.OptionError, match="embedding_dim"):
-        suggest.describe_suggestions(4, -1, "10")
+        sizing.describe_suggestions(4, -1, "10")
 
 
 # Printing
 
 
 def test_every_line_can_be_pasted() -> None:
-    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "50k")
+    text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "50k")
     pasted = [yaml.safe_load(line) for line in text.splitlines() if line.startswith("embedding:")]
-    found = [one for one in suggest.suggest(VOCABULARY, DIMENSION, 50_000) if one.options is not None]
+    found = [one for one in sizing.suggest(VOCABULARY, DIMENSION, 50_000) if one.options is not None]
     assert [entry["embedding"] for entry in pasted] == [
         {"method": one.method, **one.options} for one in found
     ]
@@ -263,19 +263,19 @@ def test_every_line_can_be_pasted() -> None:
 
 
 def test_compression_is_reported() -> None:
-    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "30640")
+    text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "30640")
     assert "# funnel: 30,640 parameters, 6.27x; the largest rank" in text
 
 
 def test_a_budget_above_the_table_needs_nothing() -> None:
-    text = suggest.describe_suggestions(VOCABULARY, DIMENSION, "192k")
+    text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "192k")
     assert text.startswith("Nothing is needed") and "192,000" in text
     assert "embedding:" not in text
-    assert "embedding:" in suggest.describe_suggestions(VOCABULARY, DIMENSION, "191999")
+    assert "embedding:" in sizing.describe_suggestions(VOCABULARY, DIMENSION, "191999")
 
 
 def test_json() -> None:
-    found = json.loads(suggest.describe_suggestions(VOCABULARY, DIMENSION, "30640", as_json=True))
+    found = json.loads(sizing.describe_suggestions(VOCABULARY, DIMENSION, "30640", as_json=True))
     assert (found["budget"], found["dense"]) == (30_640, 192_000)
     methods = {entry["method"]: entry for entry in found["suggestions"]}
     assert sorted(methods) == se.methods()
@@ -318,13 +318,16 @@ def page_data(text: str) -> dict[str, Any]:
 
 
 def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suggest, "PAGE_STEPS", 6)
-    data = page_data(suggest.suggestion_page([500, 800], [32]))
+    monkeypatch.setattr(sizing, "PAGE_STEPS", 6)
+    data = page_data(sizing.suggestion_page([500, 800], [32]))
     assert data["grids"].keys() == {"500 32", "800 32"}
     grids = data["grids"]["800 32"]
     assert list(grids) == se.methods()
     for method, found in grids.items():
-        for points in found:
+        for points, grid in zip(found, se.options(method).search_grids(800, 32), strict=True):
+            ends = [resolve(method, 800, 32, grid.options_at(step)) for step in (0, grid.steps - 1)]
+            sizes = [end.search_size(800, 32) for end in ends]
+            assert len(points) <= 6 and [points[0][1], points[-1][1]] == sizes
             counts = [point[1] for point in points]
             assert counts == sorted(counts), method
             text, count, *stored = points[-1]
@@ -334,17 +337,10 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
             assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
 
 
-def test_page_has_first_and_last_steps() -> None:
-    for steps in (1, 2, suggest.PAGE_STEPS, 5000):
-        found = suggest.spread(steps)
-        assert found[0] == 0 and found[-1] == steps - 1 and len(found) <= suggest.PAGE_STEPS
-        assert found == sorted(set(found))
-
-
 def test_the_command_writes_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(suggest, "PAGE_STEPS", 3)
+    monkeypatch.setattr(sizing, "PAGE_STEPS", 3)
     sizes = ["suggest", "--vocab-size", "100", "200", "--dim", "8"]
     file = tmp_path / "page.html"
     assert main([*sizes, "--html", str(file), "--budget", "500"]) == 0
@@ -368,7 +364,7 @@ def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
     program = find_browser()
     if program is None:
         pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
-    (tmp_path / "page.html").write_text(suggest.suggestion_page([500, 800], [64]))
+    (tmp_path / "page.html").write_text(sizing.suggestion_page([500, 800], [64]))
     with browser_page(program, tmp_path / "profile") as shown:
         shown.open(tmp_path / "page.html", width=1280, dark=False)
         cells = "[...row.cells].map(cell => cell.textContent)"
