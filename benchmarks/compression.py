@@ -132,11 +132,7 @@ def _percent(share: float | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the trials that the output file does not have yet, and publish.
-
-    Raises:
-        OSError, UserError, ValueError: a file cannot be used, or the README lacks the markers.
-    """
+    """Run the trials that the output file does not have yet, and publish."""
     parser = parser_of("benchmarks.compression", __doc__)
     parser.add_argument("--model", type=PathOption.SOURCE, required=True)
     parser.add_argument("--title", help="what the model is, for the table")

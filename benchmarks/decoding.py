@@ -149,11 +149,7 @@ def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure every table at every size, and publish.
-
-    Raises:
-        UserError: a file holds no results, or the README lacks the markers.
-    """
+    """Measure every table at every size, and publish."""
     parser = parser_of("benchmarks.decoding", __doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
     parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")

@@ -83,11 +83,7 @@ def measure(method: str, options: dict[str, Any], table: Tensor, counts: Tensor)
 
 
 def kept(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any]]:
-    """Read the fits that an earlier run with the same text and sizes has written.
-
-    Raises:
-        UserError: the file is not one of results, or an earlier run had other settings.
-    """
+    """Read the fits that an earlier run with the same text and sizes has written."""
     record = earlier_record(path, benchmark)
     if record is None:
         return []
@@ -123,11 +119,7 @@ class Size(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Read a size such as 262144x640.
-
-        Raises:
-            ValueError: the text is not two whole numbers with an x between them.
-        """
+        """Read a size such as 262144x640."""
         words, dim = map(int, text.split("x"))
         if words < 1 or dim < 1:
             raise ValueError("both numbers must be at least 1")
@@ -172,11 +164,7 @@ def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
 
 
 def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
-    """The method and its options: those in its name, or those at a size in bytes, in its own storage.
-
-    Raises:
-        OptionError: the method is impossible at this size.
-    """
+    """The method and its options: those in its name, or those at a size in bytes, in its own storage."""
     method, *named = name.split(", ")
     if named:
         return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
@@ -214,11 +202,7 @@ def as_large_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure what the output file does not have yet, and publish.
-
-    Raises:
-        OSError, UserError: the text or the output cannot be used, or the README lacks the markers.
-    """
+    """Measure what the output file does not have yet, and publish."""
     parser = parser_of("benchmarks.fitting", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", type=PathOption.FILE)

@@ -192,11 +192,7 @@ def run_slice(name: str, options: argparse.Namespace, results: Results) -> None:
 
 
 def outcome(run: Callable[[float], Measured], seconds: float) -> dict[str, Any]:
-    """The numbers of a case, or why there are none; a case that is not done is tried again.
-
-    Raises:
-        torch.AcceleratorError: the device cannot be used any more in this process.
-    """
+    """The numbers of a case, or why there are none; a case that is not done is tried again."""
     try:
         measured = run(seconds)
         return {"measured": measured, "done": measured.get("finished", True)}
@@ -282,11 +278,7 @@ def publish(results: Results) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run, list or publish.
-
-    Raises:
-        UserError: there is no CUDA device, or a file of results cannot be used.
-    """
+    """Run, list or publish."""
     parser = Parser(
         "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

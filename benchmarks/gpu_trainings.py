@@ -26,10 +26,8 @@ import torch
 
 import shared_embeddings as se
 from benchmarks.gpu_steps import device_of
-from recipes.common.recipe import Recipe, find_recipe
+from recipes.common.recipe import Recipe, Row, find_recipe, smoke_row
 from recipes.common.results import REPOSITORY, find_result
-from recipes.common.rows import Row
-from recipes.common.smoke import smoke_row
 from shared_embeddings.compress.sizing import suggest
 
 Measured = dict[str, Any]
@@ -147,10 +145,6 @@ def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measu
     """Train, or fit, a row of `multi30k_ende` with wider layers, and score it.
 
     ``quantized`` is fitted to the trained plain table, the others are trained from scratch.
-
-    Raises:
-        ValueError: the method is impossible at this size.
-        OutOfTime: it is not finished; the next call resumes it.
     """
     from recipes.translation.train import AVERAGED, evaluate, fit_row, prepared_data, train_row
 
@@ -173,11 +167,7 @@ def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measu
 
 
 def wide_row(recipe: Recipe, name: str, width: int) -> Row:
-    """The row `standard_short` with wider layers and the embedding of a name of `translator_names`.
-
-    Raises:
-        ValueError: the method is impossible at this size.
-    """
+    """The row `standard_short` with wider layers and the embedding of a name of `translator_names`."""
     base = find_recipe(recipe.name).row("standard_short")
     sizes = {"hidden_size": width, "word_vec_size": width, "transformer_ff": 4 * width}
     row = replace(base, name=f"{name}_{width}", train={**base.train, **sizes})

@@ -140,11 +140,7 @@ def _cells(one: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and publish.
-
-    Raises:
-        UserError: a file holds no results, or the README lacks the markers.
-    """
+    """Measure and publish."""
     parser = parser_of("benchmarks.language_model", __doc__)
     parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))

@@ -288,11 +288,7 @@ def as_table(measured: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and publish.
-
-    Raises:
-        UserError: the file of ``--input`` or ``--output`` holds no results, or the README lacks the markers.
-    """
+    """Measure and publish."""
     parser = parser_of("benchmarks.layers", __doc__)
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)

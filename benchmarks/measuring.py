@@ -76,11 +76,7 @@ def parser_of(module: str, description: str | None) -> Parser:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The records of a file of results by benchmark.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not the record of a benchmark.
-    """
+    """The records of a file of results by benchmark."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -99,9 +95,6 @@ def read_record(path: Path, benchmark: str, part: str) -> Record:
 
     Args:
         part: a key that the record must have.
-
-    Raises:
-        UserError: as `read_records`, or there is no such record.
     """
     record = read_records(path).get(benchmark, {})
     if part not in record:
@@ -112,20 +105,12 @@ def read_record(path: Path, benchmark: str, part: str) -> Record:
 
 
 def earlier_record(path: Path | None, benchmark: str) -> Record | None:
-    """The record of one benchmark in its output file, or None if there is none yet.
-
-    Raises:
-        UserError: as `read_records`.
-    """
+    """The record of one benchmark in its output file, or None if there is none yet."""
     return read_records(path).get(benchmark) if path is not None and path.exists() else None
 
 
 def save_record(path: Path, benchmark: str, record: Mapping[str, Any]) -> None:
-    """Write the record of one benchmark, with date, versions, commit and device, into a file of results.
-
-    Raises:
-        UserError: as `read_records`.
-    """
+    """Write the record of one benchmark, with date, versions, commit and device, into a file of results."""
     records = read_records(path) if path.exists() else {}
     records[benchmark] = portable({**provenance(), **record})
     lines = (
@@ -136,11 +121,7 @@ def save_record(path: Path, benchmark: str, record: Mapping[str, Any]) -> None:
 
 
 def publish(record: Record, text: str, benchmark: str, arguments: argparse.Namespace) -> None:
-    """Print `text`, and as requested write the record and put the text between the markers of a README.
-
-    Raises:
-        UserError: the README lacks the markers, or the output is not a file of results.
-    """
+    """Print `text`, and as requested write the record and put the text between the markers of a README."""
     print(text)
     if arguments.output:
         save_record(arguments.output, benchmark, record)

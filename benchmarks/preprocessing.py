@@ -94,9 +94,6 @@ def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
 
     Returns:
         The peak memory of each part (see `part_of`) in bytes, in order.
-
-    Raises:
-        UserError: preprocessing failed.
     """
     seen: dict[str, int] = {}
     step = ["start"]
@@ -150,14 +147,10 @@ def as_table(record: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Generate text, preprocess it, publish the memory.
-
-    Raises:
-        OSError, UserError: unknown recipe, a folder that cannot be written, or a README without markers.
-    """
+    """Generate text, preprocess it, publish the memory."""
     parser = parser_of("benchmarks.preprocessing", __doc__)
     parser.add_argument("--recipe", default="wmt14_ende")
-    parser.add_argument("--pieces", nargs="+", help="kinds of pieces (default: all in data.yaml)")
+    parser.add_argument("--pieces", nargs="+", help="kinds of pieces (default: all in rows.yaml)")
     parser.add_argument("--pairs", type=positive, default=4_500_000, help="sentences (default: %(default)s)")
     parser.add_argument(
         "--words", type=positive, default=12, help="mean words per sentence (default: %(default)s)"
@@ -170,7 +163,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
-    settings = read_settings(find_recipe(options.recipe).folder / "data.yaml")
+    settings = read_settings(find_recipe(options.recipe))
     pieces = options.pieces or list(settings.pieces)
     raw = options.folder.absolute() / "raw"
     languages = (

@@ -61,7 +61,7 @@ def sizes(arguments: Sequence[str]) -> None:
     parser.add_argument("task", help="a recipe")
     parser.add_argument("--vocabulary", type=positive, required=True, help="lines of the vocabulary file")
     options = parser.parse_args(arguments)
-    from recipes.common.rows import describe_size
+    from recipes.common.recipe import describe_size
 
     for name, row in find_recipe(options.task).rows.items():
         print(f"{name}: {describe_size(row, options.vocabulary)}")
@@ -72,9 +72,9 @@ def ledger(arguments: Sequence[str]) -> None:
     parser = Parser("python -m recipes ledger", description=ledger.__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_args(arguments)
-    from recipes.papers.ledger import describe_ledger
+    from recipes.papers import describe_ledger, read_papers
 
-    print(describe_ledger(as_json=options.json))
+    print(describe_ledger(read_papers(), as_json=options.json))
 
 
 def coverage(arguments: Sequence[str]) -> None:
@@ -83,8 +83,8 @@ def coverage(arguments: Sequence[str]) -> None:
     parser.add_argument("--write", action="store_true", help="also write the tables into recipes/README.md")
     options = parser.parse_args(arguments)
     from recipes.common.table import update_readme
-    from recipes.papers.coverage import MARKER, README, listing, markdown
-    from recipes.papers.tables import read_papers
+    from recipes.papers import read_papers
+    from recipes.report.coverage import MARKER, README, listing, markdown
 
     if options.write:
         update_readme(README, MARKER, markdown(read_papers()))
@@ -123,8 +123,8 @@ def figures(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="folder of the pictures")
     parser.add_argument("--force", action="store_true", help="overwrite existing pictures")
     options = parser.parse_args(arguments)
-    from recipes.papers.coverage import draw, measured_lines, points_of
-    from recipes.papers.tables import read_papers
+    from recipes.papers import read_papers
+    from recipes.report.coverage import draw, measured_lines, points_of
 
     wanted = [(paper, table) for paper in read_papers() for table in paper.tables if table.plot]
     names = [f"{table.paper} {table.name}.png".lower().replace(" ", "_") for _, table in wanted]

@@ -1,7 +1,7 @@
 """The steps of recipes for language models: texts and class files, training (maybe under torchrun), scores.
 
-The recipe's ``data.yaml`` has ``dataset``, a name in `lm.data.datasets.SOURCES`, and ``classes``: the class
-files for UnClE by name, each with ``num_classes`` and the ``epochs`` of the word vectors. The optional
+The ``data`` of ``rows.yaml`` has ``dataset``, a name in `lm.data.datasets.SOURCES`, and ``classes``: the
+class files for UnClE by name, each with ``num_classes`` and the ``epochs`` of the word vectors. The optional
 ``small`` names the dataset of rows with ``data: data_small``.
 """
 
@@ -20,10 +20,8 @@ from typing import Any
 
 from lm.data.corpus import VOCABULARY
 from lm.data.datasets import SOURCES, locate
-from recipes.common import tools
-from recipes.common.recipe import Recipe, parse_row
+from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result
-from recipes.common.rows import Row
 from recipes.common.smoke import CLASSES, LINES, SMOKE, SMOKE_HELP, TEST_LINES, generated_words, sentence
 from recipes.common.tools import (
     Segment,
@@ -78,13 +76,7 @@ class ClassSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Content of ``data.yaml``.
-
-    Attributes:
-        dataset: name of the corpus.
-        classes: settings of each class file by name.
-        small: name of the corpus for small rows; None if they use the same one.
-    """
+    """The ``data`` in ``rows.yaml``: corpora, and the settings of each class file by name."""
 
     dataset: str
     classes: Mapping[str, Any]
@@ -92,29 +84,20 @@ class DataSettings:
 
 
 def read_settings(recipe: Recipe) -> DataSettings:
-    """Read the recipe's ``data.yaml``.
-
-    Raises:
-        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
-    """
-    path = recipe.folder / "data.yaml"
-    settings = tools.read_settings(path, DataSettings)
+    """Read the settings of the recipe's data."""
+    where, content = recipe.data_settings()
+    settings = parse_settings(where, DataSettings, content)
     for key in ("dataset", SMALL):
         value = getattr(settings, key)
         if value is not None and value not in SOURCES:
-            raise UserError(f"{path}: {key} is {value!r}; it may be {', '.join(SOURCES)}")
-    for name, content in settings.classes.items():
-        parse_settings(f"{path}: classes {name}", ClassSettings, content)
+            raise UserError(f"{where}: {key} is {value!r}; it may be {', '.join(SOURCES)}")
+    for name, each in settings.classes.items():
+        parse_settings(f"{where}: classes {name}", ClassSettings, each)
     return settings
 
 
 def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare the data of a recipe: its texts and class files, those of its small rows, or generated ones.
-
-    Raises:
-        UserError: the settings or the texts are invalid.
-        SystemExit: ``lm_prepare`` reported a user error.
-    """
+    """Prepare the data of a recipe: its texts and class files, those of its small rows, or generated ones."""
     settings, downloads = read_settings(recipe), recipe.home / "downloads"
     command = ["-downloads", str(downloads), "-force"]
     if arguments and arguments[0] in ("-h", "--help"):
@@ -155,17 +138,14 @@ def _make_class_files(recipe: Recipe, texts: Sequence[Path], classes: Mapping[st
     for name, settings in classes.items():
         output, epochs = recipe.home / name, settings["epochs"]
         first = trained.setdefault(epochs, output)
-        make = partial(make_classes, texts, vocabulary, epochs=epochs) if output == first else None
+        make, inputs = partial(make_classes, texts, vocabulary, epochs=epochs), [*texts, vocabulary]
+        if output != first:
+            make, inputs = partial(regroup, first), [first]
         run_step(
             output.stem,
             recipe.data / "steps",
-            partial(
-                make or partial(regroup, first),
-                num_classes=settings["num_classes"],
-                output=output,
-                force=True,
-            ),
-            inputs=[*texts, vocabulary] if make else [first],
+            partial(make, num_classes=settings["num_classes"], output=output, force=True),
+            inputs=inputs,
             outputs=[output],
             settings=settings,
         )
@@ -176,10 +156,6 @@ def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
 
     The Penn Treebank has lowercase sentences without punctuation, with ``N`` for numbers; the others have
     articles with headings in equals signs, one paragraph per line, and empty lines between them.
-
-    Args:
-        dataset: a name in `lm.data.datasets.SOURCES`.
-        folder: output folder.
     """
     texts = {}
     for seed, (split, name) in enumerate(SOURCES[dataset].files.items()):
@@ -223,17 +199,7 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
-    """Train a row; rows with ``finetune`` are trained a second time from the best model.
-
-    Args:
-        recipe: the recipe.
-        row: the row.
-        options: further command-line options of ``lm_train`` for the first training.
-
-    Raises:
-        UserError: the data are not prepared, the teacher is not trained, another process trains this row, or
-            training failed.
-    """
+    """Train a row with options of ``lm_train``; with ``finetune``, a second time from the best model."""
     checksum = recipe.describe_data(data_folder(recipe, row))["checksum"]
     run = recipe.home / row.name
     settings = dict(row.train)
@@ -263,11 +229,7 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
 
 
 def trained_folders(recipe: Recipe, row: Row) -> list[Path]:
-    """Return the folder of each training of a row; the last one has the final model.
-
-    Raises:
-        UserError: training is not complete.
-    """
+    """Return the folder of each training of a row; the last one has the final model."""
     run = recipe.home / row.name
     folders = [run] if row.finetune is None else [run, run / "finetune"]
     logs = [read_json(folder / "training.json") for folder in folders]
@@ -331,16 +293,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
-    """Evaluate a trained row on the validation and the test text; return the results file.
-
-    Args:
-        recipe: the recipe.
-        row: the trained row.
-        options: further command-line options of ``lm_eval``.
-
-    Raises:
-        UserError: the data are not prepared, or the row is not trained on them.
-    """
+    """Evaluate a trained row on both texts with these options of ``lm_eval``; return the results file."""
     data, run = data_folder(recipe, row), recipe.home / row.name
     checksum = recipe.describe_data(data)["checksum"]
     folders = trained_folders(recipe, row)

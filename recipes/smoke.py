@@ -9,13 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from recipes.common.recipe import RECIPES, recipe_names
+from recipes.common.recipe import RECIPES, find_recipe, read_rows, recipe_names
 from recipes.common.results import FILE, SMOKE_FOLDER, read_results
-from recipes.common.rows import Row, read_rows
 from recipes.common.smoke import SMOKE
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
@@ -34,14 +33,7 @@ REAL_RUN_VARIABLES = ("AVERAGE", "DATA_DIR", "TORCHRUN")
 
 
 class Outcome(NamedTuple):
-    """The outcome of a recipe.
-
-    Attributes:
-        recipe: name of the recipe.
-        rows: the trained rows in order; empty for a recipe without rows.
-        seconds: duration.
-        fault: the failure on several lines; None on success.
-    """
+    """The outcome of a recipe: the trained rows in order, the duration, and the failure, if any."""
 
     recipe: str
     rows: list[str]
@@ -54,23 +46,17 @@ def rows_to_run(recipe: Path) -> list[str]:
 
     These are the first row that compresses an embedding from scratch (or the first row), and the first
     fitted and the first distilled row, each after its teacher; rows whose teacher is run anyway come first.
-
-    Raises:
-        UserError: a row is invalid.
     """
     rows = dict(sorted(read_rows(recipe).items()))
-    chosen = [name for name, row in rows.items() if _compresses_from_scratch(row)] or [*rows]
-    chosen = chosen[:1]
+    compressed = [
+        row for row in rows.values() if row.embedding["method"] != "standard" and row.teacher is None
+    ]
+    chosen = ([row.name for row in compressed] or [*rows])[:1]
     for way in STARTS:
         starting = [row for row in rows.values() if getattr(row, way)]
         for row in sorted(starting, key=lambda row: row.teacher not in chosen)[:1]:
             chosen += [str(row.teacher), row.name]
     return list(dict.fromkeys(chosen))
-
-
-def _compresses_from_scratch(row: Row) -> bool:
-    """Return whether a row has no plain table and no teacher."""
-    return row.embedding["method"] != "standard" and row.teacher is None
 
 
 def commands(recipe: Path, rows: Sequence[str]) -> list[list[str]]:
@@ -85,12 +71,7 @@ def commands(recipe: Path, rows: Sequence[str]) -> list[list[str]]:
 
 
 def run_recipe(recipe: Path, runs: Path) -> Outcome:
-    """Run all steps of a recipe until a script fails.
-
-    Args:
-        recipe: folder of the recipe.
-        runs: empty folder for runs and logs.
-    """
+    """Run all steps of a recipe until a script fails; runs and logs go to an empty folder."""
     started = time.monotonic()
     rows: list[str] = []
     try:
@@ -103,12 +84,32 @@ def run_recipe(recipe: Path, runs: Path) -> Outcome:
 
 
 def _run(command: Sequence[str], runs: Path) -> str | None:
-    """Run one script; return its last output if it failed."""
+    """Run one script with this Python on the CPU, without user overrides; return its last output on failure.
+
+    It runs in a process group, which is killed with this process.
+    """
     name = " ".join([Path(command[0]).name, *command[1:]])
     log = runs / f"{Path(command[0]).name}.log"
+    own = {key: value for key, value in os.environ.items() if key not in REAL_RUN_VARIABLES}
+    fixed = {"RUNS": str(runs), "VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {"OMP_NUM_THREADS": "1", **own, **fixed}
     try:
-        with log.open("w") as file:
-            status = _wait_for(command, file, environment_of(runs))
+        with (
+            log.open("w") as file,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                status = process.wait(LONGEST_SECONDS)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     except OSError as error:
         return f"{name}: {error.strerror}"
     except subprocess.TimeoutExpired:
@@ -119,37 +120,8 @@ def _run(command: Sequence[str], runs: Path) -> str | None:
     return "\n".join([f"{name} failed with status {status}:", *last])
 
 
-def environment_of(runs: Path) -> dict[str, str]:
-    """Return the environment of a script: this Python, CPU only, without user overrides."""
-    own = {key: value for key, value in os.environ.items() if key not in REAL_RUN_VARIABLES}
-    fixed = {"RUNS": str(runs), "VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
-    return {"OMP_NUM_THREADS": "1", **own, **fixed}
-
-
-def _wait_for(command: Sequence[str], output: IO[str], environment: Mapping[str, str]) -> int:
-    """Run a script in a process group, which is killed with this process, and return its status."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            return process.wait(LONGEST_SECONDS)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-
-
 def misplaced(home: Path, rows: Sequence[str]) -> str | None:
-    """Describe files or results in the wrong place; None if there are none.
-
-    Args:
-        home: folder of the recipe's runs.
-        rows: the evaluated rows.
-    """
+    """Describe files beside those of --smoke, and evaluated rows without results; None if there are none."""
     beside = sorted(path.name for path in home.glob("*") if path.name != SMOKE_FOLDER)
     if beside:
         return f"wrote {', '.join(beside)} outside of its folder {SMOKE_FOLDER}"
@@ -162,27 +134,14 @@ def misplaced(home: Path, rows: Sequence[str]) -> str | None:
 
 
 def chosen(names: Sequence[str], folder: Path = RECIPES) -> list[Path]:
-    """Return the folders of the named recipes, or of all.
-
-    Raises:
-        UserError: a recipe does not exist.
-    """
-    known = recipe_names(folder)
-    for name in names:
-        if name not in known:
-            raise UserError(f"no recipe {name!r}; there are: {', '.join(known)}")
-    return [folder / name for name in names or known]
+    """Return the folders of the named recipes, or of all."""
+    return [find_recipe(name, folder).folder for name in names or recipe_names(folder)]
 
 
 def longest_first(recipes: Sequence[Path]) -> list[Path]:
-    """Return recipes by their number of steps, so that processes that share them end at about the same time.
+    """Return recipes by their number of steps, so that processes that share them end at the same time."""
 
-    Raises:
-        UserError: a row is invalid.
-    """
-
-    def steps(recipe: Path) -> float:
-        # A script for everything has many steps.
+    def steps(recipe: Path) -> float:  # a script for everything has many
         return math.inf if (recipe / WHOLE).is_file() else len(commands(recipe, rows_to_run(recipe)))
 
     return sorted(recipes, key=steps, reverse=True)

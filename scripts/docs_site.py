@@ -143,8 +143,7 @@ def help_of(main: Callable[[list[str]], Any], *arguments: str) -> str:
 
 def papers() -> str:
     """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree."""
-    from recipes.papers.ledger import figures
-    from recipes.papers.tables import read_papers
+    from recipes.papers import figures, read_papers
 
     measured = _measured_rows()
     lines = [
@@ -174,9 +173,9 @@ def _measured_rows() -> set[str]:
 
 def ledger() -> str:
     """Return the comparison of every size in the papers with ours."""
-    from recipes.papers.ledger import describe_ledger
+    from recipes.papers import describe_ledger, read_papers
 
-    return describe_ledger()
+    return describe_ledger(read_papers())
 
 
 GENERATED: dict[str, Callable[[], str]] = {

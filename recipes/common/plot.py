@@ -75,11 +75,9 @@ def shown_method(record: Mapping[str, Any]) -> str:
 
 
 def stage(record: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which of `STAGES` a row belongs to; rounding a table that was trained from scratch changes nothing.
+    """Which of `STAGES` a row belongs to, given the records of its recipe by row.
 
-    Args:
-        record: of the row.
-        others: the records of its recipe by the names of their rows.
+    Rounding a table that was trained from scratch changes nothing.
     """
     config = record["config"]
     if config.get("distill"):
@@ -108,26 +106,28 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     """Draw quality against the bytes of the embedding as PNG, a panel for each of `STAGES` with rows.
 
     A method has one point at each size, its best row. The plain table in 32 and fewer bits is in every panel,
-    with a dashed line at the quality of each table that others are fitted to.
-
-    Args:
-        results: records of one recipe with results.
-        path: the picture; replaced only once the new one is complete.
-        quality: the metric, out of `TITLES`.
-        title: of the picture.
+    with a dashed line at the quality of each table that others are fitted to. The metric is one of `TITLES`.
     """
     by_name = {record["row"]: record for record in results}
     by_stage = {name: [one for one in results if stage(one, by_name) == name] for name in STAGES}
     plain = plain_series(by_name)
     best = min((one["metrics"][quality] for one in plain), default=math.inf)
     limit = HIGHEST * best if quality == "perplexity" else math.inf
+
+    def is_copy(record: Record) -> bool:  # a second training of the plain table with the same outcome
+        if record in plain or shown_method(record) != PLAIN:
+            return False
+        size, score = place(record, quality)
+        same_size = [place(one, quality)[1] for one in plain if place(one, quality)[0] == size]
+        return any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
+
     used = [name for name in STAGES if by_stage[name]]
     figure, panels = new_figure(len(used), title)
     for axes, name in zip(panels, used, strict=True):
         wholes = [*teachers(by_stage[name], by_name), *(one for one in plain if not one["config"].get("fit"))]
         shown = {one["row"]: one for one in [*plain, *wholes, *by_stage[name]]}
         points = best_of_each_size(list(shown.values()), quality, plain)
-        points = [one for one in points if not _is_copy(one, quality, plain)]
+        points = [one for one in points if not is_copy(one)]
         # Rows above the limit would squeeze all others together; a corner says what they reach.
         above = sorted((one for one in points if one["metrics"][quality] > limit), key=lambda one: one["row"])
         if above:
@@ -147,15 +147,6 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
         axes.set_title(name if len(used) > 1 else "", fontsize=10)
     quality_axis(panels[0], quality)
     finish(figure, panels, path)
-
-
-def _is_copy(record: Record, quality: str, plain: Sequence[Record]) -> bool:
-    """Whether a row is a second training of the plain table with the same outcome as one of `plain`."""
-    if record in plain or shown_method(record) != PLAIN:
-        return False
-    size, score = place(record, quality)
-    same_size = [place(one, quality)[1] for one in plain if place(one, quality)[0] == size]
-    return any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
 
 
 def plain_series(by_name: Mapping[str, Record]) -> list[Record]:
@@ -214,14 +205,9 @@ def draw_points(
     note: Callable[[Record], str],
     hollow: Sequence[Record] = (),
 ) -> None:
-    """Draw rows as points of their methods' styles; sizes are on a logarithmic axis.
+    """Draw rows as points of their methods' styles with labels; sizes are on a logarithmic axis.
 
-    Args:
-        axes: empty or with lines.
-        results: rows with results.
-        quality: the metric.
-        note: the label of a point; may be empty.
-        hollow: rows whose markers are not filled.
+    The markers of `hollow` rows are not filled, and a `note` may be empty.
     """
     from matplotlib.patheffects import withStroke
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -319,6 +305,7 @@ def write_png(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png", metadata={"Software": None})
 
 
+# (step, value), the first step first.
 Curve = list[tuple[int, float]]
 LOSS, PERPLEXITY, BLEU = "training loss", "validation perplexity", "BLEU"
 MEASURES = (LOSS, PERPLEXITY, BLEU)
@@ -336,15 +323,9 @@ _IN_EVENTS = {
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
-    """Every measure of `MEASURES` that a run has written, by step.
+    """The curves of `MEASURES` with values, from a log, or a folder with ``train.log`` or TensorBoard files.
 
     A resumed training has some steps twice; the later value counts.
-
-    Args:
-        run: folder of a run, with ``train.log`` or TensorBoard files in it or below it, or a log.
-
-    Returns:
-        (step, value) by measure, the first step first; measures without values are absent.
     """
     return {**_of_events(run), **_of_log(run / "train.log" if run.is_dir() else run)}
 
@@ -394,15 +375,7 @@ def _of_log(path: Path) -> dict[str, Curve]:
 
 
 def plot_runs(runs: Sequence[Path], output: Path) -> None:
-    """Draw the curves of runs into one PNG, a panel per measure and a line per run.
-
-    Args:
-        runs: see `read_curves`.
-        output: the picture.
-
-    Raises:
-        UserError: a run has no curves.
-    """
+    """Draw the curves of runs (see `read_curves`) into one PNG, a panel per measure and a line per run."""
     curves = {}
     for run, name in zip(runs, short_names(runs), strict=True):
         curves[name] = read_curves(run)
@@ -434,8 +407,7 @@ def plot_runs(runs: Sequence[Path], output: Path) -> None:
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest suffixes of paths that differ."""
     whole = [path.absolute().parts for path in paths]
-    longest = max(map(len, whole))
-    length = next(
-        (n for n in range(1, longest) if len({parts[-n:] for parts in whole}) == len(whole)), longest
-    )
+    length, longest = 1, max(map(len, whole))
+    while length < longest and len({parts[-length:] for parts in whole}) < len(whole):
+        length += 1
     return [os.path.join(*parts[-length:]) for parts in whole]

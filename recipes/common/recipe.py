@@ -1,34 +1,58 @@
-"""Recipes: their rows, data, runs and steps."""
+"""Recipes: folders of scripts and a ``rows.yaml`` with the settings of experiments and what papers print.
+
+``rows.yaml`` contains
+
+- ``kind``: the steps of the recipe, see `KINDS`;
+- ``data``: the settings of preprocess.sh, which ``--settings FILE`` replaces;
+- ``readme``: the tables of its README, see `recipes.common.table`;
+- ``groups``: shared settings by name. A group may extend another one (``extends: GROUP``, or
+  ``RECIPE/GROUP`` for another recipe). The default group of a row is ``common``;
+- ``rows``: settings of rows that do not reproduce a row of a paper, by name;
+- ``tables``: tables of papers, see `recipes.papers`. A row of a table with a ``name`` is a row of the recipe,
+  with the same settings as those in ``rows``;
+- ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
+  ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
+  of the variant ``fitted``.
+
+A row takes the settings of its group; in mappings such as ``train``, option by option. The settings of a row
+are the attributes of `Row`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
 from recipes.common.results import REPOSITORY, SMOKE_FOLDER
-from recipes.common.rows import FILE, Row, read_file, read_rows
-from recipes.common.smoke import SMOKE, SMOKE_HELP, smoke_row
+from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SMOKE_HELP, classes_file
 from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = REPOSITORY / "recipes"
+FILE, COMMON = "rows.yaml", "common"
+# <unk>, <blank>, <s>, </s>.
+SPECIAL_TOKENS = 4
+Content = dict[str, Any]
+
 # The function ``(recipe, arguments)`` of each step, by the ``kind`` in ``rows.yaml``.
 _TRANSLATION = {"train": "translation.train:train_command", "eval": "translation.train:eval_command"}
-_HEADLINES = {**_TRANSLATION, "eval": "headlines.evaluate:main"}
+_HEADLINES = {**_TRANSLATION, "eval": "headlines:eval_command"}
 KINDS = {
     "translation": {"preprocess": "translation.preprocess:main", **_TRANSLATION},
-    "multi30k": {"preprocess": "translation.multi30k:main", **_TRANSLATION},
-    "agnews": {"preprocess": "headlines.preprocess:prepare_news", **_HEADLINES},
-    "gigaword": {"preprocess": "headlines.preprocess:prepare_gigaword", **_HEADLINES},
+    "multi30k": {"preprocess": "translation.preprocess:prepare_multi30k", **_TRANSLATION},
+    "agnews": {"preprocess": "headlines:prepare_news", **_HEADLINES},
+    "gigaword": {"preprocess": "headlines:prepare_gigaword", **_HEADLINES},
     "language_model": {
         "preprocess": "language_model:preprocess",
         "train": "language_model:train_command",
@@ -41,21 +65,276 @@ KINDS = {
     },
     "shrink": {
         "preprocess": "shrink_a_model.preprocess:main",
-        "train": "shrink_a_model.train:main",
-        "eval": "shrink_a_model.evaluate:main",
+        "train": "shrink_a_model.models:train_command",
+        "eval": "shrink_a_model.models:eval_command",
     },
     "quickstart": {"run": "quickstart.run:main"},
 }
 
+_SETTINGS: dict[str, type] = {
+    **dict.fromkeys(("embedding", "data", "evaluate", "finetune", "train", "translate"), dict),
+    **{"average": int, "batch": dict, "distill": dict, "fit": dict},
+}
+_GROUP = {**_SETTINGS, "extends": str, "hardware": str, "note": str}
+_ROW = {**_SETTINGS, "group": str, "hardware": str, "note": str, "variants": list, "paper": dict}
+_FILE = {
+    **{"kind": str, "groups": dict, "rows": dict, "tables": list, "variants": dict},
+    **{"grids": dict, "readme": list, "data": dict},
+}
+# Keys of rows of tables only.
+_PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment, with the settings of its group.
+
+    Attributes:
+        embedding: method and options.
+        train: options of ``onmt_train`` or ``lm_train``.
+        average: number of averaged checkpoints (translation and headlines).
+        translate: options of ``onmt_translate``.
+        evaluate: options of ``lm_eval``.
+        finetune: options of a second training from the best model of the first (language models).
+        distill: ``teacher`` (a row), and other options of ``embedding_distillation``.
+        fit: ``teacher`` (a row, whose embedding is replaced by a fitted one, without training), ``fit_steps``
+            for methods that are fitted by gradient descent, and ``store``, the storage dtype.
+        data: the prepared data to use; empty if there is one kind.
+        batch: tokens per step, independent of the number of GPUs.
+        paper: ``source``, ``hardware`` and figures of the paper's row, or None.
+    """
+
+    name: str
+    embedding: Content
+    train: Content = field(default_factory=dict)
+    average: int = 1
+    translate: Content = field(default_factory=dict)
+    evaluate: Content = field(default_factory=dict)
+    finetune: Content | None = None
+    distill: Content | None = None
+    fit: Content | None = None
+    data: Content = field(default_factory=dict)
+    batch: Content | None = None
+    paper: Content | None = None
+
+    @property
+    def teacher(self) -> str | None:
+        """The name of the row that this one starts from."""
+        name: str | None = (self.distill or self.fit or {}).get("teacher")
+        return name
+
+    def settings(self) -> Content:
+        """Return the nonempty settings for results files, without name and figures."""
+        return {key: value for key, value in vars(self).items() if value and key not in ("name", "paper")}
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Return the rows of the recipe in `folder` by name, in file order; empty without ``rows.yaml``."""
+    path = folder / FILE
+    return dict(_rows(path, path.stat().st_mtime_ns)) if path.is_file() else {}
+
+
+def read_file(path: Path) -> Content:
+    """Read a ``rows.yaml``."""
+    return _file(path, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+# Read once per version of a file.
+@functools.cache
+def _file(path: Path, _version: int) -> Content:
+    content = read_yaml(path)
+    _check(str(path), content, _FILE)
+    for part, known in (("groups", _GROUP), ("variants", _SETTINGS)):
+        for name, settings in content.get(part, {}).items():
+            _check(f"{path}: {part}: {name}", settings, known)
+    return dict(content)
+
+
+@functools.cache
+def _rows(path: Path, _version: int) -> dict[str, Row]:
+    content = read_file(path)
+    variants = content.get("variants", {})
+    rows: dict[str, Row] = {}
+    for name, row in _named(content):
+        where = f"{path}: {name}"
+        _check(where, row, _ROW, required="embedding")
+        named = {name: {key: value for key, value in row.items() if key != "variants"}}
+        for variant in row.get("variants", ()):
+            if variant not in variants:
+                raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
+            base: Content = {key: row[key] for key in ("embedding", "group") if key in row}
+            named[f"{name}_{variant}"] = {**base, **variants[variant]}
+        for full_name, settings in named.items():
+            if full_name in rows:
+                raise UserError(f"{where}: there are two rows called {full_name}; rename one of them")
+            rows[full_name] = _row(where, full_name, settings, path, content)
+    for each in rows.values():
+        if each.teacher is not None and (each.teacher not in rows or each.teacher == each.name):
+            others = ", ".join(other for other in rows if other != each.name)
+            raise UserError(f"{path}: {each.name}: teacher is {each.teacher!r}; it must be one of {others}")
+    return rows
+
+
+def _named(content: Content) -> Iterator[tuple[str, Content]]:
+    """Yield the rows of a file with their names, rows of papers last, with the paper's figures."""
+    yield from content.get("rows", {}).items()
+    tables = [(table, row) for table in content.get("tables", []) for row in table.get("rows", [])]
+    printed = [(table, row) for table, row in tables if isinstance(row, dict)]
+    for table, row in printed:
+        if "name" not in row:
+            continue
+        figures = dict(row.get("figures", {}))
+        for _, other in printed:
+            if other.get("same") == row["name"]:
+                for part in other.get("figures", []):  # a mapping has figures of the other table only
+                    figures = {**part, **figures} if isinstance(part, dict) else figures
+        paper = {"source": f"{table['paper']}, {table['table']}: {row['row']}", **figures}
+        shared = {key: table[key] for key in ("group", "hardware") if key in table}
+        settings = {key: value for key, value in row.items() if key not in _PRINTED}
+        yield row["name"], {**shared, **settings, "paper": paper}
+
+
+def _row(where: str, name: str, settings: Content, path: Path, content: Content) -> Row:
+    """Return a row with the settings of its group."""
+    if "fit" in settings:
+        for key in ("distill", "train"):
+            if key in settings:
+                raise UserError(f"{where}: {key} has no effect on a fitted row; remove it")
+        for key in settings["fit"].keys() - {"teacher", "fit_steps", "store"}:
+            raise UserError(f"{where}: fit: unknown key {key!r}; expected teacher, fit_steps or store")
+    for way in ("distill", "fit"):
+        if way in settings and "teacher" not in settings[way]:
+            raise UserError(f"{where}: {way}: teacher is missing; name the row that it starts from")
+    merged = _merge(_group(where, settings.get("group", COMMON), path, content), settings)
+    if merged.get("average", 1) < 1:
+        raise UserError(f"{where}: average is {merged['average']}; it must be at least 1")
+    if "finetune" in merged:
+        merged["finetune"] = None if "fit" in settings else {**merged["train"], **merged["finetune"]}
+    if "paper" in merged:
+        paper = {**merged["paper"], "hardware": merged.get("hardware", "not in the paper")}
+        first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
+        merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
+    return Row(name, **{key: value for key, value in merged.items() if key in (*_SETTINGS, "paper")})
+
+
+def _group(where: str, name: str, path: Path, content: Content) -> Content:
+    """Return the settings of a group and the groups that it extends."""
+    recipe, _, own_name = name.rpartition("/")
+    if recipe:
+        path = path.parents[1] / recipe / FILE
+        content = read_file(path)
+    groups = content.get("groups", {})
+    if own_name not in groups:
+        raise UserError(f"{where}: no group {name!r}; there are: {', '.join(groups)}")
+    group: Content = groups[own_name]
+    if "extends" not in group:
+        return group
+    return _merge(_group(f"{path}: {own_name}", group["extends"], path, content), group)
+
+
+def _merge(base: Content, own: Content) -> Content:
+    """Merge settings; `own` takes precedence over `base`, in mappings option by option."""
+    both = {key: {**base[key], **own[key]} for key in base.keys() & own.keys() if isinstance(own[key], dict)}
+    return {**base, **own, **both}
+
+
+def _check(where: str, content: Any, known: Mapping[str, type], required: str = "") -> None:
+    """Check that a mapping has only `known` keys with the right types, and the `required` one."""
+    if not isinstance(content, dict) or (required and required not in content):
+        raise UserError(f"{where}: it must contain {required or ', '.join(known)}")
+    for key, value in content.items():
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}; expected {', '.join(known)}")
+        if type(value) is not known[key]:
+            raise UserError(f"{where}: {key} is {value!r}; it must be of type {known[key].__name__}")
+
+
+def padded_vocabulary(entries: int, multiple: int) -> int:
+    """Return the rows of the table for a vocabulary file of `entries` lines, padded to a `multiple`."""
+    return -(-(entries + SPECIAL_TOKENS) // multiple) * multiple
+
+
+def describe_size(row: Row, entries: int) -> str:
+    """Describe the embedding parameters of a row (input and output) and the compression in one line."""
+    is_language_model = "model" in row.train
+    vocabulary = (
+        entries if is_language_model else padded_vocabulary(entries, row.train.get("vocab_size_multiple", 8))
+    )
+    size = row.train["embedding_dim" if is_language_model else "hidden_size"]
+    options = {key: value for key, value in row.embedding.items() if key != "method"}
+    try:
+        method = row.embedding["method"]
+        # The files may not exist yet.
+        options |= {name: se.STORED for name in se.options(method).file_options if name in options}
+        count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
+    except (se.OptionError, KeyError) as error:
+        raise UserError(f"{row.name}: {error}") from error
+    dense = vocabulary * size
+    return f"{count:,} embedding parameters, {dense / count:.1f} times fewer than {vocabulary:,} x {size}"
+
+
+# Rows of --smoke. Options of embeddings that depend on the vocabulary or the number of steps.
+_SMALL_EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2}
+# Replaced options of `onmt_train` and `lm_train`; `..._LESS` only if a row has them.
+_SMALL_BATCH = 256
+_SMALL_TRANSLATION = {
+    **{"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32, "train_steps": 4, "valid_steps": 2},
+    **{"save_checkpoint_steps": 2, "report_every": 1, "bucket_size": 256, "num_workers": 0},
+}
+_TRANSLATION_LESS = {"batch_size": _SMALL_BATCH, "accum_count": [1]}
+_SEARCH_LESS = {"beam_size": 2, "n_best": 2}
+_SMALL_MODEL = {"epochs": 2, "batch_size": 4, "sequence_length": 40, "log_every": 5}
+_MODEL_LESS = {
+    **{"hidden_dim": 32, "num_heads": 2, "head_dim": 8, "feed_forward_dim": 32},
+    **{"memory_length": 20, "clamp_length": 20, "target_length": 20},
+}
+# The first and the last layer of an LSTM may have different widths.
+_MODEL_LAYERS = 2
+_COUNTED_IN_STEPS = ("steps", "evaluate_every", "warmup_steps")
+
+
+def smoke_row(row: Row) -> Row:
+    """Return a row with a tiny network, the same method for a small vocabulary, and few steps."""
+
+    def less(options: Content, smaller: Content) -> Content:
+        return {**options, **{name: value for name, value in smaller.items() if name in options}}
+
+    def smaller_model(train: Content) -> Content:  # widths of embeddings are kept
+        kept = {key: value for key, value in less(train, _MODEL_LESS).items() if key not in _COUNTED_IN_STEPS}
+        return {**kept, **_SMALL_MODEL, "num_layers": min(_MODEL_LAYERS, train["num_layers"])}
+
+    def start(settings: Content | None) -> Content | None:
+        if settings is None or settings.get("embedding_start") == "random":
+            return settings
+        return {**settings, "fit_steps": FIT_STEPS}
+
+    embedding = less(row.embedding, _SMALL_EMBEDDING)
+    if "cutoffs" in embedding:
+        embedding["cutoffs"] = list(CUTOFFS[: len(embedding["cutoffs"])])
+    if embedding["method"] == "group_reduce":
+        embedding["num_groups"] = min(4, embedding["num_groups"])
+    if "classes" in embedding and row.batch is not None:
+        embedding["classes"] = classes_file(CLASSES)
+    row = replace(row, embedding=embedding, distill=start(row.distill), fit=start(row.fit))
+    if "model" in row.train:
+        return replace(
+            row,
+            train=smaller_model(row.train),
+            finetune=None if row.finetune is None else smaller_model(row.finetune),
+            evaluate=less(row.evaluate, _MODEL_LESS),
+            data={},
+        )
+    return replace(
+        row,
+        train={**less(row.train, _TRANSLATION_LESS), **_SMALL_TRANSLATION},
+        translate={**less(row.translate, _SEARCH_LESS), "max_length": LONGEST},
+        batch=None if row.batch is None else {"tokens": 2 * _SMALL_BATCH, "per_gpu": _SMALL_BATCH},
+    )
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, or its tiny version for ``--smoke``.
-
-    Attributes:
-        folder: scripts and settings; its name is the name of the recipe.
-        is_smoke: use tiny rows, and a separate folder ``smoke`` for runs.
-    """
+    """A recipe, or its version for ``--smoke`` with tiny rows and the folder ``smoke`` for its runs."""
 
     folder: Path
     is_smoke: bool = False
@@ -85,20 +364,12 @@ class Recipe:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows by name; with ``--smoke``, see `recipes.common.smoke.smoke_row`.
-
-        Raises:
-            UserError: ``rows.yaml`` is invalid.
-        """
+        """The rows by name."""
         rows = read_rows(self.folder)
         return {name: smoke_row(row) for name, row in rows.items()} if self.is_smoke else rows
 
     def row(self, name: str) -> Row:
-        """Return a row.
-
-        Raises:
-            UserError: it does not exist.
-        """
+        """Return a row."""
         if name not in self.rows:
             raise UserError(f"{self.name} has no row {name!r}; there are: {', '.join(self.rows)}")
         return self.rows[name]
@@ -107,30 +378,32 @@ class Recipe:
         """Return the version for ``--smoke``."""
         return replace(self, is_smoke=True)
 
+    def data_settings(self, path: Path | None = None) -> tuple[str, Content]:
+        """Return the settings of preprocess.sh, ``data`` of ``rows.yaml`` or a file, after their place."""
+        if path is None:
+            path = self.folder / FILE
+            return f"{path}: data", dict(read_file(path).get("data", {}))
+        content = read_yaml(path)
+        return str(path), dict(content) if isinstance(content, dict) else {}
+
     def command(self, script: str, *arguments: str) -> str:
         """Return the command line of a script, for messages."""
         return " ".join([f"recipes/{self.name}/{script}", *arguments, *([SMOKE] if self.is_smoke else [])])
 
-    def describe_data(self, folder: Path) -> dict[str, Any]:
-        """Read ``data.json`` in a folder of prepared data; it is written last.
-
-        Raises:
-            UserError: the data are not prepared.
-        """
-        path = folder / "data.json"
-        content = read_json(path)
+    def describe_data(self, folder: Path) -> Content:
+        """Read ``data.json`` in a folder of prepared data, which is written last."""
+        content = read_json(folder / "data.json")
         if not isinstance(content, dict) or "checksum" not in content:
             pieces = [folder.name] if folder.parent == self.data else []
             command = self.command("preprocess.sh", *pieces)
             raise UserError(f"{folder}: no prepared data; run {command}")
         return content
 
-    def with_files(self, embedding: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def with_files(self, embedding: Content, folder: Path) -> Content:
         """Return the options of an embedding with the paths of its files in `folder`."""
         method = embedding.get("method")
         names = se.options(method).file_options if isinstance(method, str) and method in se.methods() else ()
-        files = {name: str(folder / embedding[name]) for name in names if name in embedding}
-        return {**embedding, **files}
+        return {**embedding, **{name: str(folder / embedding[name]) for name in names if name in embedding}}
 
 
 def runs_folder() -> Path:
@@ -145,23 +418,15 @@ def recipe_names(folder: Path = RECIPES) -> list[str]:
     )
 
 
-def find_recipe(name: str) -> Recipe:
-    """Return a recipe.
-
-    Raises:
-        UserError: it does not exist.
-    """
-    if name not in recipe_names():
-        raise UserError(f"no recipe {name!r}; there are: {', '.join(recipe_names())}")
-    return Recipe(RECIPES / name)
+def find_recipe(name: str, folder: Path = RECIPES) -> Recipe:
+    """Return a recipe by name."""
+    if name not in recipe_names(folder):
+        raise UserError(f"no recipe {name!r}; there are: {', '.join(recipe_names(folder))}")
+    return Recipe(folder / name)
 
 
 def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
-    """Run a step of a recipe.
-
-    Raises:
-        UserError: the recipe has no such step, or the step fails.
-    """
+    """Run a step of a recipe."""
     steps = KINDS[read_file(recipe.folder / FILE)["kind"]]
     if step not in steps:
         raise UserError(f"{recipe.name} has no step {step!r}; it has {', '.join(steps)}")
@@ -170,20 +435,10 @@ def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
 
 
 def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Recipe, Row, list[str]]:
-    """Parse the command line ``ROW [--smoke] [option ...]``.
+    """Parse the command line ``ROW [--smoke] [option ...]`` to the recipe, the row and the other options.
 
-    ``--help`` prints `usage` and the rows and exits with status 0; without a row, it exits with status 2.
-
-    Args:
-        recipe: the recipe.
-        usage: usage, which may contain ``{recipe}``.
-        arguments: arguments of the command line.
-
-    Returns:
-        The recipe (for ``--smoke``, see `Recipe.smoke`), the row, and the other options.
-
-    Raises:
-        UserError: there is no such row.
+    ``--help`` prints `usage`, with the name of the ``{recipe}``, and the rows; so does a command line without
+    a row, which exits with status 2.
     """
     wants_help = any(argument in ("-h", "--help") for argument in arguments[:1])
     if wants_help or not arguments:
@@ -196,12 +451,14 @@ def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Rec
     return recipe, recipe.row(name), [option for option in options if option != SMOKE]
 
 
-def preprocess_options(
-    recipe: Recipe, description: str | None, arguments: Sequence[str]
-) -> argparse.Namespace:
+def preprocess_options(description: str | None, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line of a preprocess.sh with the options ``--settings FILE`` and ``--smoke`` only."""
     parser = Parser("preprocess.sh", description=description)
-    default = recipe.folder / "data.yaml"
-    parser.add_argument("--settings", type=PathOption.FILE, default=default, help="default: %(default)s")
+    add_settings_option(parser)
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     return parser.parse_args(arguments)
+
+
+def add_settings_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--settings`` to the parser of a preprocess.sh."""
+    parser.add_argument("--settings", type=PathOption.FILE, help="a file in place of 'data' in rows.yaml")

@@ -34,23 +34,16 @@ def write_result(
     data_checksum: str,
     **extra: Any,
 ) -> Path:
-    """Write or replace the line of `row` in ``results.jsonl``, and return the file.
+    """Write or replace the line of `row` in the ``results.jsonl`` of a folder, and return the file.
 
-    Paths in the repository become relative. The date, git commit, dirty flag, versions and device are added;
-    `extra` may override the device.
+    Paths in the repository become relative. The date, git commit, dirty flag, versions and device are added.
 
     Args:
-        folder: folder of the file, usually that of the recipe's runs.
-        row: name of the row.
         config: settings that are not defaults.
         counts: parameter counts, see `nmt.models.describe_checkpoint`.
         metrics: scores with signatures, speed, training time.
         data_checksum: SHA-256 of the data.
-        extra: other values, such as ``peak_memory_mib``.
-
-    Raises:
-        ValueError: a value is not valid JSON (a tensor, a NaN).
-        UserError: the file has an invalid line.
+        extra: other values, such as ``peak_memory_mib``; it may override the device.
     """
     record = {
         "row": row,
@@ -76,11 +69,7 @@ def write_result(
 
 
 def read_results(path: Path) -> list[Record]:
-    """Read a ``results.jsonl``, or the one in a folder, in natural order of the rows.
-
-    Raises:
-        UserError: the file is missing or has an invalid line.
-    """
+    """Read a ``results.jsonl``, or the one in a folder, in natural order of the rows."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{file}: no such file; run an evaluation first")
@@ -88,11 +77,7 @@ def read_results(path: Path) -> list[Record]:
 
 
 def find_result(folder: Path, row: str) -> Record | None:
-    """Return the record of `row` in the ``results.jsonl`` of a folder, or None.
-
-    Raises:
-        UserError: the file has an invalid line.
-    """
+    """Return the record of `row` in the ``results.jsonl`` of a folder, or None."""
     if not (folder / FILE).is_file():
         return None
     return next((record for record in read_results(folder) if record["row"] == row), None)
@@ -106,17 +91,14 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
         raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
     for number, line in enumerate(lines, start=1):
         where = f"{path}: line {number}"
+        advice = "remove the line and evaluate again"
         try:
             record = parse_json(line, where)
         except UserError as error:
-            raise UserError(
-                f"{where}: invalid result ({error}); remove the line and evaluate again"
-            ) from error
+            raise UserError(f"{where}: invalid result ({error}); {advice}") from error
         for key, kind in _REQUIRED.items():
             if not isinstance(record, dict) or not isinstance(record.get(key), kind):
-                raise UserError(
-                    f"{where}: invalid result, {key} is missing; remove the line and evaluate again"
-                )
+                raise UserError(f"{where}: invalid result, {key} is missing; {advice}")
         yield line, record
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from nmt.summarization.length_control import LENGTH_DEPENDENT
 from recipes.common.plot import TITLES, quality_size_plot
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import FILE, Recipe, Row, read_file
 from recipes.common.results import (
     BASELINE,
     Record,
@@ -34,7 +34,6 @@ from recipes.common.results import (
     read_results,
     times_smaller,
 )
-from recipes.common.rows import FILE, Row, read_file
 from recipes.common.tools import option_value
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
@@ -114,18 +113,9 @@ RECIPE_COLUMNS = {
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
-    """Write all tables of a recipe into a README and draw its picture next to it.
+    """Write all tables of a recipe into a README and draw its picture; return how many rows are measured.
 
-    Args:
-        recipe: whose tables they are.
-        results: a ``results.jsonl`` or a folder with one; without it, no row was run.
-        readme: gets the tables.
-
-    Returns:
-        How many rows are measured.
-
-    Raises:
-        UserError: the recipe has no tables, or a file cannot be used.
+    The results are a ``results.jsonl`` or a folder with one; without it, no row was run.
     """
     tables = read_file(recipe.folder / FILE).get("readme", [])
     if not tables:
@@ -155,11 +145,7 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
 
 
 def update_readme(readme: str | Path, marker: str, text: str) -> None:
-    """Replace the text between ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``, and nothing else.
-
-    Raises:
-        UserError: no such file, or its markers are missing, repeated or in the wrong order.
-    """
+    """Replace the text between ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``, and nothing else."""
     path = Path(readme)
     begin, end = f"<!-- BEGIN {marker} -->", f"<!-- END {marker} -->"
     try:
@@ -174,14 +160,9 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
 
 
 def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str = "*") -> list[Record]:
-    """One record per row of a recipe, with its paper's figures: its results, or that it was not run.
+    """One record per row whose name matches, with its paper's figures: its results, or that it was not run.
 
     The baseline comes first, then the others by name, numbers counted as numbers.
-
-    Args:
-        rows: by name.
-        results: records of `read_results`.
-        pattern: of the rows' names, such as ``small_*``.
     """
     found = {record["row"]: record for record in results}
     records = [
@@ -196,11 +177,7 @@ def markdown_table(results: Iterable[Record], columns: Sequence[str | Column]) -
     """A Markdown table, one row per record; ends in a newline.
 
     A record without metrics (`not_run`) says "not run" in every cell that needs a run, and so does any cell
-    whose value is missing from its record.
-
-    Args:
-        results: records of `read_results` or `not_run`, in the order of the table.
-        columns: names out of `COLUMNS`, or other columns.
+    whose value is missing from its record. Columns may be names out of `COLUMNS`.
     """
     chosen = [COLUMNS[column] if isinstance(column, str) else column for column in columns]
     rows = [[column.title for column in chosen], ["---"] * len(chosen)]
@@ -259,11 +236,7 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
     scratch; ends in a newline.
 
     A line combines the rows ``X``, ``X_fitted``, ``X_finetuned`` and ``X_distilled``; plain tables in
-    networks of several sizes have separate lines.
-
-    Args:
-        records: of `records_of`, the baseline first.
-        metric: ``bleu`` or ``perplexity``.
+    networks of several sizes have separate lines. The records are those of `records_of`, the baseline first.
     """
     by_name = {record["row"]: record for record in records}
     plain = next((record for record in records if is_baseline(record["row"])), None)
@@ -291,29 +264,23 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
     for base in sorted(groups, key=lambda name: -size(name)):
         group = groups[base]
         there = [record for record in group.values() if record is not None]
+        config = there[0]["config"]
+        options = describe_options({"config": {"embedding": config.get("embedding")}})
+        if store := (config.get("fit") or {}).get("store"):
+            options += f", numbers in {store}"
+        times = bits = total = NOT_RUN
+        if measured := next((record for record in there if record["counts"]), None):
+            total = f"{measured['counts']['total'] / 1e6:.2f} M"
+            if plain is not None and plain["counts"]:
+                smaller = embedding_bits(plain["counts"]) / embedding_bits(measured["counts"])
+                times, bits = NONE if measured is plain else f"{smaller:.1f}x", f"{32 / smaller:.2f}"
         scores = [
             NONE if one is None else f"{one['metrics'][metric]:.1f}" if metric in one["metrics"] else NOT_RUN
             for one in group.values()
         ]
-        lasting = group["_finetuned"] or group["_distilled"] or there[0]
-        lines.append(f"| {' | '.join([base, *_sizes(there, plain), *scores, _length(lasting)])} |")
+        length = _length(group["_finetuned"] or group["_distilled"] or there[0])
+        lines.append(f"| {' | '.join([base, options, times, bits, total, *scores, length])} |")
     return "\n".join(lines) + "\n"
-
-
-def _sizes(records: Sequence[Record], plain: Record | None) -> list[str]:
-    """The options of rows of one size, how many times fewer bits they store, bits per weight, parameters."""
-    options = describe_options({"config": {"embedding": records[0]["config"].get("embedding")}})
-    store = (records[0]["config"].get("fit") or {}).get("store")
-    options = f"{options}, numbers in {store}" if store else options
-    measured = next((record for record in records if record["counts"]), None)
-    if measured is None:
-        return [options, NOT_RUN, NOT_RUN, NOT_RUN]
-    counts = measured["counts"]
-    total = f"{counts['total'] / 1e6:.2f} M"
-    if plain is None or not plain["counts"]:
-        return [options, NOT_RUN, NOT_RUN, total]
-    smaller = embedding_bits(plain["counts"]) / embedding_bits(counts)
-    return [options, NONE if measured is plain else f"{smaller:.1f}x", f"{32 / smaller:.2f}", total]
 
 
 def _length(record: Record) -> str:

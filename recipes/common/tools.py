@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -36,12 +37,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def stream_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text, gzipped if its name ends in ``.gz``.
+    """Yield the lines of a UTF-8 text, maybe gzipped (``.gz``), which end at line feeds only.
 
-    Lines end at line feeds only. Unicode whitespace is collapsed, and a byte order mark is removed.
-
-    Raises:
-        UserError: the file is missing, truncated, not gzip, or not UTF-8.
+    Unicode whitespace is collapsed, and a byte order mark is removed.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -98,21 +96,8 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
-def read_settings(path: Path, kind: type[Settings]) -> Settings:
-    """Read a ``data.yaml`` as a dataclass of `kind`, see `parse_settings`.
-
-    Raises:
-        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
-    """
-    return parse_settings(str(path), kind, reading.read_yaml(path))
-
-
 def parse_settings(where: str, kind: type[Settings], content: Any) -> Settings:
-    """Return `content` as a dataclass of `kind`; whole numbers must be at least 1.
-
-    Raises:
-        UserError: a setting is missing, unknown or invalid; the message begins with `where`.
-    """
+    """Return `content` as a dataclass of `kind`; whole numbers must be at least 1."""
     if not isinstance(content, dict):
         raise UserError(f"{where}: expected settings by name; see {kind.__name__}")
     settings = parse_options(where, kind, content)
@@ -130,11 +115,7 @@ def print_line(line: str) -> None:
 
 
 def locate(name: str, folder: str, url: str, downloads: Path, sha256: str | None = None) -> Path:
-    """Find the file `name` in ``$DATA_DIR/FOLDER``, or download ``URL/name``, and verify its checksum.
-
-    Raises:
-        DownloadError: the download fails, or the checksum is wrong.
-    """
+    """Find the file `name` in ``$DATA_DIR/FOLDER``, or download ``URL/name``, and verify its checksum."""
     data_dir = os.environ.get("DATA_DIR")
     own = Path(data_dir, folder, name) if data_dir else None
     path = own if own and own.is_file() else downloads / name
@@ -149,10 +130,7 @@ def locate(name: str, folder: str, url: str, downloads: Path, sha256: str | None
 def run_main(
     program: str, main: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run `main` on the command line (default: ``sys.argv[1:]``) and return the exit status.
-
-    `program` is the prefix of messages, see `shared_embeddings.utils.command_line.run`.
-    """
+    """Run `main` on the command line and return the exit status; `program` is the prefix of messages."""
     return run(program, main, arguments, advice="run the same command again to resume")
 
 
@@ -165,47 +143,35 @@ def run_step(
     outputs: Sequence[Path],
     settings: Mapping[str, Any],
 ) -> None:
-    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings.
+    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings (JSON values).
 
     The stamp is written last, so that an interrupted step runs again. `action` must write its outputs
     atomically (`shared_embeddings.utils.files.replacing`); a text that it returns is printed.
-
-    Args:
-        name: name of the step and its stamp.
-        stamps: folder of the stamps.
-        action: writes the outputs.
-        inputs: input files.
-        outputs: output files.
-        settings: everything else that determines the outputs, as JSON values.
     """
+
+    def checksums(paths: Sequence[Path]) -> dict[str, str | None]:
+        return {path.name: sha256(path) if path.is_file() else None for path in paths}
+
     stamp = stamps / f"{name}.json"
-    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": _checksums(inputs)}
-    if read_json(stamp) == {**key, "outputs": _checksums(outputs)}:
+    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": checksums(inputs)}
+    if read_json(stamp) == {**key, "outputs": checksums(outputs)}:
         print_line(f"{name}: up to date")
         return
     print_line(f"{name}: running")
     if isinstance(message := action(), str):
         print_line(message)
-    write_json(stamp, {**key, "outputs": _checksums(outputs)})
+    write_json(stamp, {**key, "outputs": checksums(outputs)})
 
 
-def _checksums(paths: Sequence[Path]) -> dict[str, str | None]:
-    """Return checksums by file name; ``None`` for missing files."""
-    return {path.name: sha256(path) if path.is_file() else None for path in paths}
+def checksums_of(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the SHA-256 of ``files`` by name, and the ``checksum`` of those checksums."""
+    found = {name: sha256(path) for name, path in files.items()}
+    whole = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    return {"checksum": whole, "files": found}
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """Run a command of this Python environment with inherited stdout and stderr.
-
-    Args:
-        name: name of the command, such as ``onmt_train``.
-        arguments: its arguments.
-        keep_open: file descriptors to inherit.
-
-    Raises:
-        UserError: the command is not installed, or it failed.
-        SystemExit: status 2 if the command reported a user error.
-    """
+    """Run a command of this Python environment, such as ``onmt_train``, which inherits stdout and stderr."""
     command = Path(sys.executable).with_name(name)
     if not command.exists():
         raise UserError(f"{command}: not installed; run 'make setup'")
@@ -272,28 +238,12 @@ def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segm
 
 
 def fit_model(
-    teacher: Path,
-    embedding: dict[str, Any],
-    counts: Path,
-    seed: int,
-    output: Path,
-    fit: Mapping[str, Any],
+    teacher: Path, embedding: dict[str, Any], counts: Path, seed: int, output: Path, fit: Mapping[str, Any]
 ) -> None:
-    """Write a copy of a trained model with an embedding fitted to the original one.
+    """Write a copy of a trained model with an `embedding` fitted to the original one, as a row's `fit` says.
 
-    This runs ``shared-embeddings compress``, which writes its report to ``fit.json`` next to the copy.
-
-    Args:
-        teacher: trained model of any host.
-        embedding: method and options of the new embedding.
-        counts: file with a word, a tab and its count per line.
-        seed: random seed.
-        output: the new model.
-        fit: the row's ``fit``; ``fit_steps`` and ``store`` are optional.
-
-    Raises:
-        UserError: the command failed.
-        SystemExit: status 2 if the command reported a user error.
+    ``shared-embeddings compress`` does it, with the word counts in a file, and writes its report to
+    ``fit.json`` next to the copy.
     """
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
     arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]

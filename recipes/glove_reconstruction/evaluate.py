@@ -36,29 +36,96 @@ MARKER, COMPARISON = "results", "comparison"
 _LEAST_PAIRS = 100
 
 
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Write the results into the README's table, and plot Figure 3 next to it."""
+    parser = Parser("eval.sh", description=main.__doc__)
+    parser.add_argument(
+        "--results",
+        type=PathOption.SOURCE,
+        default=recipe.home,
+        help="results.jsonl, or a folder with one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--readme",
+        type=PathOption.UPDATED,
+        default=recipe.folder / "README.md",
+        help="README with the markers (default: %(default)s)",
+    )
+    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and a separate README")
+    add_grid_option(parser)
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        recipe = recipe.smoke()
+        options.results, options.readme = recipe.home, recipe.home / "README.md"
+        markers = (f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, COMPARISON))
+        write_text(options.readme, "".join(markers))
+    write_report(read_grid(recipe, options.grid), options.results, options.readme)
+
+
+def write_report(grid: Grid, results: Path, readme: Path) -> None:
+    """Write the results of a grid into a README, and plot the figures next to it.
+
+    The vectors with the most results are those of ALONE's figure, and the vectors with the most rows of one
+    size those of the comparison; they may be different ones.
+    """
+    records = read_results(results)
+    if not records:
+        raise UserError(f"{results}: no results; run train.sh first")
+    by_vectors: dict[str, list[Record]] = {}
+    for record in records:
+        by_vectors.setdefault(record["data_checksum"], []).append(record)
+    measured = {
+        one["row"] for found in by_vectors.values() for one in summaries(grid, found) if one["metrics"]
+    }
+    if not measured:
+        raise UserError(f"{results}: has no results of this grid; select another one with --grid")
+    most = max(by_vectors.values(), key=len)
+    summary = [one for one in summaries(grid, most) if one["metrics"] or one["row"] not in measured]
+    source = most[0]["metrics"]["source_similarity"]
+    alone = AloneOptions(hidden_dim=grid.hidden[0], **next(iter(grid.alone.values())))
+    text = table(grid, summary, source) + (
+        f"\nWith {alone.codebooks} codebooks of {alone.codebook_size} entries, two of the {grid.words:,} "
+        f"words share all codes in ALONE with a probability of {alone.collision_probability(grid.words):.1e} "
+        "(section 2.1).\n"
+    )
+    if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
+        draw_figure(summary, source, grid, readme.parent / FIGURE)
+        text += f"\n![Spearman's rho against the width]({FIGURE})\n"
+    update_readme(readme, MARKER, text)
+
+    def rows_of_one_size(found: Sequence[Record]) -> int:
+        return sum(one["config"]["hidden"] is None for one in found)
+
+    compared = max(by_vectors.values(), key=rows_of_one_size)
+    if rows_of_one_size(compared):
+        source = compared[0]["metrics"]["source_similarity"]
+        found = [one for one in summaries(grid, compared) if one["metrics"]]
+        found.sort(key=lambda one: one["counts"]["stored_bits"])
+        draw_comparison(found, source, readme.parent / COMPARED)
+        picture = f"![Error and Spearman's rho against the stored bytes]({COMPARED})"
+        update_readme(readme, COMPARISON, f"{table(grid, found, source)}\n{picture}\n")
+    print(f"wrote the results into {readme}")
+
+
 def summaries(grid: Grid, records: Sequence[Record]) -> list[Record]:
     """Return one record per row and width with means over seeds; without metrics if there are no results."""
     found = []
     for row, hidden in grid.sizes():
+        record: Record = {"row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
         cells = [one for one in records if (one["config"]["row"], one["config"]["hidden"]) == (row, hidden)]
-        found.append(_summary(row, hidden, cells))
+        if not cells:
+            found.append({**record, "counts": {}, "metrics": {}})
+            continue
+        metrics: Record = {"seeds": len(cells)}
+        for name in ("squared_loss", "relative_error", "training_seconds"):
+            metrics[name] = statistics.mean(cell["metrics"][name] for cell in cells)
+        metrics["similarity"] = {
+            name: _spread([cell["metrics"]["similarity"][name]["rho"] for cell in cells])
+            for name in cells[0]["metrics"]["similarity"]
+        }
+        first = cells[0]
+        found.append({**record, "config": first["config"], "counts": first["counts"], "metrics": metrics})
     return found
-
-
-def _summary(row: str, hidden: int | None, cells: Sequence[Record]) -> Record:
-    """Return the means and standard deviations of the cells of one row and width."""
-    record: Record = {"row": f"{row}-{hidden}", "config": {"row": row, "hidden": hidden}}
-    if not cells:
-        return {**record, "counts": {}, "metrics": {}}
-    record["config"] = cells[0]["config"]
-    metrics: Record = {"seeds": len(cells)}
-    for name in ("squared_loss", "relative_error", "training_seconds"):
-        metrics[name] = statistics.mean(cell["metrics"][name] for cell in cells)
-    metrics["similarity"] = {
-        name: _spread([cell["metrics"]["similarity"][name]["rho"] for cell in cells])
-        for name in cells[0]["metrics"]["similarity"]
-    }
-    return {**record, "counts": cells[0]["counts"], "metrics": metrics}
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
@@ -69,8 +136,28 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"mean": statistics.mean(known), "std": statistics.stdev(known) if len(known) > 1 else 0.0}
 
 
-def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int) -> str:
+def table(grid: Grid, summary: Sequence[Record], source: Mapping[str, Any]) -> str:
     """Return the Markdown table of the source vectors and all rows."""
+    size = next(record["counts"]["table"] for record in summary if record["counts"])
+    metrics: Record = {"seeds": 1, "squared_loss": 0.0, "relative_error": 0.0, "training_seconds": 0.0}
+    metrics["similarity"] = {name: _spread([found["rho"]]) for name, found in source.items()}
+    first: Record = {
+        "row": "source",
+        "config": {"row": f"source, {size // grid.words} dimensions", "hidden": None},
+        "counts": {"embedding": size, "stored_bits": 32 * size, "table": size},
+        "metrics": metrics,
+    }
+
+    def rho(name: str) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["similarity"][name]
+            if found is None:
+                return "undefined"
+            spread = f" ± {found['std']:.3f}" if record["metrics"]["seeds"] > 1 else ""
+            return f"{found['mean']:.3f}{spread}"
+
+        return describe
+
     columns = [
         Column("vectors", lambda r: r["config"]["row"], always=True),
         Column("hidden", lambda r: str(r["config"]["hidden"] or "–"), always=True),
@@ -80,41 +167,10 @@ def table(summary: Sequence[Record], source: Mapping[str, Any], dimensions: int)
         Column("seeds", lambda r: str(r["metrics"]["seeds"])),
         Column("squared loss", lambda r: f"{r['metrics']['squared_loss']:.3f}"),
         Column("relative error", lambda r: f"{r['metrics']['relative_error']:.3f}"),
-        *(Column(f"rho {name}", _rho(name)) for name in source),
+        *(Column(f"rho {name}", rho(name)) for name in source),
         Column("seconds", lambda r: f"{r['metrics']['training_seconds']:.0f}"),
     ]
-    return markdown_table([_source_record(source, summary, dimensions), *summary], columns)
-
-
-def _rho(name: str) -> Callable[[Record], str]:
-    """Return a column function for rho of one set, with its standard deviation over seeds."""
-
-    def describe(record: Record) -> str:
-        found = record["metrics"]["similarity"][name]
-        if found is None:
-            return "undefined"
-        spread = f" ± {found['std']:.3f}" if record["metrics"]["seeds"] > 1 else ""
-        return f"{found['mean']:.3f}{spread}"
-
-    return describe
-
-
-def _source_record(source: Mapping[str, Any], summary: Sequence[Record], dimensions: int) -> Record:
-    """Return the row of the source vectors."""
-    size = next(record["counts"]["table"] for record in summary if record["counts"])
-    similarity = {name: _spread([found["rho"]]) for name, found in source.items()}
-    return {
-        "row": "source",
-        "config": {"row": f"source, {dimensions} dimensions", "hidden": None},
-        "counts": {"embedding": size, "stored_bits": 32 * size, "table": size},
-        "metrics": {
-            "seeds": 1,
-            "squared_loss": 0.0,
-            "relative_error": 0.0,
-            "training_seconds": 0.0,
-            "similarity": similarity,
-        },
-    }
+    return markdown_table([first, *summary], columns)
 
 
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
@@ -153,124 +209,30 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
     write_png(figure, path)
 
 
-def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Write the results into the README's table, and plot Figure 3 next to it."""
-    parser = Parser("eval.sh", description=main.__doc__)
-    parser.add_argument(
-        "--results",
-        type=PathOption.SOURCE,
-        default=recipe.home,
-        help="results.jsonl, or a folder with one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--readme",
-        type=PathOption.UPDATED,
-        default=recipe.folder / "README.md",
-        help="README with the markers (default: %(default)s)",
-    )
-    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_GRID_HELP}, and a separate README")
-    add_grid_option(parser)
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        recipe = recipe.smoke()
-        options.results, options.readme = recipe.home, recipe.home / "README.md"
-        markers = (f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, COMPARISON))
-        write_text(options.readme, "".join(markers))
-    write_report(read_grid(recipe, options.grid), options.results, options.readme)
-
-
-def write_report(grid: Grid, results: Path, readme: Path) -> None:
-    """Write the results of a grid into a README, and plot the figures next to it.
-
-    The vectors with the most results are those of ALONE's figure, and the vectors with the most rows of one
-    size those of the comparison; they may be different ones.
-
-    Raises:
-        UserError: there are no results of this grid.
-    """
-    records = read_results(results)
-    if not records:
-        raise UserError(f"{results}: no results; run train.sh first")
-    by_vectors: dict[str, list[Record]] = {}
-    for record in records:
-        by_vectors.setdefault(record["data_checksum"], []).append(record)
-    measured = {record["row"] for found in by_vectors.values() for record in _measured(grid, found)}
-    if not measured:
-        raise UserError(f"{results}: has no results of this grid; select another one with --grid")
-    most = max(by_vectors.values(), key=len)
-    summary = [one for one in summaries(grid, most) if one["metrics"] or one["row"] not in measured]
-    source = most[0]["metrics"]["source_similarity"]
-    text = table(summary, source, _dimensions(grid, most)) + _collisions(grid)
-    if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
-        draw_figure(summary, source, grid, readme.parent / FIGURE)
-        text += f"\n![Spearman's rho against the width]({FIGURE})\n"
-    update_readme(readme, MARKER, text)
-    compared = max(by_vectors.values(), key=lambda found: sum(_is_fixed(one) for one in found))
-    if any(map(_is_fixed, compared)):
-        update_readme(readme, COMPARISON, comparison(grid, compared, readme.parent / COMPARED))
-    print(f"wrote the results into {readme}")
-
-
-def _collisions(grid: Grid) -> str:
-    """Return a sentence on how likely words share their filter."""
-    options = AloneOptions(hidden_dim=grid.hidden[0], **next(iter(grid.alone.values())))
-    size, probability = options.codebook_size, options.collision_probability(grid.words)
-    return (
-        f"\nWith {options.codebooks} codebooks of {size} entries, two of the {grid.words:,} words share "
-        f"all codes in ALONE with a probability of {probability:.1e} (section 2.1).\n"
-    )
-
-
-def comparison(grid: Grid, records: Sequence[Record], picture: Path) -> str:
-    """Return the table of the results of one set of vectors by stored bytes, and draw them."""
-    source = records[0]["metrics"]["source_similarity"]
-    found = sorted(_measured(grid, records), key=lambda one: one["counts"]["stored_bits"])
-    draw_comparison(found, source, picture)
-    shown = table(found, source, _dimensions(grid, records))
-    return f"{shown}\n![Error and Spearman's rho against the stored bytes]({picture.name})\n"
-
-
 def draw_comparison(summary: Sequence[Record], source: Mapping[str, Any], path: Path) -> None:
     """Plot the relative error and rho against the stored bytes: the best row of each method and size."""
     sets = [name for name, found in source.items() if found["known"] >= _LEAST_PAIRS]
     plain = [one for one in summary if shown_method(one) == PLAIN]
     best = best_of_each_size(summary, "relative_error", plain)
+
+    def label(record: Record) -> str:  # the format of a plain table, or the codec of a quantized one
+        config = record["config"]
+        if shown_method(record) == PLAIN:
+            return str(config.get("store") or format_name(record))
+        return str(config["embedding"].get("codec", ""))
+
     figure, panels = new_figure(1 + len(sets), "word vectors in few bytes", shared=False)
     for axes, name in zip(panels, ("", *sets), strict=True):
-        points = [{**one, "metrics": {"shown": _shown(one, name)}} for one in best]
+        points = []
+        for one in best:
+            metrics = one["metrics"]
+            shown = metrics["similarity"][name]["mean"] if name else metrics["relative_error"]
+            points.append({**one, "metrics": {"shown": float(shown)}})
         draw_lines(axes, points, "shown")
-        draw_points(axes, points, "shown", _note)
+        draw_points(axes, points, "shown", label)
         axes.set_title(f"Spearman's rho, {name}" if name else "relative error", fontsize=9)
         if name:
             axes.axhline(source[name]["rho"], color="#333333", linewidth=1, zorder=1)
         else:
             axes.set_yscale("log")
     finish(figure, panels, path)
-
-
-def _note(record: Record) -> str:
-    """Return the format of a plain table, or the codec of a quantized one."""
-    if shown_method(record) == PLAIN:
-        return str(record["config"].get("store") or format_name(record))
-    return str(record["config"]["embedding"].get("codec", ""))
-
-
-def _shown(record: Record, name: str) -> float:
-    """Return rho of one set, or the relative error if the name is empty."""
-    metrics = record["metrics"]
-    return float(metrics["similarity"][name]["mean"] if name else metrics["relative_error"])
-
-
-def _measured(grid: Grid, records: Sequence[Record]) -> list[Record]:
-    """Return the summaries of rows with results."""
-    return [record for record in summaries(grid, records) if record["metrics"]]
-
-
-def _is_fixed(record: Record) -> bool:
-    """Return whether a result is of a row of one size."""
-    return record["config"]["hidden"] is None
-
-
-def _dimensions(grid: Grid, records: Sequence[Record]) -> int:
-    """Return D of the source vectors."""
-    return int(records[0]["counts"]["table"] // grid.words)

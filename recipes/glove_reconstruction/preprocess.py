@@ -20,14 +20,20 @@ from lm.data import datasets
 from recipes.common.recipe import Recipe
 from recipes.common.smoke import SMOKE, generated_vocabulary
 from recipes.common.tools import locate, run_step, write_json, write_lines
-from recipes.glove_reconstruction.train import SMOKE_DATA_HELP, add_grid_option, read_grid, read_source, score
+from recipes.glove_reconstruction.train import (
+    SMOKE_DATA_HELP,
+    add_grid_option,
+    read_grid,
+    read_source,
+    score,
+    write_source,
+)
 from shared_embeddings.analysis.similarity import read_pairs
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256
 from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.reading import read_yaml
 from shared_embeddings.words.classes import train_word_vectors
 from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import WordVectors, read_vectors
@@ -43,13 +49,7 @@ WORDS, DIMENSIONS, PAIRS = 80, 12, 50
 def download_glove(entry: Mapping[str, Any], folder: Path) -> Path:
     """Return the text of GloVe's vectors, after downloading and unpacking it if necessary.
 
-    Args:
-        entry: ``url``, ``file`` in the archive, and ``sha256`` of the archive or None.
-        folder: folder of downloads.
-
-    Raises:
-        UserError: the archive is damaged or lacks the file.
-        DownloadError: the download fails, or the checksum is wrong.
+    An entry has ``url``, ``file`` in the archive, and ``sha256`` of the archive or None.
     """
     text = folder / entry["file"]
     if text.is_file():
@@ -87,9 +87,6 @@ def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | 
     """Return the most frequent words of the source, by counts or in the order of the source.
 
     Counts of words that the source has only in lowercase are added to the lowercase word.
-
-    Raises:
-        UserError: there are fewer words.
     """
     places = {word: place for place, word in enumerate(source.words)}
     chosen = list(range(len(source.words)))
@@ -102,28 +99,11 @@ def most_frequent(source: WordVectors, number: int, counts: Mapping[str, int] | 
         chosen = sorted(found, key=lambda place: (-found[place], place))
     if len(chosen) < number:
         raise UserError(
-            f"there are {len(chosen)} words, fewer than 'words: {number}' in rows.yaml; lower it or "
-            "use other "
-            "vectors or texts"
+            f"there are {len(chosen)} words, fewer than 'words: {number}' in rows.yaml; lower it, or use "
+            "other vectors or texts"
         )
     chosen = chosen[:number]
     return WordVectors([source.words[place] for place in chosen], source.vectors[chosen])
-
-
-def write_source(vectors: WordVectors, path: Path) -> None:
-    """Write words and their vectors ``(V, D)`` atomically."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, words=np.array(vectors.words), vectors=vectors.vectors)
-
-
-def read_any(path: Path, limit: int | None) -> WordVectors:
-    """Read vectors with `read_vectors` or `read_source`; errors become `UserError`."""
-    if path.suffix == ".npz":
-        return read_source(path)
-    try:
-        return read_vectors(path, limit)
-    except (ValueError, ImportError) as error:
-        raise UserError(str(error)) from error
 
 
 def prepare(
@@ -143,15 +123,12 @@ def prepare(
         pairs: files with two words and a score per line.
         texts: texts to count words in; without texts, the first words of the vectors are used.
         limit: number of vectors to read.
-
-    Raises:
-        UserError: a file cannot be used.
     """
-    every = read_any(vectors, limit)
     try:
+        every = read_source(vectors) if vectors.suffix == ".npz" else read_vectors(vectors, limit)
         counts = count_words(texts) if texts else None
         tests = [read_pairs(path) for path in pairs]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise UserError(str(error)) from error
     chosen = most_frequent(every, words, counts)
     # Written last, to mark the preparation as complete.
@@ -205,7 +182,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
     Without --vectors or --glove, skip-gram vectors are trained on WikiText-2 from $DATA_DIR or the network.
     """
-    settings = read_yaml(recipe.folder / "data.yaml")
+    _, settings = recipe.data_settings()
     parser = Parser("preprocess.sh", description=main.__doc__)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText")
@@ -232,8 +209,6 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         prepare(recipe.data, write_smoke_vectors(raw), grid.words, pairs)
         return
     vectors = options.vectors
-    if vectors is not None and not vectors.is_file():
-        raise UserError(f"vectors {vectors}: no such file; check the path")
     if options.glove is not None:
         vectors = download_glove(settings["glove"][options.glove], downloads)
     if vectors is None:

@@ -19,10 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 import shared_embeddings as se
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import FILE, Recipe, read_file
 from recipes.common.results import FILE as RESULTS
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
-from recipes.common.rows import FILE, read_file
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import parse_settings, read_json
 from shared_embeddings.accounting import distinct_state
@@ -33,6 +32,7 @@ from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import parse_options
 from shared_embeddings.words.vectors import WordVectors
 
@@ -50,12 +50,9 @@ SMOKE_GRID_HELP = "use a small grid and the data of preprocess.sh --smoke"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One embedding to fit to the source vectors.
+    """One embedding to fit to the source vectors: a row of ALONE, another method, or a row of one size.
 
-    Attributes:
-        row: row of the table: a row of ALONE, another method, or a row of one size.
-        hidden: D_inter of ALONE, which determines the size of other methods; None for rows of one size.
-        seed: random seed.
+    ``hidden`` is D_inter of ALONE, which determines the size of other methods; None for rows of one size.
     """
 
     row: str
@@ -119,11 +116,7 @@ class Grid:
         ]
 
     def chosen(self, patterns: Sequence[str]) -> list[Cell]:
-        """Return the cells whose names match one of the patterns.
-
-        Raises:
-            UserError: a pattern matches none.
-        """
+        """Return the cells whose names match one of the patterns."""
         cells = self.cells()
         for pattern in patterns:
             if not any(fnmatchcase(cell.name, pattern) for cell in cells):
@@ -138,9 +131,6 @@ class Grid:
 
         Other methods have as many bytes, including codes, as ALONE's parameters at the same width; ALONE's
         filters follow from a seed.
-
-        Raises:
-            UserError: the method cannot be that small.
         """
         if cell.hidden is None:
             return {name: value for name, value in self.fixed[cell.row].items() if name != "store"}
@@ -159,11 +149,7 @@ class Grid:
 
 
 def read_grid(recipe: Recipe, name: str = DEFAULT) -> Grid:
-    """Return a grid of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows.
-
-    Raises:
-        UserError: there is no such grid, or a part is missing, unknown or invalid.
-    """
+    """Return a grid of a recipe's ``rows.yaml``; with ``--smoke``, a small one with the same rows."""
     path = recipe.folder / FILE
     grids = read_file(path).get("grids", {})
     if name not in grids:
@@ -177,11 +163,7 @@ def read_grid(recipe: Recipe, name: str = DEFAULT) -> Grid:
 
 
 def parse_grid(where: str, content: dict[str, Any]) -> Grid:
-    """Check the content of a grid.
-
-    Raises:
-        UserError: a part is missing, unknown or invalid.
-    """
+    """Check the content of a grid."""
     content = dict(content) if isinstance(content, dict) else {}
     training = parse_settings(f"{where}: training", Training, content.pop("training", None))
     grid = dataclasses.replace(parse_options(where, Grid, content), training=training)
@@ -214,12 +196,14 @@ def add_grid_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", default=DEFAULT, help="a grid of rows.yaml (default: %(default)s)")
 
 
-def read_source(path: Path) -> WordVectors:
-    """Read a file written by `write_source`.
+def write_source(vectors: WordVectors, path: Path) -> None:
+    """Write words and their vectors ``(V, D)`` atomically."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, words=np.array(vectors.words), vectors=vectors.vectors)
 
-    Raises:
-        UserError: it is missing or damaged.
-    """
+
+def read_source(path: Path) -> WordVectors:
+    """Read a file written by `write_source`."""
     try:
         with np.load(path, allow_pickle=False) as found:
             return WordVectors(found["words"].tolist(), found["vectors"])
@@ -232,9 +216,7 @@ def read_source(path: Path) -> WordVectors:
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
     """Return Spearman's rho and the number of known pairs for every set of pairs."""
     found = (word_similarity(vectors.words, vectors.vectors, test) for test in tests)
-    return {
-        result.name: {"rho": result.rho, "known": result.known, "pairs": result.pairs} for result in found
-    }
+    return {one.name: {"rho": one.rho, "known": one.known, "pairs": one.pairs} for one in found}
 
 
 def fit_alone(
@@ -247,8 +229,8 @@ def fit_alone(
     Args:
         teacher: ``(V, D)``.
         options: options of `alone`, including ``seed``.
-        training: ``epochs``, ``batch_size``, ``learning_rate`` and ``schedule``.
-        title: title of the progress bar.
+        training: of `Training`.
+        title: of the progress bar.
     """
     words, dim = teacher.shape
     with torch.random.fork_rng():
@@ -278,15 +260,7 @@ def fit_alone(
 
 
 def run_cell(home: Path, grid: Grid, cell: Cell, words: WordVectors, data: Mapping[str, Any]) -> Path:
-    """Fit and measure one cell, write its result, and return the results file.
-
-    Args:
-        home: output folder of the recipe.
-        grid: grid of the cell.
-        cell: the cell.
-        words: source vectors.
-        data: description of the data.
-    """
+    """Fit one cell to the source vectors, measure it, write its result, and return the results file."""
     teacher = torch.from_numpy(words.vectors)
     config = wanted_config(grid, cell, teacher)
     method, options = config["embedding"]["method"], dict(config["embedding"])
@@ -331,11 +305,7 @@ def wanted_config(grid: Grid, cell: Cell, teacher: Tensor) -> dict[str, Any]:
 
 
 def is_done(home: Path, grid: Grid, cell: Cell, teacher: Tensor, data: Mapping[str, Any]) -> bool:
-    """Return whether a cell has a result in the folder `home`.
-
-    Raises:
-        UserError: the result has other settings or vectors.
-    """
+    """Return whether a cell has a result in the folder `home`."""
     found = find_result(home, cell.name)
     if found is None:
         return False
@@ -373,18 +343,17 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
             "run preprocess.sh with this grid"
         )
     teacher = torch.from_numpy(words.vectors)
-    possible, reasons = [], []
-    for cell in cells:
+    reasons = []
+    for cell in list(cells):
         try:
             wanted_config(grid, cell, teacher)
-            possible.append(cell)
         except UserError as error:  # the method cannot be small enough
+            cells.remove(cell)
             reasons.append(str(error))
-    if not possible:
+    if not cells:
         raise UserError(reasons[0])
     for reason in reasons:
         print(f"skipped: {reason}", flush=True)
-    cells = possible
     left = [cell for cell in cells if not is_done(recipe.home, grid, cell, teacher, data)]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them have results", flush=True)
     for cell in left:

@@ -10,46 +10,187 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sacrebleu.metrics import BLEU
 from tqdm import tqdm
 
 from recipes.common.plot import quality_size_plot
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import Recipe, Row
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
-from recipes.common.rows import Row
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
-from recipes.common.tools import read_json, read_lines, write_json, write_lines, write_yaml
-from recipes.quickstart import report
-from recipes.quickstart.corpus import SIZES
-from recipes.quickstart.jobs import Job, run_jobs
-from recipes.quickstart.languages import Tokenizer
-from recipes.quickstart.prepare import CorpusSettings, Data, prepare
-from recipes.quickstart.report import scores
-from recipes.translation.train import complete_checkpoints, read_speed
+from recipes.common.table import markdown_table
+from recipes.common.tools import read_json, read_lines, run_step, write_json, write_lines, write_yaml
+from recipes.quickstart.corpus import SIZES, Tokenizer, make_corpus, write_corpus
+from recipes.translation.train import complete_checkpoints, corpus_scores, read_speed
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked
+from shared_embeddings.utils.files import locked, sha256
 from shared_embeddings.utils.path_options import PathOption
 
 BASELINE = "standard"
 EXAMPLES = 4
-# Defaults for --smoke.
 SMOKE_DEFAULTS = {
-    "train": LINES,
-    "valid": TEST_LINES,
-    "test": TEST_LINES,
-    "steps": 20,
-    "rows": "standard,funnel",
+    **{"train": LINES, "valid": TEST_LINES, "test": TEST_LINES},
+    **{"steps": 20, "rows": "standard,funnel"},
 }
 # More threads do not make such small models faster.
 MAXIMUM_THREADS = 4
+COLUMNS = ("row", "embedding", "smaller", "total", "bleu", "difference", "speed")
+# sacreBLEU's default tokenization would treat a sentence in these languages as one word.
+UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
+# Files and packages that determine the text, in addition to the settings.
+SOURCES = [Path(__file__).with_name(name) for name in ("corpus.py", "templates.yaml")]
+PACKAGES = ("babel", "num2words", "sacremoses")
+
+# Jobs: a line of onmt_train's log has the step, and the speed on the target side.
+_STEP = re.compile(r"Step\s+(\d+)/\s*\d+;.*?/\s*(\d+) tok/s")
+_POLL_SECONDS = 0.2
+# Interval between reports without a terminal.
+_REPORT_SECONDS = 10.0
+_LAST_LINES = 12
+_BAR = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {rate_fmt}, {remaining} left{postfix}"
+_GRACE_SECONDS = 5.0
+
+
+@dataclass
+class Job:
+    """A command to run, with its output in a log.
+
+    Attributes:
+        steps: number of steps for the progress bar, which follows "Step n/N" in the log; 0 if unknown.
+        seconds: duration, after the end.
+        peak_memory_mib: largest resident memory, after the end.
+        speeds: tokens per second in the log.
+    """
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    steps: int = 0
+    seconds: float = 0.0
+    peak_memory_mib: float = 0.0
+    speeds: list[int] = field(default_factory=list)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    at_once: int,
+    environment: dict[str, str],
+    keep_open: Sequence[int] = (),
+    finished: Callable[[Job], None] = lambda job: None,
+) -> None:
+    """Run jobs in order, at most `at_once` concurrently; after a failure or interruption, stop the others.
+
+    Args:
+        jobs: each has a progress bar.
+        at_once: maximum number of concurrent jobs.
+        environment: environment variables of the commands.
+        keep_open: file descriptors to inherit.
+        finished: called with each successful job.
+    """
+    waiting, running = list(jobs), list[_Process]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                position = min(set(range(at_once)) - {process.position for process in running})
+                running.append(_Process(waiting.pop(0), position, environment, keep_open))
+            time.sleep(_POLL_SECONDS)
+            for process in list(running):
+                if process.poll():
+                    running.remove(process)
+                    finished(process.job)
+    finally:
+        for process in running:
+            process.end()
+
+
+class _Process:
+    """A running job and its progress bar at a line `position`."""
+
+    def __init__(
+        self, job: Job, position: int, environment: dict[str, str], keep_open: Sequence[int]
+    ) -> None:
+        self.job, self.position = job, position
+        self._started = self._reported = time.monotonic()
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("wb") as log:
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            try:
+                self._process = subprocess.Popen(job.command, **streams, env=environment, pass_fds=keep_open)
+            except OSError as error:
+                raise UserError(f"{job.command[0]}: {error.strerror}; run 'make setup'") from error
+        self._reader = job.log.open(encoding="utf-8", errors="replace")
+        self._partial = ""
+        self._terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=job.steps or None,
+            desc=f"{job.name:<24}",
+            unit="step",
+            position=position,
+            leave=False,
+            disable=not self._terminal,
+            dynamic_ncols=True,
+            bar_format=_BAR if job.steps else "{desc} {elapsed}",
+        )
+
+    def poll(self) -> bool:
+        """Update the progress; return whether the job has succeeded; raise if it failed."""
+        ended, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        self._show_progress()
+        if not ended:
+            return False
+        job, self._process.returncode = self.job, os.waitstatus_to_exitcode(status)
+        job.seconds = time.monotonic() - self._started
+        job.peak_memory_mib = round(usage.ru_maxrss / 1024, 1)
+        self.end()
+        if self._process.returncode:
+            lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+            print("\n".join(f"  | {line}" for line in lines), file=sys.stderr)
+            raise UserError(
+                f"{job.name}: {Path(job.command[0]).name} failed with status {self._process.returncode}; "
+                f"the last lines of {job.log} are above"
+            )
+        return True
+
+    def end(self) -> None:
+        """Terminate the job if it still runs; kill it after a grace period."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._bar.close()
+        self._reader.close()
+
+    def _show_progress(self) -> None:
+        """Parse steps and speeds in new lines of the log; without a terminal, print a line at intervals."""
+        *lines, self._partial = (self._partial + self._reader.read()).split("\n")
+        job, now, step = self.job, time.monotonic(), 0
+        for found in filter(None, map(_STEP.search, lines)):
+            step = int(found[1])
+            job.speeds.append(int(found[2]))
+        if self._terminal and step:
+            self._bar.set_postfix_str(f"{job.speeds[-1]:,} tok/s", refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._terminal and not job.steps:
+            self._bar.refresh()
+        elif step and (now - self._reported >= _REPORT_SECONDS or step >= job.steps):
+            self._reported = now
+            left = (now - self._started) * (job.steps - step) / step
+            text = f"{job.name}: step {step}/{job.steps}, {job.speeds[-1]:,} tok/s, {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -59,16 +200,105 @@ class Machine:
     Attributes:
         at_once: concurrent trainings; two with one thread each are faster than one with two threads.
         threads: threads per training.
-        keep_open: file descriptor of the lock, which commands inherit.
+        lock: file descriptor that commands inherit.
     """
 
     at_once: int
     threads: int
-    keep_open: tuple[int, ...]
+    lock: int
 
-    def environment(self, threads: int) -> dict[str, str]:
-        """Return the environment variables of a command with `threads` threads on the CPU."""
-        return {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    def run(self, jobs: Sequence[Job], finished: Callable[[Job], None] = lambda job: None) -> None:
+        """Run jobs on the CPU."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "CUDA_VISIBLE_DEVICES": ""}
+        run_jobs(jobs, self.at_once, environment, [self.lock], finished)
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """Settings of the corpus: CLDR names of the languages, seed, and sentence pairs per split."""
+
+    source: str
+    target: str
+    seed: int
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The prepared files in a folder.
+
+    ``text/SPLIT.LANGUAGE`` has sentences, ``SPLIT.LANGUAGE`` tokenized ones, ``vocabulary`` the joint
+    vocabulary.
+    """
+
+    folder: Path
+    settings: CorpusSettings
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The source and target language."""
+        return self.settings.source, self.settings.target
+
+    def text(self, part: str, language: str) -> Path:
+        """Return the file with the sentences of one side of a split."""
+        return self.folder / "text" / f"{part}.{language}"
+
+    def words(self, part: str, language: str) -> Path:
+        """Return the file with the tokenized sentences of one side of a split."""
+        return self.folder / f"{part}.{language}"
+
+    def files(self) -> list[Path]:
+        """Return all files that results depend on, the vocabulary last."""
+        sides = [(part, language) for part in self.settings.sizes for language in self.languages]
+        texts = [place(*side) for place in (self.text, self.words) for side in sides]
+        return [*texts, self.folder / "vocabulary"]
+
+    def checksum(self) -> str:
+        """Return the SHA-256 of the checksums of all files."""
+        listing = {str(path.relative_to(self.folder)): sha256(path) for path in self.files()}
+        return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+    def training_options(self) -> dict[str, Any]:
+        """Return the options of ``onmt_train`` for data and vocabulary."""
+        corpora = {
+            part: {
+                f"path_{side}": str(self.words(part, language))
+                for side, language in zip(("src", "tgt"), self.languages)
+            }
+            for part in ("train", "valid")
+        }
+        vocabulary = str(self.folder / "vocabulary")
+        return {"data": corpora, "src_vocab": vocabulary, "tgt_vocab": vocabulary}
+
+
+def prepare(settings: CorpusSettings, folder: Path, machine: Machine) -> Data:
+    """Create the data in `folder` unless they are up to date."""
+    data = Data(folder, settings)
+    *texts, vocabulary = data.files()
+    versions = {package: metadata.version(package) for package in PACKAGES}
+
+    def write_text() -> None:
+        parts = make_corpus(settings.source, settings.target, settings.sizes, settings.seed)
+        write_corpus(parts, folder / "text", settings.source, settings.target)
+        for side, language in enumerate(data.languages):
+            split = Tokenizer(language).split
+            for part, pairs in parts.items():
+                write_lines(data.words(part, language), (" ".join(split(pair[side])) for pair in pairs))
+
+    def build_vocabulary() -> None:
+        config, options = folder / "vocabulary.yaml", data.training_options()
+        options["data"].pop("valid")
+        save_data = str(folder / "samples")
+        write_yaml(config, {**options, "share_vocab": True, "n_sample": -1, "save_data": save_data})
+        command = [_command("onmt_build_vocab"), "-config", str(config), "-overwrite"]
+        machine.run([Job("vocabulary", command, folder / "vocabulary.log")])
+
+    written = {**asdict(settings), "versions": versions}
+    run_step("corpus", folder / "steps", write_text, inputs=SOURCES, outputs=texts, settings=written)
+    words = [data.words("train", language) for language in data.languages]
+    stamps, outputs = folder / "steps", [vocabulary]
+    run_step("vocabulary", stamps, build_vocabulary, inputs=words, outputs=outputs, settings={})
+    return data
 
 
 @dataclass(frozen=True)
@@ -117,21 +347,18 @@ class Model:
         return found[-1].path if found else None
 
     def is_evaluated(self) -> bool:
-        """Return whether the results are up to date."""
-        return self._is_current(self.result) and self.translation.exists()
+        """Return whether the results have these settings and data."""
+        return (self.result or {}).get("fingerprint") == self.fingerprint and self.translation.exists()
 
     def is_trained(self) -> bool:
-        """Return whether the trained model is up to date."""
-        return self._is_current(read_json(self.training)) and self.checkpoint() is not None
-
-    def _is_current(self, record: dict[str, Any] | None) -> bool:
-        """Return whether a record has the same settings and data."""
-        return (record or {}).get("fingerprint") == self.fingerprint
+        """Return whether the trained model has these settings and data."""
+        record = read_json(self.training) or {}
+        return record.get("fingerprint") == self.fingerprint and self.checkpoint() is not None
 
 
 def train(models: Sequence[Model], machine: Machine) -> None:
     """Train models concurrently, with a progress bar each."""
-    started = {}
+    jobs = []
     for model in models:
         shutil.rmtree(model.folder, ignore_errors=True)
         config = model.folder / "train.yaml"
@@ -142,25 +369,22 @@ def train(models: Sequence[Model], machine: Machine) -> None:
             "embedding": model.row.embedding,
         }
         write_yaml(config, options)
-        steps = model.row.train["train_steps"]
-        job = Job(
-            model.name, [_command("onmt_train"), "-config", str(config)], model.folder / "train.log", steps
-        )
-        started[model.name] = model, job
+        command = [_command("onmt_train"), "-config", str(config)]
+        jobs.append(Job(model.name, command, model.folder / "train.log", model.row.train["train_steps"]))
+    by_name = {model.name: model for model in models}
 
     def finished(job: Job) -> None:
-        model, _ = started[job.name]
+        model, speed = by_name[job.name], sum(job.speeds) / len(job.speeds) if job.speeds else 0.0
         facts = {
             "fingerprint": model.fingerprint,
             "seconds": round(job.seconds, 1),
-            "tokens_per_second": round(job.tokens_per_second),
+            "tokens_per_second": round(speed),
             "peak_memory_mib": job.peak_memory_mib,
         }
         write_json(model.training, facts)
-        _print(f"{job.name}: trained in {job.seconds:.0f} s, {job.tokens_per_second:,.0f} tokens/s")
+        _print(f"{job.name}: trained in {job.seconds:.0f} s, {speed:,.0f} tokens/s")
 
-    jobs = [job for _, job in started.values()]
-    run_jobs(jobs, machine.at_once, machine.environment(machine.threads), machine.keep_open, finished)
+    machine.run(jobs, finished)
 
 
 def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
@@ -173,8 +397,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
         command += ["-src", str(model.data.words("test", model.data.settings.source))]
         command += ["-output", str(model.words), "-transforms", "none"]  # the data are tokenized
         jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
-    environment = machine.environment(machine.threads)
-    run_jobs(list(jobs.values()), machine.at_once, environment, machine.keep_open)
+    machine.run(list(jobs.values()))
     return jobs
 
 
@@ -217,6 +440,16 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     _print(f"{model.name}: BLEU {result['bleu']:.1f}")
 
 
+def scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
+    """Compute BLEU and chrF; BLEU is over characters for languages without spaces between words."""
+    result = corpus_scores(hypotheses, references)
+    if language.replace("-", "_").split("_")[0] in UNSPACED_LANGUAGES:
+        metric = BLEU(tokenize="char")
+        result["bleu"] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        result["bleu_signature"] = str(metric.get_signature())
+    return result
+
+
 def _command(name: str) -> str:
     """Return the path of a command in this Python environment."""
     return str(Path(sys.executable).with_name(name))
@@ -232,38 +465,72 @@ def show(models: Sequence[Model], folder: Path) -> None:
     """Print the table and example translations, and plot quality over size."""
     records = [result for model in models if (result := model.result)]
     data = models[0].data
-    source, target = data.languages
     texts = {model.name: read_lines(model.translation) for model in models}
-    originals = read_lines(data.text("test", source)), read_lines(data.text("test", target))
-    _print("\n" + report.side_by_side(*originals, texts, EXAMPLES))
-    _print("\n" + report.table(records))
+    sources, references = (read_lines(data.text("test", language)) for language in data.languages)
+    _print("\n" + side_by_side(sources, references, texts, EXAMPLES))
+    _print("\n" + table(records))
     picture = folder / "quality_size.png"
     quality_size_plot(records, picture, "bleu", "Quickstart: a generated corpus")
     _print(f"quality against size: {picture}")
 
 
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Return the results as a Markdown table with aligned columns, numbers to the right."""
+    markdown = markdown_table(records, COLUMNS).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows[1] = ["-" * width for width in widths]
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [
+            cell.rjust(width) if number > 1 and cell[:1] in "+-0123456789" else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def side_by_side(
+    sources: Sequence[str], references: Sequence[str], translations: Mapping[str, Sequence[str]], count: int
+) -> str:
+    """Show `count` sentences: source, reference and translations; ``=`` marks those equal to the reference.
+
+    Up to half of them are translated correctly by every model.
+    """
+    numbers = range(len(references))
+    wrong = [n for n in numbers if any(lines[n] != references[n] for lines in translations.values())]
+    right = [number for number in numbers if number not in set(wrong)][: count // 2]
+    width = max(len(name) for name in [*translations, "reference"])
+    blocks = []
+    for number in sorted([*right, *wrong[: count - len(right)]]):
+        lines = [f"{'source':<{width}}  {sources[number]}", f"{'reference':<{width}}  {references[number]}"]
+        for name, texts in translations.items():
+            mark = "=" if texts[number] == references[number] else " "
+            lines.append(f"{name:<{width}} {mark}{texts[number]}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
 def rows_to_run(recipe: Recipe, names: str | None, steps: int | None) -> list[Row]:
-    """Return the named rows of the recipe (default: all), baseline first.
+    """Return the rows with these comma-separated names (default: all), baseline first.
 
-    Args:
-        recipe: the recipe.
-        names: comma-separated names.
-        steps: training steps that override the configured number.
-
-    Raises:
-        UserError: a name is unknown.
+    `steps` overrides their number of training steps.
     """
     wanted = set(names.split(",")) if names else recipe.rows.keys()
     rows = [recipe.row(name) for name in sorted(wanted, key=lambda name: (name != BASELINE, name))]
-    return [_shortened(row, steps) for row in rows] if steps else rows
-
-
-def _shortened(row: Row, steps: int) -> Row:
-    """Return a row with another number of training steps."""
-    lengths = {"train_steps": steps, "save_checkpoint_steps": steps}
-    for name in ("valid_steps", "report_every"):
-        lengths[name] = min(steps, row.train[name])
-    return replace(row, train={**row.train, **lengths})
+    if not steps:
+        return rows
+    return [
+        replace(
+            row,
+            train={
+                **row.train,
+                **{"train_steps": steps, "save_checkpoint_steps": steps},
+                **{name: min(steps, row.train[name]) for name in ("valid_steps", "report_every")},
+            },
+        )
+        for row in rows
+    ]
 
 
 def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
@@ -307,50 +574,40 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def _run(recipe: Recipe, options: argparse.Namespace, folder: Path, lock: int) -> None:
+    """Prepare the data, train and evaluate the models that are not up to date, and show all of them."""
     started = time.monotonic()
     rows = rows_to_run(recipe, options.rows, options.steps)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = min(options.jobs or cores, len(rows))
-    machine = Machine(at_once, max(1, min(MAXIMUM_THREADS, cores // at_once)), (lock,))
+    machine = Machine(at_once, max(1, min(MAXIMUM_THREADS, cores // at_once)), lock)
     if options.fresh:
-        _remove_all_but_lock(folder)
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
     sizes = {part: getattr(options, part) for part in SIZES}
     settings = CorpusSettings(options.source, options.target, options.seed, sizes)
-    environment = machine.environment(machine.threads)
-    data = prepare(settings, folder / "data", _command("onmt_build_vocab"), environment, machine.keep_open)
+    data = prepare(settings, folder / "data", machine)
     checksum = data.checksum()
     _print(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
     models = [Model(row, data, checksum, folder / row.name) for row in rows]
-    _train_and_evaluate(models, machine)
-    show(models, folder)
-    minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    _print(f"finished in {minutes}:{seconds:02} min; results, logs and models: {folder}")
-
-
-def _train_and_evaluate(models: Sequence[Model], machine: Machine) -> None:
-    """Train and evaluate models that are not up to date."""
+    unfinished = []
     for model in models:
         if model.is_evaluated():
             _print(f"{model.name}: up to date")
-    unfinished = [model for model in models if not model.is_evaluated()]
-    untrained = [model for model in unfinished if not model.is_trained()]
-    if untrained:
-        _print(
-            f"training {', '.join(model.name for model in untrained)}: {machine.at_once} at once, "
-            f"{machine.threads} {'thread' if machine.threads == 1 else 'threads'} each"
-        )
+        else:
+            unfinished.append(model)
+    if untrained := [model for model in unfinished if not model.is_trained()]:
+        threads = f"{machine.threads} {'thread' if machine.threads == 1 else 'threads'}"
+        names = ", ".join(model.name for model in untrained)
+        _print(f"training {names}: {machine.at_once} at once, {threads} each")
         train(untrained, machine)
     if unfinished:
-        _print(f"translating {unfinished[0].data.settings.sizes['test']:,} sentences with each model")
+        _print(f"translating {sizes['test']:,} sentences with each model")
     jobs = translate(unfinished, machine)
     for model in unfinished:
         evaluate(model, jobs[model.name], machine)
-
-
-def _remove_all_but_lock(folder: Path) -> None:
-    """Remove all files of a folder except the lock."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
+    show(models, folder)
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    _print(f"finished in {minutes}:{seconds:02} min; results, logs and models: {folder}")

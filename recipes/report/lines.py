@@ -29,10 +29,9 @@ from shared_embeddings.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Found:
-    """One result.
+    """One result of a recipe.
 
     Attributes:
-        recipe: the recipe that it comes from.
         record: the line of the results file.
         folder: where a run has its logs; it need not exist.
         name: what the report calls the file.
@@ -82,12 +81,7 @@ def of_runs(runs: Path) -> Iterator[tuple[Path, str]]:
 
 
 def collect(files: Iterable[tuple[Path, str]], recipes: Iterable[str]) -> tuple[list[Found], list[LeftOut]]:
-    """Read results files; what cannot be used is named with the reason.
-
-    Args:
-        files: of `committed` and `of_runs`.
-        recipes: the names of those that a result may come from.
-    """
+    """Read the results files of `committed` and `of_runs` that are of these recipes; name the others."""
     known = set(recipes)
     found, left_out = [], []
     for path, recipe in files:
@@ -114,19 +108,16 @@ def fault(record: Record) -> str | None:
     for key in ("embedding", "distill", "fit"):
         value = record["config"].get(key)
         if value is not None and not isinstance(value, dict):
-            return f"config: {key} is {_short(value)}; it must be of type dict"
+            text = json.dumps(value, ensure_ascii=False)
+            return (
+                f"config: {key} is {text if len(text) <= 60 else f'{text[:57]}...'}; it must be of type dict"
+            )
     for key in ("counts", "metrics"):
         if not all(math.isfinite(number) for number in _numbers(record[key])):
             return f"{key} has a number that is not finite"
     if not record["metrics"]:
         return "metrics is empty"
     return None
-
-
-def _short(value: Any) -> str:
-    """A value, shortened for a message."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -212,13 +203,12 @@ def spreads(all_metrics: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     if not runs:
         return {}
     shared = [key for key in runs[0] if all(key in run for run in runs)]
-    return {key: _spread([run[key] for run in runs]) for key in shared}
-
-
-def _spread(values: list[float]) -> Spread:
-    """The spread of the values of several runs."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), deviation, len(values))
+    found = {}
+    for key in shared:
+        values = [run[key] for run in runs]
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        found[key] = Spread(statistics.fmean(values), deviation, len(values))
+    return found
 
 
 def chosen(keys: Iterable[str]) -> str | None:
@@ -244,18 +234,11 @@ def of_paper(key: str, found: Mapping[str, Spread]) -> Spread | None:
     return found[near[0]] if len(near) == 1 else None
 
 
-def millions(count: float) -> str:
-    """A count of parameters in millions."""
-    return f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count / 1e6:.4f} M"
-
-
 @dataclass(frozen=True)
 class Line:
     """One row of a recipe.
 
     Attributes:
-        recipe: its name.
-        row: its name.
         config: of the newest run; of ``rows.yaml`` when none was measured.
         paper: what the paper reports; empty for rows of no paper.
         runs: one per seed, the smallest first; none where it was not run.
@@ -287,17 +270,9 @@ class Line:
 
 
 def lines_of(recipe: Recipe, found: Iterable[Found]) -> tuple[list[Line], list[LeftOut]]:
-    """The rows of a recipe: those of its ``rows.yaml``, then others that were measured.
+    """The rows of a recipe, those of ``rows.yaml`` first; and the results that others of their row replace.
 
-    Args:
-        recipe: the recipe.
-        found: results, of other recipes too.
-
-    Returns:
-        The lines, and the results that others of the same row replace.
-
-    Raises:
-        UserError: ``rows.yaml`` cannot be read.
+    `found` may have results of other recipes, too.
     """
     by_row: dict[str, list[Found]] = {}
     for one in found:
@@ -318,26 +293,16 @@ def lines_of(recipe: Recipe, found: Iterable[Found]) -> tuple[list[Line], list[L
 
 def _seeds(runs: list[Found]) -> tuple[list[Found], list[LeftOut]]:
     """The newest run of each seed, of those with the same settings and data as the newest of all."""
-    if not runs:
-        return [], []
-    wanted = _settings(_newest(runs))
     by_seed: dict[int | None, Found] = {}
     left_out = []
     for run in sorted(runs, key=_age, reverse=True):
-        kept = by_seed.setdefault(run.seed, run) if _settings(run) == wanted else None
-        if kept is None:
-            left_out.append(
-                LeftOut(
-                    f"{run.name}, {run.record['row']}",
-                    "has other settings or data than the newest run of its row",
-                )
-            )
-        elif kept.record != run.record:
-            left_out.append(
-                LeftOut(
-                    f"{run.name}, {run.record['row']}", f"{kept.name} has a newer run of its row and seed"
-                )
-            )
+        reason = ""
+        if _settings(run) != _settings(_newest(runs)):
+            reason = "has other settings or data than the newest run of its row"
+        elif (kept := by_seed.setdefault(run.seed, run)).record != run.record:
+            reason = f"{kept.name} has a newer run of its row and seed"
+        if reason:
+            left_out.append(LeftOut(f"{run.name}, {run.record['row']}", reason))
     return sorted(by_seed.values(), key=lambda run: (run.seed is not None, run.seed or 0)), left_out
 
 
@@ -354,27 +319,21 @@ def _age(run: Found) -> tuple[str, bool, str]:
 def _settings(run: Found) -> str:
     """What runs of one row must have in common to be averaged: all but the seed."""
     config = run.record["config"]
-    embedding = dict(config.get("embedding") or {})
-    embedding.pop("seed", None)
-    options = {key: _without_seed(config.get(key)) for key in ("train_options", "eval_options")}
-    parts = {
-        "data": run.record["data_checksum"],
-        "embedding": embedding,
-        **{key: config.get(key) for key in ("distill", "fit", "average", "hidden")},
-        **options,
-    }
+    embedding = {key: value for key, value in (config.get("embedding") or {}).items() if key != "seed"}
+    parts: dict[str, Any] = {"data": run.record["data_checksum"], "embedding": embedding}
+    parts |= {key: config.get(key) for key in ("distill", "fit", "average", "hidden")}
+    for key in ("train_options", "eval_options"):
+        options = parts[key] = []
+        given = _as_texts(config.get(key))
+        for before, option in zip(["", *given], given):
+            if "seed" not in (before.lstrip("-"), option.lstrip("-").partition("=")[0]):
+                options.append(option)
     return json.dumps(parts, sort_keys=True)
 
 
-def _without_seed(options: Any) -> list[str]:
-    """Options of a command line but for ``-seed N``."""
-    kept: list[str] = []
-    given = [str(option) for option in options] if isinstance(options, list) else []
-    for index, option in enumerate(given):
-        is_value = index > 0 and given[index - 1].lstrip("-") == "seed"
-        if not is_value and option.lstrip("-").partition("=")[0] != "seed":
-            kept.append(option)
-    return kept
+def _as_texts(options: Any) -> list[str]:
+    """Options of a command line."""
+    return [str(option) for option in options] if isinstance(options, list) else []
 
 
 def commands(recipe: Path, line: Line) -> str:
@@ -388,36 +347,14 @@ def commands(recipe: Path, line: Line) -> str:
     if not (recipe / "train.sh").exists():
         return f"{scripts}/run.sh"
     lines = [f"{scripts}/preprocess.sh"]
-    teacher = _teacher(line.config)
-    if teacher is not None:
+    teacher = (line.config.get("distill") or line.config.get("fit") or {}).get("teacher")
+    if isinstance(teacher, str):
         lines.append(f"{scripts}/train.sh {shlex.quote(teacher)}")
     for config in [run.record["config"] for run in line.runs] or [line.config]:
-        name = _name(line, config)
-        lines.append(_command(f"{scripts}/train.sh", name, config.get("train_options")))
-        # The cells of a grid are evaluated together.
-        evaluated = "" if _is_cell(config) else name
-        lines.append(_command(f"{scripts}/eval.sh", evaluated, config.get("eval_options")))
+        # The name of a cell with a width ends in its seed, and the cells of a grid are evaluated together.
+        is_cell = "row" in config and "hidden" in config
+        name = line.row if config.get("hidden") is None else f"{line.row}-{config['seed']}"
+        evaluated = [] if is_cell else [name]
+        lines.append(shlex.join([f"{scripts}/train.sh", name, *_as_texts(config.get("train_options"))]))
+        lines.append(shlex.join([f"{scripts}/eval.sh", *evaluated, *_as_texts(config.get("eval_options"))]))
     return "\n".join(dict.fromkeys(lines))
-
-
-def _teacher(config: Mapping[str, Any]) -> str | None:
-    """The row that a row starts from, or None."""
-    start = config.get("distill") or config.get("fit") or {}
-    teacher = start.get("teacher")
-    return teacher if isinstance(teacher, str) else None
-
-
-def _is_cell(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a cell of a grid."""
-    return "row" in config and "hidden" in config
-
-
-def _name(line: Line, config: Mapping[str, Any]) -> str:
-    """What the scripts call a run; the name of a cell with a width ends in its seed."""
-    return line.row if config.get("hidden") is None else f"{line.row}-{config['seed']}"
-
-
-def _command(script: str, name: str, options: Any) -> str:
-    """A command line."""
-    given = [str(option) for option in options] if isinstance(options, list) else []
-    return shlex.join([script, *([name] if name else []), *given])

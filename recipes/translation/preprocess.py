@@ -1,12 +1,12 @@
-"""Prepare published text: subwords and vocabularies, shard by shard with constant memory.
+"""Prepare text for translation: subwords and vocabularies.
 
-Every step writes a stamp; a run that was stopped, even by ``kill -9``, resumes after its last complete shard.
+Published text is prepared shard by shard with constant memory. Every step writes a stamp; a run that was
+stopped, even by ``kill -9``, resumes after its last complete shard.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import html
 import json
 import multiprocessing
@@ -23,11 +23,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple, cast
 
 from tqdm import tqdm
 
-from recipes.common.recipe import Recipe
+from recipes.common import tools
+from recipes.common.recipe import Recipe, add_settings_option, preprocess_options
 from recipes.common.smoke import (
     CLASSES,
     LINES,
@@ -38,15 +39,24 @@ from recipes.common.smoke import (
     classes_file,
     generated_pairs,
 )
-from recipes.common.tools import decode_lines, parse_settings, run_step, stream_lines, write_json, write_lines
+from recipes.common.tools import (
+    check_pairs,
+    checksums_of,
+    decode_lines,
+    parse_settings,
+    read_lines,
+    run_step,
+    stream_lines,
+    write_json,
+    write_lines,
+)
 from recipes.translation import subwords
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, replacing, sha256, write_text
+from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_text
 from shared_embeddings.utils.interrupts import leave_to_parent
-from shared_embeddings.utils.path_options import PathOption
-from shared_embeddings.utils.reading import read_json, read_yaml
+from shared_embeddings.utils.reading import read_json
 from shared_embeddings.words.classes import make_classes, regroup
 
 TRAIN, TEXT, TOKENS = "train", "text", "tokens"
@@ -62,13 +72,10 @@ class Texts:
 
     Attributes:
         name: name of plain files ``NAME.LANGUAGE`` that replace the archive.
-        archive: name of the archive (tar, optionally compressed).
-        url: URL of the archive.
-        source: member with the source, optionally gzipped (``.gz``).
-        target: member with the target.
+        archive: name of the archive (tar, optionally compressed) with the members `source` and `target`,
+            which may be gzipped (``.gz``).
         format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or
             ``segments`` (sentences in ``<seg>`` elements, as in SGML and XML test sets).
-        sha256: checksum of the archive, or ``None``.
     """
 
     name: str
@@ -87,8 +94,7 @@ class Pieces:
     Attributes:
         kind: ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
         size: merges for ``bpe``; size of the vocabulary including special tokens for ``sentencepiece``.
-        model: kind of model, for ``sentencepiece``.
-        shared_vocabulary: one vocabulary for both languages.
+        model: kind of ``sentencepiece`` model.
         classes: numbers of semantic classes, for UnClE.
     """
 
@@ -101,18 +107,13 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Settings:
-    """Content of ``data.yaml``.
+    """The ``data`` in ``rows.yaml``: training and test texts, their cleaning and their segmentations by name.
 
     Attributes:
-        source: source language.
-        target: target language.
         shard: pairs per shard; an interrupted run resumes after the last complete shard.
         max_words: longest sentence of the training text, in words.
         max_ratio: maximum length ratio of the sides.
         sentences: evenly spaced training sentences for SentencePiece.
-        corpora: training texts.
-        tests: validation and test texts.
-        pieces: subword segmentations by name.
     """
 
     source: str
@@ -131,28 +132,23 @@ class Settings:
         return self.source, self.target
 
 
-def read_settings(path: Path) -> Settings:
-    """Read ``data.yaml``.
-
-    Raises:
-        UserError: it is missing, not YAML, or has a missing, unknown or invalid setting.
-    """
-    content = read_yaml(path)
-    content = dict(content) if isinstance(content, dict) else {}
-    parts = {"corpora": list, "tests": list, "pieces": dict}
+def read_settings(recipe: Recipe, path: Path | None = None) -> Settings:
+    """Read the settings of a recipe, or those in a file."""
+    where, content = recipe.data_settings(path)
+    parts: dict[str, type] = {"corpora": list, "tests": list, "pieces": dict}
     given = {name: content.pop(name, None) for name in parts}
     for name, kind in parts.items():
         if not isinstance(given[name], kind) or not given[name]:
-            raise UserError(f"{path}: {name} is {given[name]!r}; expected a nonempty {kind.__name__}")
-    settings = parse_settings(str(path), Settings, content)
+            raise UserError(f"{where}: {name} is {given[name]!r}; expected a nonempty {kind.__name__}")
+    settings = parse_settings(where, Settings, content)
     if settings.max_ratio < 1:
-        raise UserError(f"{path}: max_ratio is {settings.max_ratio}; expected a number of at least 1")
+        raise UserError(f"{where}: max_ratio is {settings.max_ratio}; expected a number of at least 1")
     return replace(
         settings,
-        corpora=tuple(parse_settings(f"{path}: corpora", Texts, each) for each in given["corpora"]),
-        tests=tuple(parse_settings(f"{path}: tests", Texts, each) for each in given["tests"]),
+        corpora=tuple(parse_settings(f"{where}: corpora", Texts, each) for each in given["corpora"]),
+        tests=tuple(parse_settings(f"{where}: tests", Texts, each) for each in given["tests"]),
         pieces={
-            name: parse_settings(f"{path}: {name}", Pieces, each) for name, each in given["pieces"].items()
+            name: parse_settings(f"{where}: {name}", Pieces, each) for name, each in given["pieces"].items()
         },
     )
 
@@ -165,11 +161,7 @@ class Located(NamedTuple):
 
 
 def locate(texts: Texts, languages: Pair, folders: list[Path]) -> Located:
-    """Find a text in `folders`, or download its archive to the last one.
-
-    Raises:
-        DownloadError: the download fails, or the checksum is wrong.
-    """
+    """Find a text in `folders`, or download its archive to the last one."""
     for folder in folders:
         if found := plain_files(folder, texts.name, languages):
             return Located(texts, found)
@@ -206,11 +198,7 @@ def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], 
 
 
 def read_pairs(located: Located) -> Iterator[Pair]:
-    """Yield the sentence pairs of a text, including empty sides.
-
-    Raises:
-        UserError: a side cannot be read, or the sides differ in length.
-    """
+    """Yield the sentence pairs of a text, including empty sides."""
     texts = located.texts
     with ExitStack() as stack:
         if len(located.files) == 1:
@@ -234,7 +222,7 @@ def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> 
         entry = next((one for one in opened if one.name.removeprefix("./") == member and one.isfile()), None)
         if entry is None:
             raise UserError(
-                f"{archive}: has no member {member}; if the archive has changed, update data.yaml"
+                f"{archive}: has no member {member}; if the archive has changed, update rows.yaml"
             )
         file = cast(IO[bytes], opened.extractfile(entry))
         file = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if member.endswith(".gz") else file
@@ -248,12 +236,9 @@ def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> 
 
 
 class Preparation:
-    """The preparation of a recipe's data.
+    """The preparation of a recipe's data in a folder, in as many `processes`.
 
-    Args:
-        settings: content of ``data.yaml``.
-        folder: output folder for ``text/``, ``tokens/`` and a folder for each of ``settings.pieces``.
-        processes: how many shards are worked on at the same time.
+    The folder gets ``text/``, ``tokens/`` and a folder for each of ``settings.pieces``.
     """
 
     def __init__(self, settings: Settings, folder: Path, processes: int) -> None:
@@ -291,7 +276,7 @@ class Preparation:
                     counts.append(len(shard))
                     bar.update(len(shard))
             if not counts:
-                raise UserError(f"no pairs are left in {', '.join(names)}; see data.yaml")
+                raise UserError(f"no pairs are left in {', '.join(names)}; see the data in rows.yaml")
             write_text(listing, json.dumps({"pairs": counts}) + "\n")
 
         inputs = [path for located in corpora for path in located.files]
@@ -312,11 +297,8 @@ class Preparation:
         names = [texts.name for texts in self.settings.tests]
         return [self.folder / folder / f"{name}.{side}" for name in names for side in self.settings.languages]
 
-    def tokenize(self) -> None:
-        """Tokenize all texts."""
-        for_each(self.processes, self._tokenize, [*self.test_files(TEXT), *self.training_files(TEXT)], TOKENS)
-
-    def _tokenize(self, text: Path) -> None:
+    def tokenize(self, text: Path) -> None:
+        """Tokenize one text."""
         target, language = self.folder / TOKENS / text.name, text.suffix[1:]
         self._step(
             f"tokens-{text.name}",
@@ -367,7 +349,6 @@ class Preparation:
                 f"{name}-{output.stem}", action=make, inputs=inputs, outputs=[output], settings=classes
             )
         files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
-        checksums = {path.name: sha256(path) for path in files}
         description = {
             "source": self.settings.source,
             "target": self.settings.target,
@@ -379,9 +360,7 @@ class Preparation:
                 for path in files
                 if path.name.startswith("vocabulary")
             },
-            # Of the checksums of all files.
-            "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
-            "files": checksums,
+            **checksums_of({path.name: path for path in files}),
         }
         write_json(home / "data.json", description)
 
@@ -417,10 +396,7 @@ def in_own_process(work: Callable[[], None]) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process with its parent, even after ``kill -9``.
-
-    Otherwise it would wait for work and hold the lock forever.
-    """
+    """End this process with its parent, even after ``kill -9``, or it would hold the lock forever."""
     leave_to_parent()
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -483,14 +459,14 @@ def write_smoke_texts(folder: Path, settings: Settings) -> None:
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the data below $RUNS/RECIPE/data, from $DATA_DIR/RECIPE or from the network."""
     parser = Parser("preprocess.sh", description=main.__doc__)
-    parser.add_argument("pieces", nargs="*", help="which of the pieces in data.yaml to make (default: all)")
+    parser.add_argument("pieces", nargs="*", help="which of the pieces in rows.yaml to make (default: all)")
     parser.add_argument(
         "--processes", type=positive, default=1, help="shards at a time (default: %(default)s)"
     )
-    parser.add_argument("--settings", type=PathOption.FILE, help="another file than the recipe's data.yaml")
+    add_settings_option(parser)
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
-    settings = read_settings(options.settings or recipe.folder / "data.yaml")
+    settings = read_settings(recipe, options.settings)
     data_dir = os.environ.get("DATA_DIR")
     folders = [Path(data_dir).absolute() / recipe.name] if data_dir else []
     if options.smoke:
@@ -498,16 +474,132 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         folders = [recipe.home / "raw"]
         write_smoke_texts(folders[0], settings)
     if unknown := [name for name in options.pieces if name not in settings.pieces]:
-        raise UserError(f"no pieces {unknown[0]!r} in data.yaml; there are: {', '.join(settings.pieces)}")
+        raise UserError(f"no pieces {unknown[0]!r} in rows.yaml; there are: {', '.join(settings.pieces)}")
     names = options.pieces or list(settings.pieces)
     with locked(recipe.data / "lock"):
-        for path in recipe.data.rglob(".*.tmp"):  # of a killed run, which would count as data
-            path.unlink()
+        for path in list(recipe.data.rglob(".*.tmp")):  # of a killed run, which would count as data
+            remove(path)
         corpora, tests = find_texts(settings, [*folders, recipe.home / "raw"])
         preparation = Preparation(settings, recipe.data, options.processes)
         preparation.split_text(corpora, tests)
         if any(settings.pieces[name].kind == "bpe" for name in names):
-            preparation.tokenize()
+            texts = [*preparation.test_files(TEXT), *preparation.training_files(TEXT)]
+            for_each(options.processes, preparation.tokenize, texts, TOKENS)
         for name in names:
             preparation.make_pieces(name)
             print(f"prepared {recipe.data / name}", flush=True)
+
+
+@dataclass(frozen=True)
+class Multi30k:
+    """The ``data`` of Multi30k in ``rows.yaml``, which explains each setting."""
+
+    source: str
+    target: str
+    splits: dict[str, str]
+    bpe_operations: int
+    num_classes: int
+    split_dashes: bool
+    url: str
+    sha256: dict[str, Any]
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source, self.target
+
+    def raw_name(self, split: str, language: str) -> str:
+        """Return the name of the raw file of one side of a split."""
+        return f"{self.splits[split]}.{language}.gz"
+
+
+def read_multi30k(recipe: Recipe, path: Path | None = None) -> Multi30k:
+    """Read the settings of Multi30k, or those in a file."""
+    where, content = recipe.data_settings(path)
+    settings = parse_settings(where, Multi30k, content)
+    if set(settings.splits) != {"train", "valid", "test"}:
+        raise UserError(f"{where}: splits must be train, valid and test, not {sorted(settings.splits)}")
+    return settings
+
+
+def locate_multi30k(settings: Multi30k, downloads: Path) -> dict[str, Path]:
+    """Find each raw file in $DATA_DIR/multi30k or download it; return verified paths by name."""
+    names = [settings.raw_name(split, side) for split in settings.splits for side in settings.languages]
+    found = partial(tools.locate, folder="multi30k", url=settings.url, downloads=downloads)
+    return {name: found(name, sha256=settings.sha256.get(name)) for name in names}
+
+
+def write_smoke_multi30k(settings: Multi30k, folder: Path) -> dict[str, Path]:
+    """Write generated pairs as raw files of all splits; return them by name."""
+    paths = {}
+    for seed, split in enumerate(settings.splits):
+        pairs = list(generated_pairs(LINES if split == "train" else TEST_LINES, seed))
+        for side, language in enumerate(settings.languages):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            name = settings.raw_name(split, language)
+            paths[name] = folder / name
+            with replacing(paths[name]) as temporary:
+                temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return paths
+
+
+def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare Multi30k in $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or the network."""
+    options = preprocess_options(prepare_multi30k.__doc__, arguments)
+    settings = read_multi30k(recipe, options.settings)
+    if options.smoke:
+        recipe = recipe.smoke()
+        settings = replace(settings, bpe_operations=MERGES, num_classes=CLASSES)
+        raw = write_smoke_multi30k(settings, recipe.home / "raw")
+    else:
+        raw = locate_multi30k(settings, recipe.home / "raw")
+    folder, languages = recipe.data, settings.languages
+    step = partial(run_step, stamps=folder / "steps")
+
+    def tokenize(split: str) -> None:
+        names = [settings.raw_name(split, language) for language in languages]
+        sides = {name: read_lines(raw[name]) for name in names}
+        check_pairs(sides)
+        for language, lines in zip(languages, sides.values(), strict=True):
+            tokenizer = subwords.Tokenizer(language, settings.split_dashes)
+            shown = tqdm(lines, f"{split}.{language}", unit=" lines", unit_scale=True, mininterval=0.5)
+            write_lines(folder / TOKENS / f"{split}.{language}", map(tokenizer.tokenize, shown))
+        if split == "test":
+            write_lines(folder / "test.reference", sides[names[1]])
+
+    for split in settings.splits:
+        outputs = [folder / TOKENS / f"{split}.{language}" for language in languages]
+        step(
+            f"tokenize-{split}",
+            action=partial(tokenize, split),
+            inputs=[raw[settings.raw_name(split, language)] for language in languages],
+            outputs=[*outputs, folder / "test.reference"] if split == "test" else outputs,
+            settings={"languages": languages, "split_dashes": settings.split_dashes},
+        )
+    names = [f"{split}.{language}" for split in settings.splits for language in languages]
+    tokens, codes = [folder / TOKENS / name for name in names], folder / "bpe.codes"
+    subwords.run_bpe_steps(step, tokens[:2], tokens, codes, settings.bpe_operations)
+    texts, vocabulary = [folder / name for name in names[:2]], folder / "vocabulary"
+    write = partial(subwords.write_vocabulary, texts, vocabulary)
+    step("vocabulary", action=write, inputs=texts, outputs=[vocabulary], settings={})
+    classes, number = folder / "classes.npz", settings.num_classes
+    make = partial(make_classes, texts, vocabulary, number, classes, force=True)
+    step(
+        "classes",
+        action=make,
+        inputs=[*texts, vocabulary],
+        outputs=[classes],
+        settings={"num_classes": number},
+    )
+    names += ["test.reference", "vocabulary"]
+    sizes = {name: len(read_lines(folder / name)) for name in names}
+    description = {
+        "source": settings.source,
+        "target": settings.target,
+        "pairs": {split: sizes[f"{split}.{settings.source}"] for split in settings.splits},
+        "vocabulary": sizes["vocabulary"],
+        "bpe_operations": settings.bpe_operations,
+        **checksums_of({name: folder / name for name in names}),
+    }
+    write_json(folder / "data.json", description)
+    print(f"prepared {folder}")

@@ -63,11 +63,7 @@ MOST_LEARNED_FROM = 250_000
 
 
 def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
-    """Learn BPE merges (Sennrich et al., 2016) jointly on all texts with subword-nmt, and write them.
-
-    Raises:
-        UserError: there is nothing to merge.
-    """
+    """Learn BPE merges (Sennrich et al., 2016) jointly on all texts with subword-nmt, and write them."""
     counts = count_words(texts, MOST_COUNTED)
     if all(len(word) == 1 for word in counts):
         raise UserError("byte pairs cannot be learned: no word has two characters; give more text")
@@ -80,12 +76,7 @@ def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
 
 
 def count_words(texts: Iterable[Path], most: int) -> Counter[str]:
-    """Count whitespace-separated words.
-
-    Args:
-        texts: text files, which are read line by line.
-        most: maximum number of distinct words; above it, the rarer half is dropped.
-    """
+    """Count whitespace-separated words; above `most` distinct ones, the rarer half is dropped."""
     counts: Counter[str] = Counter()
     for path in texts:
         for line in stream_lines(path):
@@ -107,14 +98,9 @@ def apply_bpe(codes: Path, sources: Iterable[Path], folder: Path) -> None:
 def run_bpe_steps(
     step: Callable[..., None], training: Sequence[Path], texts: Sequence[Path], codes: Path, operations: int
 ) -> None:
-    """Learn merges and split texts into subwords beside the codes, unless they are up to date.
+    """Learn merges from `training`, and split `texts` into subwords beside the codes, unless up to date.
 
-    Args:
-        step: `recipes.common.tools.run_step` with its ``stamps``.
-        training: tokenized texts that merges are learned from.
-        texts: tokenized texts.
-        codes: gets the merges.
-        operations: number of merges.
+    `step` is `recipes.common.tools.run_step` with its ``stamps``; all texts are tokenized.
     """
     settings = {"operations": operations, "min_frequency": MIN_PAIR_FREQUENCY}
     learn = partial(learn_bpe, training, codes, operations)
@@ -145,14 +131,8 @@ def learn_sentencepiece(texts: Sequence[Path], model: Path, size: int, kind: str
     """Learn a joint SentencePiece model from at most `sentences` evenly spaced lines.
 
     Args:
-        texts: text files.
-        model: gets the model.
         size: words that OpenNMT-py's vocabulary has then.
         kind: ``unigram`` or ``bpe``.
-        sentences: maximum number of lines.
-
-    Raises:
-        UserError: the text is too short for the size.
     """
     lines = sum(1 for path in texts for _ in stream_lines(path))
     step = -(-lines // sentences)

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from recipes.common.recipe import Recipe, parse_row
+from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result
-from recipes.common.rows import Row
 from recipes.common.tools import (
     Segment,
     fit_model,
@@ -93,20 +92,80 @@ class Data(NamedTuple):
     checksum: str
 
 
+def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Train the row of the command line."""
+    import torch
+
+    has_papers = any(row.batch for row in recipe.rows.values())
+    recipe, row, options = parse_row(recipe, USAGE + (MACHINES_USAGE if has_papers else ""), arguments)
+    data, run = prepared_data(recipe, row), recipe.home / row.name
+    if row.fit is not None:
+        counts = data_folder(recipe, row) / "vocabulary"
+        fit_row(row, run, data, teacher_model(recipe, row), counts, options)
+        return
+    machine = 0
+    if row.batch is not None:
+        machines, options = read_machines(options, gpus=0 if recipe.is_smoke else torch.cuda.device_count())
+        options, machine = with_overrides(machines.options(row.batch), options), machines.machine
+    row = complete_row(recipe, row)
+    if machine:
+        join_training(run, row, data, machine, options)
+        return
+    average = os.environ.get("AVERAGE") or str(row.average)
+    if not average.isdecimal() or int(average) < 1:
+        raise UserError(f"AVERAGE is {average!r}; it must be an integer of at least 1")
+    train_row(row, run, data, options, int(average))
+
+
+def data_folder(recipe: Recipe, row: Row) -> Path:
+    """Return the folder of the prepared data of a row."""
+    return recipe.data / row.data["pieces"] if row.data else recipe.data
+
+
+def prepared_data(recipe: Recipe, row: Row) -> Data:
+    """Return the data of a row as options of ``onmt_train``."""
+    folder = data_folder(recipe, row)
+    description = recipe.describe_data(folder)
+    languages = {"src": description["source"], "tgt": description["target"]}
+    corpora = {
+        part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
+        for part, name in (("train", "train"), ("valid", row.data.get("valid", "valid")))
+    }
+    # Recipes with several kinds of subwords list their vocabularies.
+    listed = description["vocabulary"]
+    is_shared = not isinstance(listed, dict) or "vocabulary" in listed
+    vocabularies = {
+        f"{side}_vocab": str(folder / ("vocabulary" if is_shared else f"vocabulary.{language}"))
+        for side, language in languages.items()
+    }
+    return Data({"data": corpora, **vocabularies}, description["checksum"])
+
+
+def complete_row(recipe: Recipe, row: Row) -> Row:
+    """Add the paths of the embedding's files and of the teacher's model to a row."""
+    folder = data_folder(recipe, row) if row.data else recipe.home
+    row = replace(row, embedding=recipe.with_files(row.embedding, folder))
+    if row.distill is None:
+        return row
+    option = {**row.distill, "teacher": str(teacher_model(recipe, row))}
+    return replace(row, train={**row.train, "embedding_distillation": option})
+
+
+def teacher_model(recipe: Recipe, row: Row) -> Path:
+    """Return the model of the row's teacher."""
+    assert row.teacher is not None
+    model = recipe.home / row.teacher / AVERAGED
+    if not model.exists():
+        command = recipe.command("train.sh", row.teacher)
+        raise UserError(f"{row.name} starts from {row.teacher}, which is not trained; run {command}")
+    return model
+
+
 def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: int) -> None:
-    """Train `row` in the folder `run`, and average its last checkpoints.
+    """Train `row` in the folder `run` from its latest complete checkpoint, and average its last checkpoints.
 
-    Training resumes from the latest complete checkpoint.
-
-    Args:
-        row: the row.
-        run: folder for ``train.yaml``, ``train.log``, ``training.json``, checkpoints and the averaged model.
-        data: training data.
-        options: further command-line options of ``onmt_train``.
-        average: number of checkpoints to average.
-
-    Raises:
-        UserError: another process trains this row, or the run was started with other settings or data.
+    The folder gets ``train.yaml``, ``train.log``, ``training.json``, checkpoints and the averaged model;
+    `options` are further ones of ``onmt_train``.
     """
     settings = {**row.train, "embedding": row.embedding}
     target = target_step(row, options)
@@ -130,7 +189,7 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
         if found and log["finished"] == target:
             print(f"{run.name}: already trained to step {found[-1].step}", flush=True)
         else:
-            _train(run, log, found[-1] if found else None, target, options, lock)
+            _run_training(run, log, found[-1] if found else None, target, options, lock)
         checkpoints = complete_checkpoints(folder)[-average:]
         if not checkpoints:
             raise UserError(f"{run}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml")
@@ -140,13 +199,8 @@ def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: 
             run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
 
 
-def _train(
-    run: Path,
-    log: dict[str, Any],
-    newest: Checkpoint | None,
-    target: int,
-    options: Sequence[str],
-    lock: int,
+def _run_training(
+    run: Path, log: dict[str, Any], newest: Checkpoint | None, target: int, options: Sequence[str], lock: int
 ) -> None:
     """Run ``onmt_train``, from the checkpoint `newest` if there is one, and log time and memory."""
     arguments = ["-config", str(run / "train.yaml"), *options]
@@ -167,19 +221,7 @@ def _train(
 
 
 def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
-    """Fit the embedding of a row to its teacher's, without training.
-
-    Args:
-        row: a row with ``fit``.
-        run: folder for ``model_averaged.pt``, ``fit.json`` and ``training.json``.
-        data: training data of the teacher.
-        teacher: model of the teacher.
-        counts: file with word counts.
-        options: must be empty.
-
-    Raises:
-        UserError: there are options, or another process fits this row.
-    """
+    """Fit the embedding of a row to that of its teacher's model, with the word counts in a file."""
     if options:
         raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
     with locked(run / "lock"):
@@ -189,190 +231,6 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
         log |= {"options": [], "seconds": round(time.time() - started, 1)}
         log |= {"peak_memory_mib": peak_memory_of_children()}
         write_json(run / "training.json", log)
-
-
-def checkpoints_to_average(default: int) -> int:
-    """Return the number of checkpoints to average: ``$AVERAGE``, or the default.
-
-    Raises:
-        UserError: the variable is not an integer of at least 1.
-    """
-    given = os.environ.get("AVERAGE") or str(default)
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"AVERAGE is {given!r}; it must be an integer of at least 1")
-    return int(given)
-
-
-def target_step(row: Row, options: Sequence[str]) -> int:
-    """Return the last step of training: from the command line or the row.
-
-    Raises:
-        UserError: it is not an integer of at least 1.
-    """
-    value: Any = option_value(options, "train_steps") or row.train.get("train_steps")
-    if not str(value).isdecimal() or int(value) < 1:
-        raise UserError(f"train_steps is {value!r}; it must be an integer of at least 1")
-    return int(value)
-
-
-class Machines(NamedTuple):
-    """The machines that train a row.
-
-    Attributes:
-        gpus: GPUs per machine, one process each; 0 for one process on the CPU.
-        machines: number of machines.
-        machine: index of this machine, from 0.
-        address: address of machine 0.
-        port: port on machine 0.
-    """
-
-    gpus: int
-    machines: int = 1
-    machine: int = 0
-    address: str = "localhost"
-    port: int = 10000
-
-    def check(self) -> None:
-        """Check the numbers; raises `UserError` otherwise."""
-        if self.gpus < 0 or (self.machines > 1 and self.gpus == 0):
-            raise UserError(f"--gpus is {self.gpus}; it must be at least {1 if self.machines > 1 else 0}")
-        if self.machines < 1 or not 0 <= self.machine < self.machines:
-            raise UserError(
-                f"--machine is {self.machine} of {self.machines}; it must be between 0 and the "
-                "number of machines minus 1"
-            )
-
-    def options(self, batch: dict[str, Any]) -> list[str]:
-        """Return the options of ``onmt_train`` for processes and batches of constant total size."""
-        world = max(1, self.gpus * self.machines)
-        size, accumulated = batch_size(batch, world)
-        options = ["-batch_size", str(size), "-accum_count", str(accumulated), "-accum_steps", "0"]
-        if self.gpus:
-            first = self.machine * self.gpus
-            ranks = [str(rank) for rank in range(first, first + self.gpus)]
-            options += ["-world_size", str(world), "-gpu_ranks", *ranks]
-        if self.machines > 1:
-            options += ["-master_ip", self.address, "-master_port", str(self.port)]
-            options += ["-timeout", str(TIMEOUT_SECONDS)]
-        return options
-
-
-def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
-    """Return the tokens per process and the number of accumulated batches for a constant total batch size.
-
-    Args:
-        batch: ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
-        processes: number of processes.
-
-    Raises:
-        UserError: there are fewer tokens than processes.
-    """
-    tokens, most = batch["tokens"], batch["per_gpu"]
-    accumulated = -(-tokens // (most * processes))
-    size = round(tokens / (accumulated * processes))
-    if size < 1:
-        raise UserError(f"{tokens} tokens a step are fewer than {processes} processes; use fewer GPUs")
-    return size, accumulated
-
-
-def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Train the row of the command line."""
-    import torch
-
-    has_papers = any(row.batch for row in recipe.rows.values())
-    recipe, row, options = parse_row(recipe, USAGE + (MACHINES_USAGE if has_papers else ""), arguments)
-    data, run = prepared_data(recipe, row), recipe.home / row.name
-    if row.fit is not None:
-        counts = data_folder(recipe, row) / "vocabulary"
-        fit_row(row, run, data, teacher_model(recipe, row), counts, options)
-        return
-    machine = 0
-    if row.batch is not None:
-        machines, options = read_machines(options, gpus=0 if recipe.is_smoke else torch.cuda.device_count())
-        options, machine = with_overrides(machines.options(row.batch), options), machines.machine
-    row = complete_row(recipe, row)
-    if machine:
-        join_training(run, row, data, machine, options)
-    else:
-        train_row(row, run, data, options, checkpoints_to_average(row.average))
-
-
-def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
-    """Parse the options of machines; return them and the options for ``onmt_train``.
-
-    Args:
-        given: arguments after the row.
-        gpus: default number of GPUs.
-
-    Raises:
-        UserError: an option is invalid.
-    """
-    parser = Parser("train.sh", add_help=False)
-    parser.add_argument("--gpus", type=int, default=gpus)
-    parser.add_argument("--machines", type=int, default=1)
-    parser.add_argument("--machine", type=int, default=0)
-    parser.add_argument("--address", default="localhost")
-    parser.add_argument("--port", type=int, default=10000)
-    known, rest = parser.parse_known_args(list(given))
-    machines = Machines(known.gpus, known.machines, known.machine, known.address, known.port)
-    machines.check()
-    return machines, rest
-
-
-def data_folder(recipe: Recipe, row: Row) -> Path:
-    """Return the folder of the prepared data of a row."""
-    return recipe.data / row.data["pieces"] if row.data else recipe.data
-
-
-def prepared_data(recipe: Recipe, row: Row) -> Data:
-    """Return the data of a row as options of ``onmt_train``.
-
-    Raises:
-        UserError: the data are not prepared.
-    """
-    folder = data_folder(recipe, row)
-    description = recipe.describe_data(folder)
-    languages = {"src": description["source"], "tgt": description["target"]}
-    corpora = {
-        part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
-        for part, name in (("train", "train"), ("valid", row.data.get("valid", "valid")))
-    }
-    # Recipes with several kinds of subwords list their vocabularies.
-    listed = description["vocabulary"]
-    is_shared = not isinstance(listed, dict) or "vocabulary" in listed
-    vocabularies = {
-        f"{side}_vocab": str(folder / ("vocabulary" if is_shared else f"vocabulary.{language}"))
-        for side, language in languages.items()
-    }
-    return Data({"data": corpora, **vocabularies}, description["checksum"])
-
-
-def complete_row(recipe: Recipe, row: Row) -> Row:
-    """Add the paths of the embedding's files and of the teacher's model to a row.
-
-    Raises:
-        UserError: the teacher is not trained.
-    """
-    folder = data_folder(recipe, row) if row.data else recipe.home
-    row = replace(row, embedding=recipe.with_files(row.embedding, folder))
-    if row.distill is None:
-        return row
-    option = {**row.distill, "teacher": str(teacher_model(recipe, row))}
-    return replace(row, train={**row.train, "embedding_distillation": option})
-
-
-def teacher_model(recipe: Recipe, row: Row) -> Path:
-    """Return the model of the row's teacher.
-
-    Raises:
-        UserError: the teacher is not trained.
-    """
-    assert row.teacher is not None
-    model = recipe.home / row.teacher / AVERAGED
-    if not model.exists():
-        command = recipe.command("train.sh", row.teacher)
-        raise UserError(f"{row.name} starts from {row.teacher}, which is not trained; run {command}")
-    return model
 
 
 def join_training(run: Path, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:
@@ -389,13 +247,80 @@ def join_training(run: Path, row: Row, data: Data, machine: int, options: Sequen
     run_tool("onmt_train", ["-config", str(config), *options, *resumed])
 
 
-class Trained(NamedTuple):
-    """A trained row.
+def target_step(row: Row, options: Sequence[str]) -> int:
+    """Return the last step of training: from the command line or the row."""
+    value: Any = option_value(options, "train_steps") or row.train.get("train_steps")
+    if not str(value).isdecimal() or int(value) < 1:
+        raise UserError(f"train_steps is {value!r}; it must be an integer of at least 1")
+    return int(value)
+
+
+class Machines(NamedTuple):
+    """The machines that train a row, with a process for each GPU, or one on the CPU without GPUs.
 
     Attributes:
-        data: content of ``data.json``.
-        training: content of ``training.json``.
+        gpus: GPUs per machine.
+        machines: number of machines.
+        machine: index of this machine, from 0.
+        address: address of machine 0.
+        port: port on machine 0.
     """
+
+    gpus: int
+    machines: int = 1
+    machine: int = 0
+    address: str = "localhost"
+    port: int = 10000
+
+    def options(self, batch: dict[str, Any]) -> list[str]:
+        """Return the options of ``onmt_train`` for processes and batches of constant total size."""
+        world = max(1, self.gpus * self.machines)
+        size, accumulated = batch_size(batch, world)
+        options = ["-batch_size", str(size), "-accum_count", str(accumulated), "-accum_steps", "0"]
+        if self.gpus:
+            first = self.machine * self.gpus
+            ranks = [str(rank) for rank in range(first, first + self.gpus)]
+            options += ["-world_size", str(world), "-gpu_ranks", *ranks]
+        if self.machines > 1:
+            options += ["-master_ip", self.address, "-master_port", str(self.port)]
+            options += ["-timeout", str(TIMEOUT_SECONDS)]
+        return options
+
+
+def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
+    """Return the machines of a command line, by default with `gpus`, and the options for ``onmt_train``."""
+    parser = Parser("train.sh", add_help=False)
+    for name, default in Machines(gpus)._asdict().items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    known, rest = parser.parse_known_args(list(given))
+    found = Machines(**vars(known))
+    if found.gpus < 0 or (found.machines > 1 and found.gpus == 0):
+        raise UserError(f"--gpus is {found.gpus}; it must be at least {1 if found.machines > 1 else 0}")
+    if found.machines < 1 or not 0 <= found.machine < found.machines:
+        raise UserError(
+            f"--machine is {found.machine} of {found.machines}; it must be between 0 and the number of "
+            "machines minus 1"
+        )
+    return found, rest
+
+
+def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
+    """Return the tokens per process and the number of accumulated batches for a constant total batch size.
+
+    Args:
+        batch: ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
+        processes: number of processes.
+    """
+    tokens, most = batch["tokens"], batch["per_gpu"]
+    accumulated = -(-tokens // (most * processes))
+    size = round(tokens / (accumulated * processes))
+    if size < 1:
+        raise UserError(f"{tokens} tokens a step are fewer than {processes} processes; use fewer GPUs")
+    return size, accumulated
+
+
+class Trained(NamedTuple):
+    """A trained row: the content of ``data.json`` and of ``training.json``."""
 
     data: dict[str, Any]
     training: dict[str, Any]
@@ -407,11 +332,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
-    """Score a row; ``bleu`` and ``chrf`` are those of the first test set; rows of papers list all test sets.
-
-    Raises:
-        UserError: the data are not prepared, or the row is not trained on them.
-    """
+    """Score a row; ``bleu`` and ``chrf`` are of the first test set, and rows of papers list all test sets."""
     run, folder = recipe.home / row.name, data_folder(recipe, row)
     trained = read_trained(recipe, row)
     join = joiner(trained.data.get("kind", "bpe"), trained.data["target"])
@@ -435,9 +356,6 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[
 
     Returns:
         ``bleu`` and ``chrf`` (0 to 100), ``bleu_signature``, ``chrf_signature``, and ``sentences``.
-
-    Raises:
-        UserError: the sides differ in length or are empty.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
@@ -451,11 +369,7 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[
 
 
 def read_trained(recipe: Recipe, row: Row) -> Trained:
-    """Read the records of a trained row and its data.
-
-    Raises:
-        UserError: the data are not prepared, or the row is not trained on them.
-    """
+    """Read the records of a trained row and its data."""
     folder = data_folder(recipe, row)
     description = recipe.describe_data(folder)
     run = recipe.home / row.name
@@ -475,8 +389,7 @@ def write_evaluation(
     """Write the result of a row: its `metrics` and records of its training."""
     from nmt.models import describe_checkpoint
 
-    run = recipe.home / row.name
-    counts = describe_checkpoint(run / AVERAGED)
+    counts = describe_checkpoint(recipe.home / row.name / AVERAGED)
     options_of_model = counts.pop("config")
     # Only the row's options; others are defaults or in train_options.
     used = trained.training["settings"].keys() - {"embedding", "embedding_distillation"}
@@ -511,11 +424,7 @@ def translate(row: Row, run: Path, source: Path, options: list[str], output: str
 
 
 def read_speed(log: Path) -> float:
-    """Return the tokens per second in the log of ``onmt_translate``.
-
-    Raises:
-        UserError: the log has none.
-    """
+    """Return the tokens per second in the log of ``onmt_translate``."""
     found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
     if not found:
         raise UserError(f"{log}: onmt_translate reported no speed; do not set report_time and log_file")

@@ -43,7 +43,6 @@ class Setting:
     def __init__(self, folder: Path) -> None:
         self.folder, self.recipe = folder, Recipe(folder / "glove_reconstruction")
         self.recipe.folder.mkdir()
-        shutil.copy(RECIPE.folder / "data.yaml", self.recipe.folder)
         self.home = folder / "runs" / "glove_reconstruction"
         self.vectors, self.pairs = folder / "vectors.txt", folder / "set.tsv"
         draw = np.random.default_rng(4)
@@ -55,7 +54,8 @@ class Setting:
         self.configure()
 
     def configure(self, **changes: Any) -> None:
-        content = {"kind": "reconstruction", "grids": {"full": {**GRID, **changes}}}
+        data = RECIPE.data_settings()[1]
+        content = {"kind": "reconstruction", "data": data, "grids": {"full": {**GRID, **changes}}}
         (self.recipe.folder / "rows.yaml").write_text(yaml.safe_dump(content))
 
     def run(self, module: Any, *arguments: object) -> int:

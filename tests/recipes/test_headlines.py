@@ -17,14 +17,13 @@ import yaml
 import shared_embeddings as se
 from nmt.summarization.headlines import join_characters
 from recipes import __main__ as command
-from recipes.common.recipe import find_recipe
+from recipes import headlines
+from recipes import headlines as data
+from recipes.common.recipe import find_recipe, padded_vocabulary
 from recipes.common.results import read_results
-from recipes.common.rows import padded_vocabulary
 from recipes.common.table import controls_length, headline_table, records_of
 from recipes.common.tools import run_main
-from recipes.headlines import evaluate as headlines
-from recipes.headlines import preprocess as data
-from recipes.headlines.preprocess import News, clean_news, clean_text, hash_of
+from recipes.headlines import News, clean_news, clean_text, hash_of
 from recipes.translation.subwords import join_bpe
 from shared_embeddings.utils.files import sha256
 
@@ -120,7 +119,7 @@ class Prepared:
         self.configure()
 
     def configure(self, **changes: Any) -> None:
-        settings = yaml.safe_load((AGNEWS.folder / "data.yaml").read_text())
+        _, settings = AGNEWS.data_settings()
         settings.update(valid=5, test=10, bpe_operations=30, sha256=sha256(self.table), lengths=[10, 20])
         self.settings.write_text(yaml.safe_dump({**settings, **changes}))
 
@@ -260,7 +259,7 @@ class Licensed:
         for reference in range(4):
             titles = [f"{headline(number)[1]} {reference}" for number in range(50, 54)]
             self.write(f"DUC2004/task1_ref{reference}.txt", titles)
-        settings = yaml.safe_load((GIGAWORD.folder / "data.yaml").read_text())
+        _, settings = GIGAWORD.data_settings()
         settings.update(bpe_operations=30, valid=5, test=4, lengths=[12])
         self.settings.write_text(yaml.safe_dump(settings))
 

@@ -27,8 +27,7 @@ from lm.evaluate.pointer import PointerOptions
 from lm.models import LanguageModel
 from lm.train.config import parse
 from recipes import language_model as model_data
-from recipes.common.recipe import RECIPES, Recipe, find_recipe
-from recipes.common.rows import Row, describe_size
+from recipes.common.recipe import RECIPES, Recipe, Row, describe_size, find_recipe
 from recipes.common.tools import run_main
 from recipes.language_model import as_options, read_settings
 from shared_embeddings.compress import host as compression_hosts
@@ -186,7 +185,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
         "data/classes.npz: {num_classes: 4, epochs: 2}, data/few.npz: {num_classes: 2, epochs: 1}, "
         "data/many.npz: {num_classes: 5, epochs: 2}"
     )
-    (folder / "data.yaml").write_text(f"dataset: ptb\nclasses: {{{classes}}}\n")
+    (folder / "rows.yaml").write_text(f"data: {{dataset: ptb, classes: {{{classes}}}}}\n")
     texts = {split: [tmp_path / f"{split}.txt"] for split in SPLITS}
     for [path] in texts.values():
         path.write_text("".join(TEXT.format(a=f"a{n % 7}", b=f"b{n % 5}") for n in range(300)))
@@ -238,7 +237,7 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("dataset: ptb", "option 'classes' is missing"),
+        ("{dataset: ptb}", "option 'classes' is missing"),
         ("{dataset: ptb, classes: {}, lower: true}", "unknown option 'lower'"),
         ("{dataset: penn, classes: {}}", "dataset is 'penn'; it may be ptb, wikitext2, wikitext103"),
         (
@@ -252,7 +251,7 @@ def test_word_vectors_are_trained_once_for_all_classes_of_the_same_epochs(
     ],
 )
 def test_changed_settings_fail(recipe: Recipe, content: str, message: str) -> None:
-    (recipe.folder / "data.yaml").write_text(content)
+    (recipe.folder / "rows.yaml").write_text(f"data: {content}\n")
     with pytest.raises(UserError, match=message):
         read_settings(recipe)
 

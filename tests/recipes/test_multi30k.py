@@ -15,12 +15,11 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from recipes.common.recipe import find_recipe
+from recipes.common.recipe import SPECIAL_TOKENS, describe_size, find_recipe
 from recipes.common.results import read_results
-from recipes.common.rows import SPECIAL_TOKENS, describe_size
 from recipes.common.table import markdown_table
 from recipes.common.tools import run_main
-from recipes.translation import multi30k as preprocess
+from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe
 from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.utils import download
@@ -54,13 +53,15 @@ class Corpus:
         (self.raw / name).write_bytes(gzip.compress(text.encode(), mtime=0))
 
     def configure(self, **changes: Any) -> None:
-        settings = yaml.safe_load((RECIPE.folder / "data.yaml").read_text())
+        _, settings = RECIPE.data_settings()
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
         settings.update(bpe_operations=40, num_classes=3, sha256=checksums, **changes)
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def prepare(self) -> int:
-        return run_main("preprocess", partial(preprocess.main, RECIPE), ["--settings", str(self.settings)])
+        return run_main(
+            "preprocess", partial(preprocess.prepare_multi30k, RECIPE), ["--settings", str(self.settings)]
+        )
 
 
 @pytest.fixture

@@ -31,16 +31,16 @@ from recipes.translation.preprocess import (
     write_smoke_texts,
 )
 from recipes.translation.subwords import count_words, learn_bpe
-from recipes.translation.train import Machines, batch_size
+from recipes.translation.train import Machines, batch_size, read_machines
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = ("iwslt_pten", "wmt14_ende", "wmt14_enfr")
+IWSLT = find_recipe("iwslt_pten")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_row_can_be_read_and_has_its_data(recipe: str) -> None:
-    settings = read_settings(find_recipe(recipe).folder / "data.yaml")
+    settings = read_settings(find_recipe(recipe))
     names = [texts.name for texts in settings.tests]
     for row in find_recipe(recipe).rows.values():
         assert row.data and row.batch is not None
@@ -110,18 +110,18 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
     ],
 )
 def test_invalid_settings_fail(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
-    content = read_yaml(find_recipe("iwslt_pten").folder / "data.yaml")
+    _, content = IWSLT.data_settings()
     path = tmp_path / "data.yaml"
     path.write_text(yaml.safe_dump({**content, **changed}))
     with pytest.raises(UserError, match=message):
-        read_settings(path)
+        read_settings(IWSLT, path)
 
 
 def test_settings_that_are_not_utf8_fail(tmp_path: Path) -> None:
     path = tmp_path / "data.yaml"
     path.write_bytes(b"source: \xff\n")
     with pytest.raises(UserError, match="data.yaml: is not UTF-8 text"):
-        read_settings(path)
+        read_settings(IWSLT, path)
 
 
 def test_unwritable_place_is_reported(
@@ -155,7 +155,7 @@ def test_the_second_machine_has_the_later_ranks() -> None:
     assert int(options[options.index("-timeout") + 1]) > 60
     assert "-timeout" not in Machines(2).options({"tokens": 4096, "per_gpu": 1024})
     with pytest.raises(UserError, match="--machine is 2 of 2"):
-        Machines(1, 2, 2).check()
+        read_machines(["--machines", "2", "--machine", "2"], gpus=1)
 
 
 def test_archive_formats_are_read(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_archive_formats_are_read(tmp_path: Path) -> None:
 
 
 def test_pairs_are_cleaned_and_sharded() -> None:
-    settings = read_settings(find_recipe("iwslt_pten").folder / "data.yaml")
+    settings = read_settings(IWSLT)
     pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
     kept = list(clean(pairs, settings))
     assert kept == [("a", "b"), ("c", "d e")]
@@ -225,9 +225,9 @@ class Preparation:
     """
 
     def __init__(self, folder: Path) -> None:
-        original = REPOSITORY / "recipes" / RECIPE / "data.yaml"
-        write_smoke_texts(folder / "raw" / RECIPE, read_settings(original))
-        content = yaml.safe_load(original.read_text(encoding="utf-8"))
+        recipe = find_recipe(RECIPE)
+        write_smoke_texts(folder / "raw" / RECIPE, read_settings(recipe))
+        _, content = recipe.data_settings()
         content.update(shard=50, sentences=500, pieces=PIECES)
         (folder / "data.yaml").write_text(yaml.safe_dump(content))
         self.folder = folder
@@ -296,6 +296,7 @@ def test_killed_preprocessing_resumes_from_its_last_step(
     for path in remains:
         path.parent.mkdir(exist_ok=True)
         path.write_text("half of ")
+    remains[0].with_name(".train.de.1.tmp").mkdir()
     printed = preparation.finished(name, processes=1)
     assert {f"{step}: up to date" for step in done} <= set(printed)
     assert f"{steps[-1]}: running" in printed or f"{steps[-1]}: up to date" in printed

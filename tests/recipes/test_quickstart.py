@@ -17,21 +17,25 @@ import pytest
 from recipes.common.recipe import find_recipe
 from recipes.common.results import REPOSITORY, find_result, read_results
 from recipes.common.tools import run_main
-from recipes.quickstart import corpus, report, run
+from recipes.quickstart import corpus, run
 from recipes.quickstart.corpus import COUNTS as CORPUS_COUNTS
 from recipes.quickstart.corpus import (
+    JOINER,
     KINDS,
     CorpusError,
+    LanguageError,
+    Speech,
     Template,
+    Tokenizer,
     checksum,
+    clean,
+    covered_languages,
     make_corpus,
     read_templates,
     say,
     write_corpus,
 )
-from recipes.quickstart.jobs import Job, run_jobs
-from recipes.quickstart.languages import JOINER, LanguageError, Speech, Tokenizer, clean, covered_languages
-from recipes.quickstart.report import scores
+from recipes.quickstart.run import Job, run_jobs, scores
 from shared_embeddings.utils.errors import UserError
 
 RECIPE = find_recipe("quickstart")
@@ -250,7 +254,7 @@ def test_table_of_fake_results() -> None:
             "metrics": {"bleu": bleu, "tokens_per_second": speed},
         }
 
-    text = report.table([record("standard", 800_000, 91.23, 1234.5), record("funnel", 100_000, 89.0, 2000)])
+    text = run.table([record("standard", 800_000, 91.23, 1234.5), record("funnel", 100_000, 89.0, 2000)])
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
     assert [cell.strip() for cell in lines[3].strip("|").split("|")] == (
@@ -260,7 +264,7 @@ def test_table_of_fake_results() -> None:
 
 def test_side_by_side_shows_right_and_wrong_ones() -> None:
     sources, references = ["a", "b", "c", "d"], ["A", "B", "C", "D"]
-    text = report.side_by_side(sources, references, {"standard": ["A", "B", "C", "x"]}, count=2)
+    text = run.side_by_side(sources, references, {"standard": ["A", "B", "C", "x"]}, count=2)
     blocks = text.split("\n\n")
     assert [block.splitlines()[0].split() for block in blocks] == [["source", "a"], ["source", "d"]]
     assert blocks[0].splitlines()[2] == "standard  =A"

@@ -14,11 +14,11 @@ import pytest
 
 from recipes.common.recipe import RECIPES, Recipe, recipe_names
 from recipes.common.tools import run_main
-from recipes.papers.ledger import Figure
+from recipes.papers import Figure
 from recipes.report import contents as command
-from recipes.report import document
-from recipes.report.document import Block, Details, Heading, Paragraph, Table, as_markdown, as_page
+from recipes.report import page as page_of_blocks
 from recipes.report.lines import Line, chosen, collect, commands, flatten, lines_of, of_runs, spreads
+from recipes.report.page import Block, Details, Heading, Paragraph, Table, as_markdown, as_page
 from tests.recipes.browser import Page, browser_page, find_browser
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -69,15 +69,15 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"printed": "1", "unit": "M", "paper_value": 1e6, "our_value": 1e6, "difference": 0.0}
     rest: dict[str, Any] = {"quoted": False, "notes": (), "model": None}
     found = [Figure(**shared, **values, agreement=each, **rest) for each in ("agrees", "differs")]
-    monkeypatch.setattr(command, "figures", lambda: found)
+    monkeypatch.setattr(command, "figures", lambda papers: found)
 
 
 @pytest.fixture(autouse=True)
 def without_vega(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without the library of the charts, which takes seconds to bundle, unless a browser shows them."""
     if "page" not in request.fixturenames:
-        monkeypatch.setattr(document, "vega", lambda: "")
-        monkeypatch.setattr(command.charts, "as_svg", lambda spec: "<svg></svg>")
+        monkeypatch.setattr(page_of_blocks, "vega", lambda: "")
+        monkeypatch.setattr(page_of_blocks, "as_svg", lambda spec: "<svg></svg>")
 
 
 def record(row: str = "standard", seed: int = 1, perplexity: float = 50.0, **changes: Any) -> dict[str, Any]:

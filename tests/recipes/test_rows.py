@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from recipes.common import tools
-from recipes.common.recipe import KINDS, RECIPES, Recipe, find_recipe, recipe_names
+from recipes.common.recipe import KINDS, RECIPES, Recipe, Row, find_recipe, read_file, read_rows, recipe_names
 from recipes.common.recipe import run_step as run_step_of
 from recipes.common.results import REPOSITORY
-from recipes.common.rows import Row, read_file, read_rows
 from recipes.common.tools import run_main, run_step
-from recipes.papers.tables import read_papers
+from recipes.papers import read_papers
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text
 

@@ -13,8 +13,15 @@ from recipes.common.results import FILE, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import preprocess
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
-from recipes.shrink_a_model.evaluate import PICTURE, decoder_table, table, write_report
-from recipes.shrink_a_model.train import ShrinkRow, chosen_rows, read_grid
+from recipes.shrink_a_model.models import (
+    PICTURE,
+    ShrinkRow,
+    chosen_rows,
+    decoder_table,
+    read_grid,
+    table,
+    write_report,
+)
 from shared_embeddings.analysis.similarity import WordPair, WordPairs
 from shared_embeddings.utils.errors import UserError
 

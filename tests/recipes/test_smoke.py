@@ -274,7 +274,7 @@ def test_missing_training_names_the_command(tmp_path: Path, monkeypatch: pytest.
 
 def test_classes_of_published_rows_are_made() -> None:
     recipe = find_recipe("wmt14_ende")
-    settings = smoke_settings(read_settings(recipe.folder / "data.yaml"))
+    settings = smoke_settings(read_settings(recipe))
     made = {classes_file(number) for pieces in settings.pieces.values() for number in pieces.classes}
     assert made == {classes_file(CLASSES)}
     taking = [row for row in recipe.smoke().rows.values() if "classes" in row.embedding]

@@ -24,8 +24,8 @@ from recipes.common.table import comparison_table, markdown_table
 from recipes.common.tools import run_main
 from recipes.glove_reconstruction.train import read_grid
 from recipes.language_model import evaluate, train
-from recipes.papers.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
-from recipes.papers.tables import SIZES, Cell, read_papers
+from recipes.papers import SIZES, Cell, read_papers
+from recipes.report.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.report.lines import Line
 from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import write_corpus

@@ -20,8 +20,7 @@ import torch
 import yaml
 
 from nmt.checkpoints import read_checkpoint, read_weights
-from recipes.common.recipe import find_recipe
-from recipes.common.rows import Row
+from recipes.common.recipe import Row, find_recipe
 from recipes.common.tools import option_value
 from recipes.translation import train
 from recipes.translation.train import Data, Machines, complete_checkpoints

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipes.common.plot import legend_order, new_figure, quality_axis, shown_method, style, write_png
-from recipes.common.recipe import Recipe, find_recipe, recipe_names
-from recipes.common.rows import FILE
-from recipes.papers.ledger import read_figure
-from recipes.papers.tables import MEASURES, RECIPES, Cell, Paper, Table
+from recipes.common.recipe import FILE, RECIPES, Recipe, find_recipe, recipe_names
+from recipes.papers import MEASURES, Cell, Paper, Table, read_figure
 from recipes.report.lines import Line, Spread, collect, committed, lines_of, of_paper, of_runs
 
 if TYPE_CHECKING:
@@ -38,47 +36,37 @@ def origins(papers: Iterable[Paper]) -> Origins:
 
 def markdown(papers: Sequence[Paper]) -> str:
     """Return all papers as Markdown: a summary, then their tables."""
-    own = origins(papers)
-    parts = [_summary(papers)]
-    for paper in papers:
-        parts.append(f"### {paper.title}")
-        if paper.reason:
-            parts.append(paper.reason)
-        for table in paper.tables:
-            parts.extend(_table_lines(table, own))
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(papers: Sequence[Paper]) -> str:
-    """Return the number of rows, and of those that a recipe trains."""
     tables = [table for paper in papers for table in paper.tables]
     cells = [cell for table in tables for cell in table.cells]
     counted = sum(table.name.startswith("Table") for table in tables)
     trained = [cell for cell in cells if cell.trained_by]
     rows = {cell.trained_by for cell in trained}
-    return (
+    parts = [
         f"{len(cells)} rows (counting columns that are separate models) of {counted} tables "
         f"and of ALONE's Figure 3: {len(trained)} are trained by {len(rows)} rows or grid points, "
         f"{len(cells) - len(trained)} are not, for the reasons given."
-    )
-
-
-def _table_lines(table: Table, own: Origins) -> Iterator[str]:
-    """Yield the parts of a table's Markdown."""
-    yield f"#### {table.name}: {table.title}"
-    if table.reason:
-        labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
-        yield f"Not trained separately: {table.reason}.{labels}"
-        return
-    if table.note:
-        yield table.note
-    lines = ["| row | paper | trained by |", "| --- | --- | --- |"]
-    for cell in table.cells:
-        # A leading minus or plus would create a list.
-        label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
-        columns = (label, describe_figures(table, cell) or "–", _trained_by(table, cell, own))
-        lines.append("| " + " | ".join(columns) + " |")
-    yield "\n".join(lines)
+    ]
+    own = origins(papers)
+    for paper in papers:
+        parts.append(f"### {paper.title}")
+        if paper.reason:
+            parts.append(paper.reason)
+        for table in paper.tables:
+            parts.append(f"#### {table.name}: {table.title}")
+            if table.reason:
+                labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
+                parts.append(f"Not trained separately: {table.reason}.{labels}")
+                continue
+            if table.note:
+                parts.append(table.note)
+            lines = ["| row | paper | trained by |", "| --- | --- | --- |"]
+            for cell in table.cells:
+                # A leading minus or plus would create a list.
+                label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
+                figures = describe_figures(table, cell) or "–"
+                lines.append(f"| {label} | {figures} | {_trained_by(table, cell, own)} |")
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def describe_figures(table: Table, cell: Cell) -> str:
@@ -120,15 +108,7 @@ def listing(papers: Iterable[Paper]) -> Iterator[str]:
 
 
 class Point(NamedTuple):
-    """A row of a table in a figure.
-
-    Attributes:
-        recipe: the recipe that trains it.
-        method: its method, or `recipes.common.plot.PLAIN`.
-        x: its place, out of `AXES`.
-        paper: the paper's score.
-        ours: ours over the seeds; None where it was not run.
-    """
+    """A row of a table in a figure: its method or `PLAIN`, its place, the paper's score, and ours, if any."""
 
     recipe: str
     method: str
@@ -138,11 +118,7 @@ class Point(NamedTuple):
 
 
 def measured_lines(runs: Path | None) -> dict[str, Line]:
-    """The rows of all recipes with our results, by ``RECIPE/ROW``.
-
-    Args:
-        runs: folder that recipes have written to; None for the results in the repository only.
-    """
+    """The rows of all recipes with our results, in the repository and in `runs`, by ``RECIPE/ROW``."""
     names = recipe_names()
     found, _ = collect([*committed(RECIPES), *(of_runs(runs) if runs is not None else ())], names)
     lines = [line for name in names for line in lines_of(Recipe(RECIPES / name), found)[0]]
@@ -150,41 +126,25 @@ def measured_lines(runs: Path | None) -> dict[str, Line]:
 
 
 def points_of(figure: Table, tables: Iterable[Table], lines: Mapping[str, Line]) -> list[Point]:
-    """The points of a figure: the rows of its tables that a recipe trains.
-
-    Args:
-        figure: with a ``plot``, see `recipes.papers.tables`.
-        tables: of its paper.
-        lines: of `measured_lines`.
-    """
-    cells = [cell for table in tables if table.name in figure.plot["tables"] for cell in table.cells]
-    return [_point(cell, figure, lines) for cell in cells if cell.trained_by]
-
-
-def _point(cell: Cell, figure: Table, lines: Mapping[str, Line]) -> Point:
-    """The point of a row."""
-    recipe, _, name = cell.trained_by.partition("/")
-    score = figure.plot["y"]
-    ours = of_paper(score, lines[cell.trained_by].measured) if cell.trained_by in lines else None
-    method = shown_method({"config": {"embedding": find_recipe(recipe).row(name).embedding}})
-    return Point(recipe, method, _place(cell, figure.plot["x"]), float(cell.figures[score]), ours)
-
-
-def _place(cell: Cell, axis: str) -> float:
-    """The printed reduction ratio of a row, or the width at the end of its label."""
-    if axis == "ratio":
-        return float(cell.figures.get("compression") or cell.figures["input-compression"])
-    return float(re.findall(r"\d+", cell.row)[-1])
+    """The points of a figure with a ``plot``: the rows of the paper's `tables` that a recipe trains."""
+    points = []
+    for cell in (cell for table in tables if table.name in figure.plot["tables"] for cell in table.cells):
+        if not cell.trained_by:
+            continue
+        recipe, _, name = cell.trained_by.partition("/")
+        score = figure.plot["y"]
+        ours = of_paper(score, lines[cell.trained_by].measured) if cell.trained_by in lines else None
+        method = shown_method({"config": {"embedding": find_recipe(recipe).row(name).embedding}})
+        if figure.plot["x"] == "ratio":
+            x = float(cell.figures.get("compression") or cell.figures["input-compression"])
+        else:  # the width at the end of its label
+            x = float(re.findall(r"\d+", cell.row)[-1])
+        points.append(Point(recipe, method, x, float(cell.figures[score]), ours))
+    return points
 
 
 def draw(figure: Table, points: Sequence[Point], path: Path) -> None:
-    """Draw a figure as PNG, a panel for each recipe: hollow markers are the paper's, filled ones ours.
-
-    Args:
-        figure: with a ``plot``.
-        points: of `points_of`.
-        path: the picture; replaced only once the new one is complete.
-    """
+    """Draw a figure as PNG, a panel for each recipe: hollow markers are the paper's, filled ones ours."""
     from matplotlib.lines import Line2D
 
     recipes = list(dict.fromkeys(point.recipe for point in points))

@@ -1,10 +1,21 @@
-"""The charts of the report, as Vega-Lite specifications; `currentColor` follows light and dark pages."""
+"""What a report is made of; as Markdown, and as one HTML page that works offline, by ``page.html``.
+
+The script in the page draws charts when they come into sight, and sorts and filters tables. Charts are
+Vega-Lite specifications, in which `currentColor` follows light and dark pages.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jinja2 import Environment, FileSystemLoader
 
 from recipes.common.plot import (
     HIGHEST,
@@ -21,9 +32,172 @@ from recipes.common.plot import (
     teachers,
 )
 from recipes.common.results import describe_options
+from recipes.common.table import NONE, NOT_RUN
 from recipes.report.lines import Line, Measure
 
+# Folder of the charts of a Markdown report.
+FIGURES = "figures"
+# Tables of more rows get a field that filters them.
+_MANY_ROWS = 8
 Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading with an anchor for links: level 1 for the title, 2 for its parts, and so on.
+
+    Those of level 2 and 3 are listed in the table of contents.
+    """
+
+    level: int
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of plain texts."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of plain texts; columns of numbers are aligned to the right.
+
+    Attributes:
+        columns: their titles, units included; the first column names the row.
+        rows: of as many cells.
+        idle: numbers of the rows that are folded away, since they were not run.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    idle: Collection[int] = ()
+
+    def is_numeric(self, index: int) -> bool:
+        """Whether a column has numbers, and nothing else but signs that there is none."""
+        cells = [row[index] for row in self.rows if row[index] not in (NONE, NOT_RUN)]
+        return index > 0 and bool(cells) and all(re.match(r"[+\-−]?\d", cell) for cell in cells)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite chart, the name of its file without an ending, and what it shows in words."""
+
+    name: str
+    spec: Mapping[str, Any]
+    description: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines of a command line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that are folded below a summary line."""
+
+    summary: str
+    blocks: Sequence[Block]
+
+
+Block: TypeAlias = "Heading | Paragraph | Items | Table | Chart | Code | Details"
+
+
+def anchor(*texts: str) -> str:
+    """An anchor made of texts: small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(texts).lower()).strip("-")
+
+
+def charts(blocks: Sequence[Block]) -> Iterator[Chart]:
+    """All charts, those in `Details` included."""
+    for block in blocks:
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, Details):
+            yield from charts(block.blocks)
+
+
+@functools.cache
+def vega() -> str:
+    """Vega-Lite with what it needs, as JavaScript."""
+    from vl_convert import javascript_bundle
+
+    return javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def as_page(blocks: Sequence[Block]) -> str:
+    """The whole page: a heading of level 1, an introduction, then parts below headings of level 2."""
+    parts: list[tuple[Heading, list[Heading]]] = []
+    for block in blocks:
+        if isinstance(block, Heading) and block.level == 2:
+            parts.append((block, []))
+        elif isinstance(block, Heading) and block.level == 3 and parts:
+            parts[-1][1].append(block)
+    first = blocks.index(parts[0][0]) if parts else len(blocks)
+    specs = {chart.name: chart.spec for chart in charts(blocks)}
+    text = json.dumps(specs, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    here = Path(__file__)
+    templates = Environment(
+        loader=FileSystemLoader(here.parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    templates.tests["kind"] = lambda block, name: type(block).__name__ == name
+    return templates.get_template(here.with_suffix(".html").name).render(
+        title=next((block.text for block in blocks if isinstance(block, Heading)), ""),
+        introduction=blocks[:first],
+        contents=parts,
+        body=blocks[first:],
+        specs=text if specs else "",
+        vega=vega() if specs else "",
+        missing=(NOT_RUN, NONE),
+        many_rows=_MANY_ROWS,
+    )
+
+
+def as_markdown(blocks: Sequence[Block]) -> str:
+    """The blocks as Markdown, with links to ``figures/NAME.svg``; ends in a newline."""
+    return "\n\n".join(map(_markdown, blocks)) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading():
+            return f"{'#' * block.level} {_text(block.text)}"
+        case Paragraph():
+            return _text(block.text)
+        case Items():
+            return "\n".join(f"- {_text(text)}" for text in block.texts)
+        case Table():
+            sides = ["--:" if block.is_numeric(index) else "---" for index in range(len(block.columns))]
+            lines = [block.columns, sides, *block.rows]
+            return "\n".join(f"| {' | '.join(map(_text, cells))} |" for cells in lines)
+        case Chart():
+            return f"![{_text(block.description)}]({FIGURES}/{block.name}.svg)"
+        case Code():
+            return f"```\n{block.text}\n```"
+        case Details():
+            inner = as_markdown(block.blocks)
+            return f"<details>\n<summary>{_text(block.summary)}</summary>\n\n{inner}\n</details>"
+
+
+def _text(text: str) -> str:
+    """A text on one line in which nothing is Markdown's or HTML's."""
+    return " ".join(re.sub(r"[\\`*_<>\[\]|]", r"\\\g<0>", text).split())
+
+
+# Charts
+
 HEIGHT = 300
 _MUTED = "#8c8c8c"
 _PARTS = {"embedding": "#1f77b4", "output only": "#ff7f0e", "rest": _MUTED}
@@ -63,13 +237,26 @@ def _chart(values: Sequence[Spec], title: str, height: int, **parts: Any) -> Spe
 def quality_size(lines: Sequence[Line], key: str, measure: Measure) -> dict[str, Spec]:
     """A chart of quality against stored bytes for each of `STAGES` with rows, all with the same axes.
 
-    Args:
-        lines: with counts and with this measure.
-        key: of the measure.
-        measure: what it is called.
+    All lines have counts and the measure of the key.
     """
     records = {line.row: line.as_record() for line in lines}
-    points = [_point(line, records, key, measure) for line in lines]
+    points: list[Spec] = []
+    for line in lines:
+        record, spread = records[line.row], line.measured[key]
+        size, quality = place(record, key)
+        point: Spec = {
+            "row": line.row,
+            "method": shown_method(record),
+            "options": describe_options({"config": line.config}),
+            "stage": stage(record, records),
+            "bytes": size,
+            "size": bytes_text(size),
+            "quality": round(quality, 4),
+            "score": f"{spread.describe(measure.decimals)} {measure.title}",
+        }
+        if spread.deviation is not None:
+            point |= {"low": quality - spread.deviation, "high": quality + spread.deviation}
+        points.append(point)
     series = [record["row"] for record in plain_series(records)]
     plain = [point for point in points if point["row"] in series]
     starts = [record["row"] for record in teachers(records.values(), records)]
@@ -136,25 +323,6 @@ def _layers(values: Sequence[Spec], wholes: Sequence[Spec], x: Spec, y: Spec) ->
     ]
 
 
-def _point(line: Line, records: Mapping[str, Any], key: str, measure: Measure) -> Spec:
-    """What a chart knows about a row."""
-    size, quality = place(records[line.row], key)
-    spread = line.measured[key]
-    point = {
-        "row": line.row,
-        "method": shown_method(records[line.row]),
-        "options": describe_options({"config": line.config}),
-        "stage": stage(records[line.row], records),
-        "bytes": size,
-        "size": bytes_text(size),
-        "quality": round(quality, 4),
-        "score": f"{spread.describe(measure.decimals)} {measure.title}",
-    }
-    if spread.deviation is not None:
-        point |= {"low": quality - spread.deviation, "high": quality + spread.deviation}
-    return point
-
-
 def _quality_axis(values: Sequence[float], plain: Sequence[float], key: str, measure: Measure) -> Spec:
     """The axis of a measure; it begins below zero only if values do, and high perplexities are at its end."""
     low, high = min(values), max(values)
@@ -171,21 +339,17 @@ def _quality_axis(values: Sequence[float], plain: Sequence[float], key: str, mea
     return {"field": "quality", "type": "quantitative", "title": title, "scale": scale}
 
 
-def parts(counts: Mapping[str, Any]) -> dict[str, float]:
-    """Parameters of the embedding, of what only the output layer has, and of the rest."""
-    rest = counts.get("rest", 0)
-    total = counts.get("total", counts["embedding"] + rest)
-    output = counts.get("output", 0)
-    return {"embedding": max(total - rest - output, 0), "output only": output, "rest": rest}
-
-
 def parameter_bars(lines: Sequence[Line]) -> Spec:
-    """A bar for each line with counts: embedding, output and rest in millions."""
-    values = [
-        {"row": line.row, "part": part, "order": number, "parameters": count / 1e6}
-        for line in lines
-        for number, (part, count) in enumerate(parts(line.counts).items())
-    ]
+    """A bar for each line with counts: parameters of embedding, output only and rest in millions."""
+    values = []
+    for line in lines:
+        rest, output = line.counts.get("rest", 0), line.counts.get("output", 0)
+        total = line.counts.get("total", line.counts["embedding"] + rest)
+        parts = {"embedding": max(total - rest - output, 0), "output only": output, "rest": rest}
+        values += [
+            {"row": line.row, "part": part, "order": number, "parameters": count / 1e6}
+            for number, (part, count) in enumerate(parts.items())
+        ]
     x = {"field": "parameters", "type": "quantitative", "stack": "zero", "title": "parameters (millions)"}
     encoding = {
         "x": x,
@@ -202,11 +366,7 @@ def parameter_bars(lines: Sequence[Line]) -> Spec:
 
 
 def training_curves(curves: Mapping[str, Curve]) -> Spec:
-    """Validation perplexity against steps, logarithmic, a line per row.
-
-    Args:
-        curves: (step, perplexity) by the name of the row.
-    """
+    """Validation perplexity against steps, logarithmic, a line per row."""
     values = [
         {"row": row, "step": step, "perplexity": value}
         for row, points in curves.items()

@@ -1,5 +1,6 @@
-"""Headline data: AG News, or the user's copies of English Gigaword and DUC 2004; subwords of the source,
-characters of the target, and a joint vocabulary.
+"""Headlines: AG News, or the user's copies of English Gigaword and DUC 2004; ROUGE at several lengths.
+
+The source is split into subwords, the target into characters, with a joint vocabulary.
 """
 
 from __future__ import annotations
@@ -7,14 +8,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -22,24 +22,40 @@ from nmt.summarization.headlines import (
     convert_file,
     count_characters,
     count_tokens,
+    join_characters,
+    rerank,
     split_text,
+    stop_words,
     vocabulary_text,
 )
-from recipes.common.recipe import Recipe, preprocess_options
+from nmt.summarization.rouge import METRICS, PRESETS, Settings, score_texts
+from recipes.common.recipe import Recipe, Row, parse_row, preprocess_options
 from recipes.common.smoke import LINES, MERGES, TEST_LINES, generated_words, sentence
+from recipes.common.table import controls_length
 from recipes.common.tools import (
     check_pairs,
+    checksums_of,
     locate,
+    option_value,
+    parse_settings,
     read_lines,
-    read_settings,
     run_step,
+    with_overrides,
     write_json,
     write_lines,
 )
 from recipes.translation import subwords
+from recipes.translation.train import read_trained, translate, write_evaluation
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, sha256, write_text
+from shared_embeddings.utils.files import replacing, write_text
 
+# Tolerated relative deviation from the desired length.
+TOLERANCE = 0.1
+USAGE = """usage: eval.sh ROW [--smoke] [option of onmt_translate ...]
+
+Generates headlines of the test set with the averaged model of ROW, scores them with ROUGE and writes a line
+to $RUNS/{recipe}/results.jsonl. Models with length control generate headlines of each length in rows.yaml.
+Run train.sh ROW first; use --smoke for both or neither."""
 SOURCE, TARGET = "source", "target"
 SPLITS = ("train", "valid", "test")
 
@@ -51,11 +67,7 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def write_split(folder: Path, split: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Write the text of one of `SPLITS`: texts as space-separated tokens, and headlines.
-
-    Raises:
-        UserError: the sides are empty or differ in length.
-    """
+    """Write the text of one of `SPLITS`: texts as space-separated tokens, and headlines."""
     sides = {f"{split}.{SOURCE}": sources, f"{split}.{TARGET}": targets}
     check_pairs(sides)
     for name, lines in sides.items():
@@ -63,10 +75,10 @@ def write_split(folder: Path, split: str, sources: Sequence[str], targets: Seque
 
 
 def encode(folder: Path, operations: int, references: Sequence[Path], lengths: Sequence[int]) -> None:
-    """Create subwords, characters and the vocabulary unless they are up to date, and ``data.json``.
+    """Create subwords, characters and the vocabulary of the `text_files` in a folder, and ``data.json``.
 
     Args:
-        folder: folder of the prepared data, with the `text_files`.
+        folder: folder of the prepared data.
         operations: number of BPE merges, which are learned on the training source.
         references: headlines of the test set.
         lengths: desired lengths of headlines in characters.
@@ -88,7 +100,6 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
 
     step("vocabulary", action=write_vocabulary, inputs=pieces, outputs=[vocabulary], settings={})
     files = [*(folder / path.name for path in texts), vocabulary, *references]
-    checksums = {str(path.relative_to(folder)): sha256(path) for path in files}
     description = {
         "source": SOURCE,
         "target": TARGET,
@@ -96,9 +107,7 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
         "vocabulary": len(read_lines(vocabulary)),
         "references": [str(path.relative_to(folder)) for path in references],
         "lengths": list(lengths),
-        # Of the checksums of all files.
-        "checksum": hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest(),
-        "files": checksums,
+        **checksums_of({str(path.relative_to(folder)): path for path in files}),
     }
     write_json(folder / "data.json", description)
 
@@ -119,7 +128,7 @@ DATELINE = re.compile(r"^[A-Z][A-Z .'/]+(?:, [^()-]{1,30}?)?(?:\s*\([^()]{1,40}\
 
 @dataclass(frozen=True)
 class NewsSettings:
-    """Content of the ``data.yaml`` of AG News, which explains each setting."""
+    """The ``data`` of AG News in ``rows.yaml``, which explains each setting."""
 
     valid: int
     test: int
@@ -138,17 +147,19 @@ class News(NamedTuple):
     title: str
 
 
+def read_news_settings(recipe: Recipe, path: Path | None = None) -> NewsSettings:
+    """Read the settings of AG News, or those in a file."""
+    where, content = recipe.data_settings(path)
+    return parse_settings(where, NewsSettings, content)
+
+
 def locate_news(settings: NewsSettings, downloads: Path) -> Path:
     """Find the table in ``$DATA_DIR/ag_news`` or download it, and verify its checksum."""
     return locate(settings.file, "ag_news", settings.url, downloads, settings.sha256)
 
 
 def read_news(path: Path) -> list[News]:
-    """Read a file of AG News, with the columns class, title and description.
-
-    Raises:
-        UserError: the file is not UTF-8 or has other columns.
-    """
+    """Read a file of AG News, with the columns class, title and description."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
@@ -173,9 +184,7 @@ def clean_text(text: str) -> str:
     """Remove backslashes, broken entities, tags, URLs and stock quotes."""
     text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
     text = html.unescape(html.unescape(ENTITY.sub(r"&\1;", text)))
-    for markup in (TAG, ADDRESS, QUOTE):
-        text = markup.sub(" " if markup is ADDRESS else "", text)
-    return " ".join(text.split())
+    return " ".join(QUOTE.sub("", ADDRESS.sub(" ", TAG.sub("", text))).split())
 
 
 def clean_news(news: News) -> News:
@@ -208,8 +217,8 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 
 def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
-    options = preprocess_options(recipe, prepare_news.__doc__, arguments)
-    settings = read_settings(options.settings, NewsSettings)
+    options = preprocess_options(prepare_news.__doc__, arguments)
+    settings = read_news_settings(recipe, options.settings)
     if options.smoke:
         recipe = recipe.smoke()
         small = {"valid": TEST_LINES, "test": TEST_LINES, "bpe_operations": MERGES, "lengths": (20,)}
@@ -260,7 +269,7 @@ TEST_FOLDERS = ("DUC2004", "duc2004", "DUC/2004")
 
 @dataclass(frozen=True)
 class GigawordSettings:
-    """Content of the ``data.yaml`` of Gigaword, which explains each setting."""
+    """The ``data`` of Gigaword in ``rows.yaml``, which explains each setting."""
 
     bpe_operations: int
     lengths: tuple[int, ...]
@@ -270,17 +279,11 @@ class GigawordSettings:
 
 
 def locate_licensed(folder: Path, references: int) -> tuple[dict[str, Path], list[Path]]:
-    """Find all files of the user.
-
-    Args:
-        folder: ``$DATA_DIR/gigaword``.
-        references: number of references of the test set.
+    """Find all files of the user in ``$DATA_DIR/gigaword``.
 
     Returns:
-        Both sides of training and validation and the test source, by name in the prepared data; references.
-
-    Raises:
-        UserError: files are missing.
+        Both sides of training and validation and the test source, by name in the prepared data; as many
+        references of the test set.
     """
     places = {
         **TRAIN,
@@ -329,8 +332,9 @@ def write_smoke_gigaword(folder: Path, references: int) -> None:
 
 def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
-    options = preprocess_options(recipe, prepare_gigaword.__doc__, arguments)
-    settings, data_dir = read_settings(options.settings, GigawordSettings), os.environ.get("DATA_DIR")
+    options = preprocess_options(prepare_gigaword.__doc__, arguments)
+    where, content = recipe.data_settings(options.settings)
+    settings, data_dir = parse_settings(where, GigawordSettings, content), os.environ.get("DATA_DIR")
     if options.smoke:
         recipe = recipe.smoke()
         small = {"bpe_operations": MERGES, "lengths": (20,), "valid": TEST_LINES, "test": TEST_LINES}
@@ -375,3 +379,68 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     )
     encode(folder, settings.bpe_operations, copies, settings.lengths)
     print(f"prepared {folder}")
+
+
+def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Generate and score headlines of every length; without length control, they are generated once."""
+    recipe, row, options = parse_row(recipe, USAGE, arguments)
+    trained = read_trained(recipe, row)
+    references = [read_lines(recipe.data / name) for name in trained.data["references"]]
+    metrics: dict[str, Any] = {}
+    speeds: list[float] = []
+    controlled = controls_length(row)
+    for length in trained.data["lengths"]:
+        if controlled or not speeds:
+            asked = with_overrides(["-desired_length", str(length)], options) if controlled else options
+            name = f"test.{length}" if controlled else "test"
+            headlines, speed = write_headlines(recipe, row, asked, name)
+            speeds.append(speed)
+        scores = metrics[f"length_{length}"] = score_headlines(headlines, references, length)
+        parts = [
+            f"{measure} " + "/".join(f"{scores[measure][name]['mean']:.1f}" for name in METRICS)
+            for measure in ("recall", "f1")
+        ]
+        within = f"{scores['within']:.0f} % of the lengths within {TOLERANCE:.0%}"
+        print(f"{row.name} at {length}: ROUGE-1/2/L {', '.join(parts)}; {within}", flush=True)
+    metrics["tokens_per_second"] = sum(speeds) / len(speeds)
+    write_evaluation(recipe, row, trained, metrics, options)
+
+
+def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> tuple[list[str], float]:
+    """Write one headline per test text to ``NAME.headlines``; return them and the tokens per second.
+
+    Of ``n_best`` hypotheses, the one with the most content words of the source is selected.
+    """
+    run, texts = recipe.home / row.name, recipe.data / "text" / "test.source"
+    speed = translate(row, run, recipe.data / "test.source", options, f"{name}.characters")
+    lines = [join_characters(line) for line in read_lines(run / f"{name}.characters")]
+    n_best = int(option_value(options, "n_best") or row.translate.get("n_best", 1))
+    if n_best > 1:
+        write_lines(run / f"{name}.n_best", lines)
+        lines = list(rerank(texts, run / f"{name}.n_best", n_best, stop_words("en")))
+    write_lines(run / f"{name}.headlines", lines)
+    return lines, speed
+
+
+def score_headlines(headlines: list[str], references: list[list[str]], length: int) -> dict[str, Any]:
+    """Compute ROUGE and the deviation from the desired length.
+
+    Returns:
+        ``f1`` of whole headlines and ``recall`` of their first `length` bytes, as in DUC 2004, each with its
+        ``signature`` and for each metric ``mean``, ``low`` and ``high`` (0 to 100); ``within``: percentage of
+        headlines whose length deviates by at most `TOLERANCE`; ``difference``: mean deviation in characters.
+    """
+
+    def scores(settings: Settings) -> dict[str, Any]:
+        found = score_texts(headlines, references, settings).as_json()
+        means = {metric: measures[settings.measure] for metric, measures in found["scores"].items()}
+        return {**means, "signature": found["signature"]}
+
+    recall = replace(PRESETS["duc2004"], cut_bytes=length)
+    off = [abs(len(headline) - length) for headline in headlines]
+    return {
+        "f1": scores(PRESETS["f1"]),
+        "recall": scores(recall),
+        "within": 100 * sum(each <= TOLERANCE * length for each in off) / len(off),
+        "difference": sum(off) / len(off),
+    }

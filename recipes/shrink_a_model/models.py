@@ -1,0 +1,383 @@
+"""Trim and compress the model, row by row; measure the models, and write table and picture of the README."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
+from recipes.common.recipe import FILE, Recipe, read_file
+from recipes.common.results import FILE as RESULTS
+from recipes.common.results import Record, describe_options, not_run, read_results, write_result
+from recipes.common.smoke import SMOKE, SMOKE_HELP
+from recipes.common.table import NONE, Column, markdown_table, update_readme
+from recipes.common.tools import print_line, read_json, run_module, run_step
+from recipes.shrink_a_model.encoder import (
+    Encoder,
+    Texts,
+    generating_speeds,
+    measure,
+    read_all,
+    read_encoder,
+    read_onnx,
+    speed_ratio,
+    table_bytes,
+)
+from recipes.shrink_a_model.preprocess import (
+    CAPTIONS,
+    DECODER,
+    MODEL,
+    PAIRS,
+    TEXT,
+    TEXTS,
+    VECTORS,
+    get_decoder,
+)
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import bytes_on_disk, write_text
+from shared_embeddings.utils.path_options import PathOption
+
+COMMAND = "shared_embeddings.cli.main"
+WEIGHTS = "model.safetensors"
+ORIGINAL = "original"
+MARKER, PICTURE = "results", "quality_size.png"
+# Panels of the picture, by metric.
+PANELS = {
+    "top10": "nearest 10 neighbors as in the original",
+    "found": "headlines whose description is nearest",
+}
+# Sentences whose vectors are compared between ONNX Runtime and PyTorch.
+_COMPARED = 64
+_PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
+
+
+@dataclass(frozen=True)
+class ShrinkRow:
+    """One model.
+
+    Attributes:
+        trim: whether the vocabulary is trimmed to the texts.
+        ratio: how many times fewer bytes its table takes than before compression, or None.
+        embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
+        decoder: whether it is the decoder instead of the encoder.
+    """
+
+    name: str
+    trim: bool = False
+    ratio: float | None = None
+    embedding: dict[str, Any] = field(default_factory=dict)
+    decoder: bool = False
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its table is replaced."""
+        return bool(self.embedding) or self.ratio is not None
+
+
+def read_grid(recipe: Recipe) -> dict[str, ShrinkRow]:
+    """The rows of ``rows.yaml`` by name, with ``--smoke`` those of the small grid."""
+    path = recipe.folder / FILE
+    rows = read_file(path)["grids"]["smoke" if recipe.is_smoke else "full"]
+    try:
+        return {name: ShrinkRow(name, **settings) for name, settings in rows.items()}
+    except TypeError as error:
+        raise UserError(
+            f"{path}: grids: {error}; a row may hold trim, ratio, embedding and decoder"
+        ) from error
+
+
+def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[ShrinkRow]:
+    """The rows whose names match one of the patterns, in the order of the file."""
+    rows = read_grid(recipe)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in rows):
+            raise UserError(f"no row is called {pattern!r}; there are: {', '.join(rows)}")
+    return [row for name, row in rows.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def model_folder(home: Path, row: str) -> Path:
+    """The folder of the model of a row."""
+    return home / "models" / row
+
+
+def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Write the models of the rows; those that are up to date are kept."""
+    parser = Parser("train.sh", description=train_command.__doc__)
+    parser.add_argument("rows", nargs="*", help="names or patterns, 'automatic_*'; all of the encoder")
+    parser.add_argument("--list", action="store_true", help="only list the rows")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    recipe = recipe.smoke() if options.smoke else recipe
+    rows = chosen_rows(recipe, options.rows or ["*"])
+    if options.list:
+        print("\n".join(row.name for row in rows))
+        return
+    recipe.describe_data(recipe.data)  # fails where there are none
+    for row in rows:
+        if options.rows or not row.decoder:
+            shrink(recipe, row)
+            print_line(f"{row.name}: {model_folder(recipe.home, row.name)}")
+
+
+def shrink(recipe: Recipe, row: ShrinkRow) -> None:
+    """Write the model of a row unless it is there, from the same model and settings."""
+    data, step = recipe.data, partial(run_step, stamps=recipe.home / "steps")
+    source, text, folder = data / MODEL, data / TEXT, model_folder(recipe.home, row.name)
+    settings, trim_to = dict(vars(row)), [text] if row.trim else []
+    if row.decoder:
+        get_decoder(recipe.data_settings()[1]["decoder"], recipe.home)
+        source, text = data / DECODER, data / CAPTIONS
+    else:
+        del settings["decoder"]
+        trim_to = []
+    if row.trim and not row.decoder:
+        trimmed = model_folder(recipe.home, "trimmed")
+
+        def trim(model: Path = source) -> None:
+            shutil.rmtree(trimmed, ignore_errors=True)
+            run_module(COMMAND, ["trim", "--model", model, "--text", text, "--output", trimmed])
+
+        inputs = [source / WEIGHTS, text]
+        step("trimmed", action=trim, inputs=inputs, outputs=[trimmed / WEIGHTS], settings={})
+        source = trimmed
+    if row.is_compressed:
+        compress = partial(_compress, source, text, folder, row, *trim_to)
+        inputs = [source / WEIGHTS, text, *trim_to]
+        step(row.name, action=compress, inputs=inputs, outputs=[folder / WEIGHTS], settings=settings)
+    elif not row.trim:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, trim_to: Path | None = None) -> None:
+    """Replace the table of a model, maybe after trimming it to a text."""
+    arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
+    arguments += ["--report", output.with_suffix(".json"), "--force"]
+    if trim_to is not None:
+        arguments += ["--trim-to", trim_to]
+    if row.ratio is not None:
+        arguments += ["--target-ratio", str(row.ratio)]
+    for name, value in row.embedding.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    run_module(COMMAND, arguments)
+
+
+def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Measure the models of the rows; write the table and the picture of all results into the README."""
+    parser = Parser("eval.sh", description=eval_command.__doc__)
+    parser.add_argument("rows", nargs="*", default=[], help="names or patterns, such as 'automatic_*'")
+    parser.add_argument(
+        "--readme",
+        type=PathOption.UPDATED,
+        help="with the markers; gets the table, also without rows (default: README.md next to the results)",
+    )
+    parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}; all of its rows")
+    options = parser.parse_args(arguments)
+    recipe = recipe.smoke() if options.smoke else recipe
+    data = recipe.describe_data(recipe.data)
+    for row in chosen_rows(recipe, ["*"] if options.smoke else options.rows):
+        if not (model_folder(recipe.home, row.name) / WEIGHTS).is_file():
+            raise UserError(f"{model_folder(recipe.home, row.name)}: no model; run train.sh {row.name}")
+        measured = evaluate_decoder if row.decoder else evaluate
+        print_line(f"{row.name}: wrote {measured(recipe.home, row, data)}")
+    readme = options.readme or recipe.home / "README.md"
+    if options.readme is None:
+        markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODER))
+        write_text(readme, markers)
+    write_report(read_grid(recipe), recipe.home / RESULTS, readme)
+
+
+def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
+    """Measure the model of a row in the recipe's folder of runs; return the file of results."""
+
+    def weights(folder: Path) -> int:
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+    folder, prepared = model_folder(home, row.name), home / "data"
+    texts = Texts(**read_json(prepared / TEXTS))
+    with np.load(prepared / VECTORS) as stored:
+        original = dict(stored)
+    encoder, tests = read_encoder(folder), read_all(prepared / PAIRS)
+    vectors = texts.encode(encoder, prepared / PAIRS)
+    metrics = {
+        **measure(vectors, original, tests),
+        "speed": speed_ratio(encoder, read_encoder(prepared / MODEL), texts.descriptions),
+        "onnx": _measure_in_onnx_runtime(home, row.name, texts.descriptions, vectors["descriptions"]),
+    }
+    fit = _PLAIN
+    if row.is_compressed:
+        fit = read_json(folder.with_suffix(".json"))["tables"][0]["fit"]
+    options = {name: value for name, value in fit["options"].items() if name != "words_per_width"}
+    # What is not the table takes as much in all models.
+    table = weights(folder) - weights(prepared / MODEL) + table_bytes(prepared / MODEL)
+    return write_result(
+        home,
+        row.name,
+        config={
+            "trim": row.trim,
+            "ratio": row.ratio,
+            "given": row.embedding,
+            "embedding": {"method": fit["method"], **options},
+        },
+        counts={
+            "words": len(encoder.tokenizer),
+            "folder_bytes": bytes_on_disk(folder),
+            "stored_bits": 8 * table,
+        },
+        metrics={**metrics, "relative_error": fit["relative_error"]},
+        data_checksum=data["checksum"],
+    )
+
+
+def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
+    """As `evaluate`, for a decoder: from the report of its compression, and its speed."""
+    folder, original = model_folder(home, row.name), home / "data" / DECODER
+    report = read_json(folder.with_suffix(".json"))
+    if report is None:
+        raise UserError(f"{folder}: no model; run train.sh {row.name}")
+    [table] = report["tables"][:1]
+    prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
+    words, before, after = generating_speeds(folder, original, prompt)
+    return write_result(
+        home,
+        row.name,
+        config={"trim": row.trim, "given": row.embedding, "embedding": {"method": table["fit"]["method"]}},
+        counts={
+            "words": words,
+            "folder_bytes": bytes_on_disk(folder),
+            "folder_bytes_before": bytes_on_disk(original),
+            "stored_bits": 8 * table["stored_bytes"]["after"],
+        },
+        metrics={
+            "kept": report["kept"],
+            "tokens_per_second": {"before": before, "after": after},
+            "relative_error": table["fit"]["relative_error"],
+        },
+        data_checksum=data["checksum"],
+    )
+
+
+def _measure_in_onnx_runtime(
+    home: Path, row: str, sentences: Sequence[str], vectors: np.ndarray
+) -> dict[str, float] | None:
+    """The size of the exported model, its difference from the vectors of PyTorch ``(N, D)``, and its speed
+    relative to the original; None, with a line that says why, where it is not exported as a whole.
+    """
+
+    def exported(folder: Path) -> Encoder | None:
+        """A model in ONNX Runtime, exported where the file is older than the model."""
+        file = folder.with_suffix(".onnx")
+        if not file.is_file() or file.stat().st_mtime < (folder / WEIGHTS).stat().st_mtime:
+            command: list[str | Path] = ["export", "--model", folder, "--format", "onnx", "--output", file]
+            try:
+                run_module(COMMAND, [*command, "--force"])
+            except (UserError, SystemExit):
+                return None
+        return read_onnx(file, folder)
+
+    folder, original = model_folder(home, row), model_folder(home, ORIGINAL)
+    if not (original / WEIGHTS).is_file():
+        raise UserError(f"{original}: no model; run train.sh {ORIGINAL}")
+    own, other = exported(folder), exported(original)
+    if own is None or other is None:
+        print_line(f"{row}: not run in ONNX Runtime: export wrote no file with the whole encoder")
+        return None
+    difference = np.abs(own.encode(sentences[:_COMPARED]) - vectors[:_COMPARED]).max()
+    return {
+        "bytes": folder.with_suffix(".onnx").stat().st_size,
+        "difference": float(difference),
+        "speed": speed_ratio(own, other, sentences),
+    }
+
+
+def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:
+    """Put the results of the rows into a README, and draw the figure next to it."""
+    found = {record["row"]: record for record in read_results(results)}
+    of_kind: dict[bool, list[Record]] = {False: [], True: []}
+    for name, row in rows.items():
+        config = {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
+        of_kind[row.decoder].append(found.get(name) or not_run(name, config))
+    update_readme(readme, MARKER, table(of_kind[False]))
+    if of_kind[True]:
+        update_readme(readme, DECODER, decoder_table(of_kind[True]))
+    draw([record for record in of_kind[False] if record["metrics"]], readme.with_name(PICTURE))
+    print(f"wrote the results into {readme}")
+
+
+def table(records: Sequence[Record]) -> str:
+    """The Markdown table of all rows of the encoder."""
+    original: Record = next((one["counts"] for one in records if one["row"] == ORIGINAL), {})
+    sets = next((list(record["metrics"]["rho"]) for record in records if record["metrics"]), [])
+
+    def replaced(record: Record) -> str:
+        method = str(record["config"]["embedding"]["method"])
+        return "plain" if method == "standard" else f"{method}, {describe_options(record)}"
+
+    def rho(name: str) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["rho"][name]
+            return "undefined" if found is None else f"{found:.3f}"
+
+        return describe
+
+    def percent(metric: str) -> Callable[[Record], str]:
+        return lambda record: f"{100 * record['metrics'][metric]:.1f} %"
+
+    def onnx(describe: Callable[[dict[str, float]], str]) -> Callable[[Record], str]:
+        return lambda r: NONE if r["metrics"]["onnx"] is None else describe(r["metrics"]["onnx"])
+
+    columns = [
+        Column("row", lambda r: r["row"], always=True),
+        Column("table", replaced),
+        Column("words", lambda r: f"{r['counts']['words']:,}"),
+        Column("folder, MB", lambda r: f"{r['counts']['folder_bytes'] / 1e6:.1f}"),
+        Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.2f}"),
+        Column("table smaller", lambda r: f"{original['stored_bits'] / r['counts']['stored_bits']:.1f}x"),
+        *(Column(f"rho {name.removeprefix('EN-').removesuffix('-ALL')}", rho(name)) for name in sets),
+        Column("headlines found", percent("found")),
+        Column("nearest as before", percent("top1")),
+        Column("10 nearest as before", percent("top10")),
+        Column("correlation", lambda r: f"{r['metrics']['correlation']:.4f}"),
+        Column("speed", lambda r: f"{r['metrics']['speed']:.2f}x"),
+        Column("ONNX, MB", onnx(lambda found: f"{found['bytes'] / 1e6:.1f}")),
+        Column("ONNX, difference", onnx(lambda found: f"{found['difference']:.0e}")),
+        Column("ONNX, speed", onnx(lambda found: f"{found['speed']:.2f}x")),
+    ]
+    return markdown_table(records, columns)
+
+
+def decoder_table(records: Sequence[Record]) -> str:
+    """The Markdown table of the rows of the decoder."""
+    columns = [
+        Column("row", lambda r: r["row"], always=True),
+        Column("words", lambda r: f"{r['counts']['words']:,}"),
+        Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
+        Column("folder, MB", lambda r: f"{r['counts']['folder_bytes'] / 1e6:.1f}"),
+        Column("folder before, MB", lambda r: f"{r['counts']['folder_bytes_before'] / 1e6:.1f}"),
+        Column("predictions kept", lambda r: f"{100 * r['metrics']['kept']['share']:.1f} %"),
+        Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']['after']:.2f}"),
+        Column("tokens/s before", lambda r: f"{r['metrics']['tokens_per_second']['before']:.2f}"),
+    ]
+    return markdown_table(records, columns)
+
+
+def draw(records: Sequence[Record], path: Path) -> None:
+    """Draw quality of the measured rows against the bytes of the table, a panel per metric, as PNG."""
+    shown = [{**one, "metrics": {key: 100 * one["metrics"][key] for key in PANELS}} for one in records]
+    names = {one["row"]: one["row"].replace("_", " ") for one in shown if shown_method(one) == PLAIN}
+    series = [one for one in shown if one["row"] not in names]
+    figure, panels = new_figure(len(PANELS), "A sentence encoder with a smaller table", shared=False)
+    for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
+        draw_lines(axes, series, metric)
+        draw_points(axes, shown, metric, lambda record: names.get(record["row"], ""))
+        axes.set_ylabel(f"{title} (%)")
+    finish(figure, panels, path)
