@@ -25,7 +25,7 @@ from recipes.glove_reconstruction.preprocess import WORD_PAIRS, write_smoke_pair
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.shrink_a_model.encoder import Texts, read_encoder
 from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
-from shared_embeddings.hosts.hf.saving import replacing_folder
+from shared_embeddings.hosts.hf.folder import replacing_folder
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text

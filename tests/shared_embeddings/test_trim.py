@@ -19,8 +19,8 @@ from shared_embeddings.compress import trim as trimming
 from shared_embeddings.compress.host import Vocabulary
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
-from shared_embeddings.hosts.hf.tokenizer_file import TokenizerFile
-from shared_embeddings.hosts.hf.words import check_ids, named_ids, with_new_ids
+from shared_embeddings.hosts.hf.tokenizer import TokenizerFile
+from shared_embeddings.hosts.hf.trim import check_ids, named_ids, with_new_ids
 from shared_embeddings.words.token_counts import text_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of

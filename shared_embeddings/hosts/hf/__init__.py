@@ -18,8 +18,7 @@ shape mismatch at the word embeddings.
 
 from importlib.util import find_spec
 
-from shared_embeddings.hosts.hf.folder import load
-from shared_embeddings.hosts.hf.saving import save
+from shared_embeddings.hosts.hf.folder import load, save
 
 __all__ = ["load", "save"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
@@ -16,38 +17,42 @@ from shared_embeddings.compress.host import EmbeddingTable, check_scores
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
-from shared_embeddings.hosts.hf.agreement import check_causal, perplexity, probe
-from shared_embeddings.hosts.hf.dense import dense_model
-from shared_embeddings.hosts.hf.entry import ENTRY, KEY, find_entry, place
 from shared_embeddings.hosts.hf.folder import (
+    CODE,
     CONFIG,
+    check_output,
     check_sizes,
+    check_weights,
+    copy_rest,
     load,
+    mapped_tensors,
     model_class,
+    notes_on_code,
     quiet,
     read_config,
     read_json,
     read_model,
-    read_tensor,
     reading,
-    stored_names,
-    tensor_files,
-    weight_files,
-)
-from shared_embeddings.hosts.hf.saving import (
-    CODE,
-    check_output,
-    copy_rest,
-    notes_on_code,
     replacing_folder,
     save_pretrained,
+    weight_files,
     write_card,
 )
-from shared_embeddings.hosts.hf.tables import WordTable, check_scoring, find_tables
-from shared_embeddings.hosts.hf.tracing import traced
+from shared_embeddings.hosts.hf.onnx_body import trace
+from shared_embeddings.hosts.hf.quality import perplexity, probe
+from shared_embeddings.hosts.hf.tokenizer import Vocabulary
 from shared_embeddings.hosts.hf.trim import TrimmableFolder
-from shared_embeddings.hosts.hf.word_rows import without_weights
-from shared_embeddings.hosts.hf.words import Vocabulary
+from shared_embeddings.hosts.hf.word_layers import (
+    ENTRY,
+    KEY,
+    WordTable,
+    check_scoring,
+    dense_model,
+    find_entry,
+    find_tables,
+    place,
+    without_weights,
+)
 from shared_embeddings.quant.standalone import check_decoder
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as find_spec
@@ -85,11 +90,7 @@ class Adapter:
             return FolderModel(path)
 
     def read_tables(self, path: Path) -> FolderModel:
-        """Read a model that is not run, tensor by tensor where its files have the names of its class.
-
-        Raises:
-            ValueError, ImportError: as in `read`.
-        """
+        """Read a model that is not run, tensor by tensor where its files have the names of its class."""
         with reading(path):
             try:
                 return UnbuiltModel(path)
@@ -97,12 +98,7 @@ class Adapter:
                 return FolderModel(path)
 
     def read_trimmable(self, path: Path) -> TrimmableFolder:
-        """Read the configuration and the tokenizer of a model, but no weights.
-
-        Raises:
-            UserError: it is damaged or inconsistent, or its vocabulary cannot be trimmed.
-            ImportError: transformers is not installed.
-        """
+        """Read the configuration and the tokenizer of a model, and map its weights."""
         with reading(path):
             return TrimmableFolder(path)
 
@@ -123,20 +119,19 @@ class FolderModel:
         if config.get(KEY) is not None and not self.is_compressed:
             raise UserError(f"model {path}: is quantized; compress the original model")
         self.module: Any
-        self.module, self._dropped = self._read(config)
+        # The names of tensors that the model does not use.
+        self._dropped: list[str] = []
+        self._tables: dict[str, WordTable] = {}
+        self._read(config)
         self.vocabulary = Vocabulary(path)
-        found = [] if self.is_compressed else self._find_tables()
-        self._tables: dict[str, WordTable] = {table.name: table for table in found}
 
-    def _read(self, config: dict[str, Any]) -> tuple[Any, list[str]]:
-        """The model, and the names of tensors that it does not use."""
+    def _read(self, config: dict[str, Any]) -> None:
+        """Read the module and its tables."""
         if self.is_compressed:
-            return load(self.path), []
-        return read_model(self.path, model_class(self.path, config))
-
-    def _find_tables(self) -> list[WordTable]:
-        """The tables of the model."""
-        return find_tables(self.module.eval())
+            self.module = load(self.path)
+            return
+        self.module, self._dropped = read_model(self.path, model_class(self.path, config))
+        self._tables = {table.name: table for table in find_tables(self.module.eval())}
 
     def embeddings(self) -> list[WordEmbedding]:
         """Its input embeddings, plain tables or not."""
@@ -151,7 +146,7 @@ class FolderModel:
         ]
 
     def tables(self) -> list[EmbeddingTable]:
-        """Its tables: only one where the input and the output are tied.
+        """Its tables: only one where the input and the output are tied; a padding word is like any other.
 
         Raises:
             UserError: it is already compressed, or its output layer cannot be replaced.
@@ -161,43 +156,43 @@ class FolderModel:
         with reading(self.path):
             self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
         check_scoring(self.module)
-        return [self._described(table) for table in self._tables.values()]
-
-    def _described(self, table: WordTable) -> EmbeddingTable:
-        """A table with its words; a padding word keeps its vector like any other."""
-        inputs, outputs = list(table.placement.inputs), list(table.placement.outputs)
-        weight = table.weight.detach()
-        return EmbeddingTable(
-            name=table.name,
-            uses=(*inputs, *outputs),
-            words=self.vocabulary.words(len(weight)),
-            table=weight,
-            padding_idx=None,
-            is_scored=bool(outputs),
-            sentence_marks=self.vocabulary.sentence_marks(),
-            parameters=weight.numel(),
-            stored_bits=8 * weight.nbytes,
-        )
+        return [
+            EmbeddingTable(
+                name=table.name,
+                uses=(*table.placement.inputs, *table.placement.outputs),
+                words=self.vocabulary.words(len(table.weight)),
+                table=table.weight.detach(),
+                padding_idx=None,
+                is_scored=bool(table.placement.outputs),
+                sentence_marks=self.vocabulary.sentence_marks(),
+                parameters=table.weight.numel(),
+                stored_bits=8 * table.weight.nbytes,
+            )
+            for table in self._tables.values()
+        ]
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each token occurs in texts.
-
-        Raises:
-            UserError: the model has no tokenizer.
-        """
+        """How often each token occurs in texts; UserError if the model has no tokenizer."""
         return self.vocabulary.count(texts)
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options of a method.
+        """The options of a method, without an output for a table that is used for input only.
 
         Raises:
+            OptionError: they ask for such an output.
             UserError: a model of transformers cannot use its scores, or the file for ``trust_remote_code``
                 could not decode its codec.
         """
         check_decoder(method, options)
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
-            return _for_input(method, chosen)
+            has_output = "output" in {field.name for field in dataclasses.fields(find_spec(method))}
+            if has_output and chosen.setdefault("output", "none") != "none":
+                raise OptionError(
+                    f"{method}: option 'output' is {chosen['output']!r}, but this table is used for input "
+                    "only; remove it"
+                )
+            return chosen
         words, width = found.weight.shape
         sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **chosen}
         with torch.device("meta"):
@@ -211,13 +206,8 @@ class FolderModel:
         return chosen
 
     def quality(self, validation: Validation) -> Quality:
-        """The perplexity of a text.
-
-        Raises:
-            UserError: the model is not causal, or the text cannot be used.
-        """
-        check_causal(self.module)
-        return perplexity(self.module, self.vocabulary, validation.one_text())
+        """The perplexity of a text; UserError if the model is not causal, or the text cannot be used."""
+        return perplexity(self.module, self.vocabulary, validation)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
         """The model's predictions in texts, or in text that it generates.
@@ -245,6 +235,7 @@ class FolderModel:
         computed = self.module._keys_to_ignore_on_save or ()
         return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
 
+    @torch.no_grad()
     def onnx_body(self) -> OnnxBody:
         """The graph of the model, which cannot be used afterwards; plain tables become `standard`.
 
@@ -252,20 +243,21 @@ class FolderModel:
             UserError: it cannot be traced.
             ImportError: a package for it is not installed.
         """
-        if not self.is_compressed:
-            self.place({name: _plain(table.weight) for name, table in self._tables.items()})
-        return traced(self.module, sum(file.stat().st_size for file in weight_files(self.path)))
+        plain: dict[str, Any] = {}
+        for name, table in self._tables.items():
+            words, width = table.weight.shape
+            plain[name] = build("standard", num_embeddings=words, embedding_dim=width)
+            plain[name].weight.copy_(table.weight)
+        if plain:
+            self.place(plain)
+        return trace(self.module, sum(file.stat().st_size for file in weight_files(self.path)))
 
     def sources(self) -> list[Path]:
         """The folder that the model was read from."""
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The one folder of a model named `output`.
-
-        Raises:
-            UserError: it exists and holds other files that would be lost.
-        """
+        """The one folder of a model named `output`; UserError if it holds other files that would be lost."""
         check_output(output, force=True)
         return [output]
 
@@ -302,7 +294,7 @@ class FolderModel:
 
 
 class UnbuiltModel(FolderModel):
-    """A model that is compressed without being built: its tensors are read from the files when needed.
+    """A model that is compressed without being built: its tensors stay in the files until they are used.
 
     Args:
         path: the folder.
@@ -311,59 +303,55 @@ class UnbuiltModel(FolderModel):
         NotImplementedError: it cannot be understood without its weights.
     """
 
-    def _read(self, config: dict[str, Any]) -> tuple[Any, list[str]]:
-        """The model on the meta device, and the names of tensors that it does not use."""
+    def _read(self, config: dict[str, Any]) -> None:
+        """Put the model on the meta device, and find its tensors in the files."""
         if self.is_compressed:
             raise NotImplementedError
-        chosen, self._files = model_class(self.path, config), tensor_files(self.path)
+        chosen, files = model_class(self.path, config), weight_files(self.path)
+        with reading(self.path):
+            check_weights(files)
         check_sizes(self.path, chosen)
         with quiet():
             settings = chosen.config_class.from_pretrained(self.path, local_files_only=True)
-        model = without_weights(chosen, settings)
-        self._stored = stored_names(model, self._files)
-        for name, file in self._files.items():
-            check_finite({name: read_tensor(file, name)}, f"model {self.path}")
-        return model, sorted(self._files.keys() - self._stored.keys())
-
-    def _find_tables(self) -> list[WordTable]:
-        """The tables, with the values in the files."""
-        found = find_tables(self.module.eval())
+        self.module = without_weights(chosen, settings).eval()
+        self._files = {name: file for file in files for name in mapped_tensors(file)}
+        for name in self._files:
+            check_finite({name: self._value(name)}, f"model {self.path}")
+        # Every name of a tensor in the model -> the name of its values in the files.
+        self._stored: dict[str, str] = {}
+        state = self.module.state_dict(keep_vars=True)
+        names: dict[int, list[str]] = {}
+        for name, tensor in state.items():
+            names.setdefault(id(tensor), []).append(name)
+        computed = self.module._keys_to_ignore_on_save or ()
+        for same in names.values():
+            stored = [name for name in same if name in self._files]
+            if not stored and all(name in computed for name in same):
+                continue
+            # Several names may be for values that are not tied, whatever the configuration says.
+            if len(stored) != 1 or self._value(stored[0]).shape != state[stored[0]].shape:
+                raise NotImplementedError(f"the files have {len(stored)} tensors for {', '.join(same)}")
+            self._stored.update(dict.fromkeys(same, stored[0]))
+        self._dropped = sorted(self._files.keys() - self._stored.keys())
+        tables = find_tables(self.module)
         if not check_scoring(self.module):
             raise NotImplementedError
-        return [dataclasses.replace(table, weight=self._value(table.path)) for table in found]
-
-    def _value(self, name: str) -> Tensor:
-        """The tensor of a file for a name in the model."""
-        stored = self._stored[name]
-        return read_tensor(self._files[stored], stored)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """As in the base class; mapped from the files, under their names there, unless they are new."""
-        return {
-            self._stored[name] if tensor.is_meta else name: self._value(name) if tensor.is_meta else tensor
-            for name, tensor in super().tensors().items()
+        self._tables = {
+            table.name: dataclasses.replace(
+                table, weight=self._value(self._stored[table.placement.weights[0]])
+            )
+            for table in tables
         }
 
+    def _value(self, name: str) -> Tensor:
+        """A tensor of a file, mapped into memory for as long as it is used."""
+        with safe_open(self._files[name], "pt") as opened:
+            value: Tensor = opened.get_tensor(name)
+        return value
 
-@torch.no_grad()
-def _plain(weight: Tensor) -> SharedEmbedding:
-    """An embedding with a table ``(V, D)``."""
-    words, width = weight.shape
-    embedding: Any = build("standard", num_embeddings=words, embedding_dim=width)
-    embedding.weight.copy_(weight)
-    return embedding  # type: ignore[no-any-return]
-
-
-def _for_input(method: str, options: dict[str, object]) -> dict[str, object]:
-    """The options of an input-only embedding.
-
-    Raises:
-        OptionError: they ask for an output.
-    """
-    if "output" in {field.name for field in dataclasses.fields(find_spec(method))}:
-        if options.setdefault("output", "none") != "none":
-            raise OptionError(
-                f"{method}: option 'output' is {options['output']!r}, but this table is used for input only; "
-                "remove it"
-            )
-    return options
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the files, under their names there, and those that are new."""
+        found = super().tensors()
+        new = {name: tensor for name, tensor in found.items() if not tensor.is_meta}
+        own = [self._stored[name] for name, tensor in found.items() if tensor.is_meta]
+        return {**{name: self._value(name) for name in own}, **new}

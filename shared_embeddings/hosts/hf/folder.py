@@ -1,10 +1,13 @@
-"""Read the folder of a Hugging Face model, and load a compressed one."""
+"""The folder of a Hugging Face model: read without trust in its content, and written atomically."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
-from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum
+from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum, stamp_safetensors
 from shared_embeddings.checkpoints.tensors import building, check_finite
-from shared_embeddings.hosts.hf.entry import KEY, find_entry, from_entry
+from shared_embeddings.hosts.hf.word_layers import KEY, find_entry, from_entry
+from shared_embeddings.quant.standalone import METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-GENERATION = "generation_config.json"
-_ADAPTER = "adapter_config.json"
+# Names code in settings.
+CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
 # Weight files that transformers would unpickle.
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -33,6 +37,21 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MORE_LAYERS = 1000
 # Arguments of ``from_pretrained``: nothing is downloaded, unpickled or run.
 _SAFE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+# Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
+_COPIED = (
+    *("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "*.vocab", "*.bpe", "*.codes", "*.tiktoken"),
+    *("LICENSE*", "ids.tsv"),
+)
+# Of these, files that describe the old weights or their training.
+_NOT_COPIED = (CONFIG, "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json")
+# Loads compressed embeddings where this library is not installed; written by it, and never read.
+_REMOTE_CODE = "modeling_shared_embeddings.py"
+# All files that may be in the folder of a model that is replaced.
+_REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md", _REMOTE_CODE)
+_CARD = "README.md"
+
+
+# Reading.
 
 
 @contextmanager
@@ -63,36 +82,25 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; UserError if it is not an object, OSError if it cannot be read."""
+    content = documents.read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not a JSON object; copy it again")
+    return content
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of ``config.json`` of a model all of whose files lie in its folder.
+
+    In the Hugging Face cache, links may lead into the files of the same model:
+    ``models--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH``.
 
     Raises:
         UserError: the file is missing or not a JSON object, or a link or a setting leads out of the folder.
     """
-    path = folder / CONFIG
-    if not path.is_file():
+    if not (folder / CONFIG).is_file():
         raise UserError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
-    _check_links(folder)
-    config = read_json(path)
-    # transformers would load other files than those that are checked here.
-    if config.get("transformers_weights") is not None:
-        raise UserError(
-            f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
-            "the setting"
-        )
-    if (folder / _ADAPTER).is_file():
-        raise UserError(
-            f"model {folder}: has an adapter of PEFT ({_ADAPTER}); merge it into the model, or remove it"
-        )
-    return config
-
-
-def _check_links(folder: Path) -> None:
-    """Raise UserError if a link in the folder of a model leads out of it.
-
-    In the Hugging Face cache, links may lead into the files of the same model:
-    ``models--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH``.
-    """
     own = folder.resolve()
     places = [own, *([own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [])]
     for path in sorted(folder.rglob("*")):
@@ -101,35 +109,41 @@ def _check_links(folder: Path) -> None:
                 f"model {folder}: {path.relative_to(folder)} is a link out of the folder, which is not "
                 "followed; copy the file into the folder, or remove the link"
             )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file.
-
-    Raises:
-        UserError: it is not a JSON object.
-        OSError: it cannot be read.
-    """
-    content = documents.read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; copy it again")
-    return content
+    config = read_json(folder / CONFIG)
+    # transformers would load other files than those that are checked here.
+    if config.get("transformers_weights") is not None:
+        raise UserError(
+            f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
+            "the setting"
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"model {folder}: has an adapter of PEFT (adapter_config.json); merge it into the model, or "
+            "remove it"
+        )
+    return config
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with a model's weights.
 
     Raises:
-        UserError: a file is missing, or the weights are pickled.
+        UserError: a file is missing, not in the folder, or pickled.
     """
     names = [WEIGHTS]
-    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():  # the order of transformers
+    has_whole = (folder / WEIGHTS).is_file()  # which transformers prefers
+    if not has_whole and (folder / INDEX).is_file():
         try:
             names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
         except (LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
-    else:
-        _check_not_pickled(folder)
+    elif not has_whole:
+        pickled = [file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))]
+        if pickled:
+            raise UserError(
+                f"model {folder}: {pickled[0]} is not loaded because unpickling could run code; convert it "
+                "to safetensors with save_pretrained"
+            )
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
@@ -141,16 +155,22 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _check_not_pickled(folder: Path) -> None:
-    """Raise UserError for a folder with pickled weights instead of safetensors."""
-    if (folder / WEIGHTS).is_file():
-        return
-    pickled = next((file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))), None)
-    if pickled is not None:
+def check_weights(files: Iterable[Path]) -> None:
+    """Verify the weight files that have a checksum in their metadata; UserError for a damaged one."""
+    for file in files:
+        if recorded_checksum(file) is not None:
+            load_safetensors(file, f"weights {file}")
+
+
+def mapped_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped into memory; UserError if it is damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}
+    except SafetensorError as error:
         raise UserError(
-            f"model {folder}: {pickled} is not loaded because unpickling could run code; convert it to "
-            "safetensors with save_pretrained"
-        )
+            f"weights {file}: cannot be read ({first_line(error)}); it is truncated or damaged, copy it again"
+        ) from error
 
 
 def model_class(folder: Path, config: dict[str, Any]) -> Any:
@@ -171,6 +191,63 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return found
 
 
+def check_sizes(folder: Path, chosen: Any) -> None:
+    """Check that the files of a model hold the tensors that its configuration claims; reads no values.
+
+    Args:
+        folder: the folder of the model.
+        chosen: its class.
+
+    Raises:
+        UserError: a tensor is missing or has another shape, or the configuration is invalid.
+    """
+    files = weight_files(folder)
+    logging = require("transformers").utils.logging
+    with reading(folder), quiet(), warnings.catch_warnings():
+        tensors = sum(len(mapped_tensors(file)) for file in files)
+        _check_layers(read_json(folder / CONFIG), tensors + _MORE_LAYERS)
+        warnings.simplefilter("ignore")  # torch warns of empty tensors
+        has_bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with building(tensors, sum(file.stat().st_size for file in files)):
+                settings = {**_SAFE, "device_map": "meta", "ignore_mismatched_sizes": True}
+                _, found = chosen.from_pretrained(folder, output_loading_info=True, **settings)
+        finally:
+            if has_bars:
+                logging.enable_progress_bar()
+    wrong = [
+        f"{name} is {tuple(own)}, expected {tuple(wanted)}" for name, own, wanted in found["mismatched_keys"]
+    ]
+    _check_none(folder, missing_keys=found["missing_keys"], sizes=wrong)
+
+
+def _check_layers(settings: Any, most: int, is_count: bool = False) -> None:
+    """Raise UserError if settings claim more than `most` layers, which transformers lists one by one."""
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            counts = name.endswith("layers") or name in ("n_layer", "attention_types")
+            if counts and type(value) is int and value < 0:
+                raise UserError(f"{CONFIG}: {name} is {value}, which is negative; copy it again")
+            _check_layers(value, most, is_count or counts)
+    elif isinstance(settings, list):
+        for value in settings:
+            _check_layers(value, most, is_count)
+    elif is_count and type(settings) is int and settings > most:
+        raise UserError(f"{CONFIG}: claims {settings:,} layers, more than there are tensors; copy it again")
+
+
+def _check_none(folder: Path, **wrong: Iterable[object]) -> None:
+    """Raise UserError for the first of the tensors that do not match the configuration, by kind of fault."""
+    for kind, names in wrong.items():
+        first = min(map(str, names), default=None)
+        if first is not None:
+            raise UserError(
+                f"model {folder}: its weights do not match its config.json "
+                f"({kind.replace('_', ' ')}: {first}); copy it again"
+            )
+
+
 def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
     """Read a model on the CPU, in the dtype of its weights.
 
@@ -189,140 +266,14 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
     check_sizes(folder, chosen)
     # torch_dtype is the old name.
     dtype = {} if "torch_dtype" in settings else {"dtype": "auto"}
-    settings = {**dtype, **settings, **_SAFE, "output_loading_info": True}
     with reading(folder), quiet():
         check_weights(weight_files(folder))
-        model, found = chosen.from_pretrained(folder, **settings)
-    check_none(folder, "missing_keys", found["missing_keys"])
+        model, found = chosen.from_pretrained(
+            folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
+        )
+    _check_none(folder, missing_keys=found["missing_keys"])
     check_finite(dict(model.named_parameters()), f"model {folder}")
     return model, sorted(map(str, found["unexpected_keys"]))
-
-
-def check_sizes(folder: Path, chosen: Any) -> None:
-    """Check that the files of a model hold the tensors that its configuration claims; reads no values.
-
-    Args:
-        folder: the folder of the model.
-        chosen: its class.
-
-    Raises:
-        UserError: a tensor is missing or has another shape, or the configuration is invalid.
-    """
-    files = weight_files(folder)
-    with reading(folder), quiet():
-        tensors = sum(len(tensor_names(file)) for file in files)
-        _check_layers(read_json(folder / CONFIG), tensors + _MORE_LAYERS)
-        size = sum(file.stat().st_size for file in files)
-        with building(tensors, size), warnings.catch_warnings():
-            logging = require("transformers").utils.logging
-            settings = {**_SAFE, "device_map": "meta", "ignore_mismatched_sizes": True}
-            has_bars = logging.is_progress_bar_enabled()
-            logging.disable_progress_bar()
-            try:
-                warnings.simplefilter("ignore")  # torch warns of empty tensors
-                _, found = chosen.from_pretrained(folder, output_loading_info=True, **settings)
-            finally:
-                if has_bars:
-                    logging.enable_progress_bar()
-    check_none(folder, "missing_keys", found["missing_keys"])
-    wrong = [
-        f"{name} is {tuple(own)}, expected {tuple(wanted)}" for name, own, wanted in found["mismatched_keys"]
-    ]
-    check_none(folder, "sizes", wrong)
-
-
-def _check_layers(settings: Any, most: int, is_count: bool = False) -> None:
-    """Raise UserError if settings claim more than `most` layers, which transformers lists one by one."""
-    if isinstance(settings, dict):
-        for name, value in settings.items():
-            counts = name.endswith("layers") or name in ("n_layer", "attention_types")
-            if counts and type(value) is int and value < 0:
-                raise UserError(f"{CONFIG}: {name} is {value}, which is negative; copy it again")
-            _check_layers(value, most, is_count or counts)
-    elif isinstance(settings, list):
-        for value in settings:
-            _check_layers(value, most, is_count)
-    elif is_count and type(settings) is int and settings > most:
-        raise UserError(f"{CONFIG}: claims {settings:,} layers, more than there are tensors; copy it again")
-
-
-def check_weights(files: Iterable[Path]) -> None:
-    """Verify the weight files that have a checksum in their metadata.
-
-    Raises:
-        UserError: the tensors of a file do not match its checksum.
-        safetensors.SafetensorError: a file is truncated.
-    """
-    for file in files:
-        if recorded_checksum(file) is not None:
-            load_safetensors(file, f"weights {file}")
-
-
-def check_none(folder: Path, kind: str, names: Iterable[object]) -> None:
-    """Raise UserError if there are any names: tensors of a `kind` that do not match the configuration."""
-    first = min(map(str, names), default=None)
-    if first is not None:
-        raise UserError(
-            f"model {folder}: its weights do not match its config.json ({kind.replace('_', ' ')}: {first}); "
-            "copy it again"
-        )
-
-
-def tensor_names(file: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; UserError if it is damaged."""
-    try:
-        with safe_open(file, "pt") as opened:
-            return list(opened.keys())
-    except SafetensorError as error:
-        raise UserError(
-            f"weights {file}: cannot be read ({first_line(error)}); it is truncated or damaged, copy it again"
-        ) from error
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """The names of all tensors of a model, with their files.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
-    files = weight_files(folder)
-    with reading(folder):
-        check_weights(files)
-        return {name: file for file in files for name in tensor_names(file)}
-
-
-def read_tensor(file: Path, name: str) -> Tensor:
-    """A tensor of a safetensors file, mapped into memory."""
-    with safe_open(file, "pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-    return tensor
-
-
-def stored_names(model: Any, files: Mapping[str, Path]) -> dict[str, str]:
-    """For the name of each tensor of a model, that of its values in the files, which may be tied to it.
-
-    Args:
-        model: a transformers model, possibly on the meta device.
-        files: tensor name -> file.
-
-    Raises:
-        NotImplementedError: the files have other names or shapes.
-    """
-    names: dict[int, list[str]] = {}
-    state = model.state_dict(keep_vars=True)
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    computed = model._keys_to_ignore_on_save or ()
-    found = {}
-    for same in names.values():
-        stored = [name for name in same if name in files]
-        if not stored and all(name in computed for name in same):
-            continue
-        # Several names may be for values that are not tied, whatever the configuration says.
-        if len(stored) != 1 or read_tensor(files[stored[0]], stored[0]).shape != state[stored[0]].shape:
-            raise NotImplementedError(f"the files have {len(stored)} tensors for {', '.join(same)}")
-        found.update(dict.fromkeys(same, stored[0]))
-    return found
 
 
 def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
@@ -356,7 +307,193 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
     with reading(path), torch.device("meta"):
         from_entry(entry)
     model, unexpected = read_model(path, model_class(path, config), **settings)
-    check_none(path, "unexpected_keys", unexpected)
+    _check_none(path, unexpected_keys=unexpected)
     if trainable and getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()
     return model
+
+
+# Writing.
+
+
+def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a transformers model, with shared embeddings or without, atomically.
+
+    Args:
+        model: a model with ``save_pretrained``.
+        folder: the output folder.
+        force: replace an existing folder of a model.
+
+    Raises:
+        UserError: the folder exists and cannot be replaced.
+        OSError: it cannot be written.
+    """
+    path = Path(folder)
+    check_output(path, force)
+    with replacing_folder(path) as temporary:
+        save_pretrained(model, temporary)
+
+
+def save_pretrained(model: Any, folder: Path, **settings: Any) -> None:
+    """Write a model with ``save_pretrained`` and its `settings`, with checksums of its tensors.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    model.save_pretrained(folder, **settings)
+    add_remote_code(folder)
+    for file in folder.glob("*.safetensors"):
+        stamp_safetensors(file)
+
+
+def add_remote_code(folder: Path) -> None:
+    """Add the file that loads a folder with ``trust_remote_code``, if it can decode its embeddings.
+
+    ``config.json`` then names the classes of transformers that the file provides.
+
+    Raises:
+        UserError: nothing but the library decodes the codec of an embedding.
+        OSError: it cannot be written.
+    """
+    content = read_json(folder / CONFIG)
+    tables = list((find_entry(content) or {"tables": {}})["tables"].values())
+    for table in tables:
+        check_decoder(table["method"], table["options"])
+    if not tables or any(table["method"] not in METHODS for table in tables):
+        return
+    (folder / _REMOTE_CODE).write_text(program(Path(__file__).with_name("remote_code.py")), encoding="utf-8")
+    auto = require("transformers.models.auto.modeling_auto")
+    content[CODE] = {}
+    for name in (name for name in dir(auto) if name.startswith("AutoModel")):
+        mapping = getattr(auto, name)._model_mapping
+        kind = getattr(mapping, "_model_mapping", {}).get(content["model_type"])
+        if isinstance(kind, str):
+            content[CODE][name] = f"{Path(_REMOTE_CODE).stem}.{kind}"
+    (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def check_output(folder: Path, force: bool) -> None:
+    """Raise UserError if a folder exists without `force`, or contains anything other than a model."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not force:
+        raise UserError(f"output {folder}: already exists; add --force, or name another folder")
+    if not folder.is_dir() or not (folder / CONFIG).is_file() and any(folder.iterdir()):
+        raise UserError(f"output {folder}: exists but is not a model, so it is not replaced; name another")
+    for entry in sorted(folder.iterdir()):
+        is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry in folders_of(folder)
+        if not is_own:
+            raise UserError(
+                f"output {folder}: contains {entry.name}, which is not part of a model and would be lost; "
+                "name another folder"
+            )
+
+
+def copy_rest(source: Path, target: Path) -> None:
+    """Copy the files of a model's folder other than weights and configuration, such as the tokenizer's."""
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.is_file() and file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
+                copy_settings(file, target / file.name)
+    copy_folders(source, target)
+
+
+def folders_of(source: Path) -> list[Path]:
+    """The folders inside a model's folder that belong to it: chat templates, and layers after the model."""
+    names = {"additional_chat_templates"}
+    modules = source / "modules.json"  # of sentence encoders, names folders such as 1_Pooling
+    if modules.is_file():
+        content = documents.read_json(modules)
+        layers = content if isinstance(content, list) else []
+        names.update(str(layer.get("path")) for layer in layers if isinstance(layer, dict))
+    return [folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names]
+
+
+def copy_folders(source: Path, target: Path) -> None:
+    """Copy the folders of a model, without code."""
+    for folder in folders_of(source):
+        shutil.copytree(folder, target / folder.name, ignore=shutil.ignore_patterns("*.py"))
+
+
+def _read_naming_code(file: Path) -> dict[str, Any] | None:
+    """The content of a JSON file that names code for ``trust_remote_code``, maybe of another repository."""
+    if not file.name.endswith("_config.json") or not file.is_file():
+        return None
+    content = documents.read_json(file)
+    return content if isinstance(content, dict) and CODE in content else None
+
+
+def copy_settings(file: Path, target: Path) -> None:
+    """Copy a file without the names of code, which stays behind."""
+    content = _read_naming_code(file)
+    if content is None:
+        shutil.copyfile(file, target)
+    else:
+        del content[CODE]
+        target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def notes_on_code(source: Path, kind: str) -> list[str]:
+    """What happened to code that the files of a model in the folder `source` name, read as class `kind`."""
+    config = read_json(source / CONFIG)
+    if find_entry(config) is not None:  # written by this library
+        return []
+    notes = []
+    naming = [file.name for file in sorted(source.glob("*_config.json")) if _read_naming_code(file)]
+    if naming:
+        notes.append(f"{CODE} of {', '.join(naming)} is dropped: it names code, which is not copied")
+    if CODE in config:
+        notes.append(f"the code that config.json names ({CODE}) was not run: the model was read as {kind}")
+    known = getattr(require("transformers"), kind).config_class.model_type
+    if config.get("model_type") != known:
+        notes.append(f"model type {config.get('model_type')!r}: the model was read as {kind} ({known})")
+    return notes
+
+
+def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -> None:
+    """Write a model card, above that of the original, whose license and language it inherits.
+
+    Args:
+        source: the folder of the original.
+        target: the folder of the model, with its configuration.
+        done: the start of the title, such as "Vocabulary trimmed".
+        kind: the class of the model.
+        summary: sizes and quality, in Markdown.
+    """
+    original = source / _CARD
+    text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else ""
+    parts = re.fullmatch(r"(---\n.*?\n---\n)?(.*)", text, flags=re.DOTALL)
+    header, body = parts.groups(default="") if parts else ("", text)
+    is_compressed = find_entry(read_json(target / CONFIG)) is not None
+    loading = "import shared_embeddings.hosts.hf\n" if is_compressed else ""
+    loading += f'from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")  # DIR: this folder\n'
+    own = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}```\n"
+    if (target / _REMOTE_CODE).is_file():
+        own += "\nWithout that library, `trust_remote_code=True` decodes the embeddings while loading.\n"
+    # Mark what this function wrote before as earlier steps.
+    heading = re.compile(r"^# (.* with shared-embeddings)$", flags=re.MULTILINE)
+    body = heading.sub(r"## Earlier step: \1", body.lstrip())
+    body = re.sub(r"\n```python\n[^`]*# DIR: this folder\n```\n", "", body)
+    (target / _CARD).write_text("\n".join(filter(None, (header, own, body))), encoding="utf-8")
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; rename it to `path` on success, delete it on errors.
+
+    Files are flushed to disk before the rename. An existing folder, or the target of a symbolic link, is
+    replaced. Leftovers of killed processes are deleted.
+    """
+    remove_leftovers(path)
+    with replacing(path) as temporary:
+        temporary.mkdir()
+        try:
+            yield temporary
+        except SafetensorError as error:  # for example on a full disk; it reports the system's error as text
+            number = re.search(r"os error (\d+)", str(error))
+            found = (int(number[1]), os.strerror(int(number[1]))) if number else (first_line(error),)
+            raise OSError(*found) from error
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                # safetensors makes files readable by the owner only.
+                shutil.copymode(temporary / CONFIG, file)

@@ -1,9 +1,9 @@
 """How ``from_pretrained`` of transformers loads compressed models: through a quantizer, registered on import.
 
 ``config.json`` names the quantizer in ``quantization_config``, whose other content is described in
-`shared_embeddings.hosts.hf.entry`. The quantizer replaces the word embeddings of the empty model before its
-weights are loaded. Afterwards, the model can be trained, cast and saved like a plain one. Only while it has
-packed tensors (``--store``), which are frozen, does it keep the quantizer, which saves them as they are.
+`shared_embeddings.hosts.hf.word_layers`. The quantizer replaces the word embeddings of the empty model before
+its weights are loaded. Afterwards, the model can be trained, cast and saved like a plain one. Only while it
+has packed tensors (``--store``), which are frozen, does it keep the quantizer, which saves them as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.hosts.hf.entry import (
+from shared_embeddings.hosts.hf.folder import check_weights, mapped_tensors
+from shared_embeddings.hosts.hf.word_layers import (
     ENTRY,
     InputSide,
     OutputSide,
@@ -28,7 +29,6 @@ from shared_embeddings.hosts.hf.entry import (
     place,
     placements_in,
 )
-from shared_embeddings.hosts.hf.folder import check_weights, read_tensor, tensor_names
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, hold, pack, packing_of
 from shared_embeddings.utils.errors import UserError
@@ -36,11 +36,7 @@ from shared_embeddings.utils.errors import UserError
 
 @register_quantization_config(ENTRY)
 class EmbeddingsConfig(QuantizationConfigMixin):
-    """The entry ``quantization_config`` of ``config.json``.
-
-    Args:
-        entry: its content, see `shared_embeddings.hosts.hf.entry.entry_of`.
-    """
+    """The entry ``quantization_config`` of ``config.json``; its content is that of `entry_of`."""
 
     def __init__(self, **entry: Any) -> None:
         self.__dict__.update(entry)
@@ -48,12 +44,9 @@ class EmbeddingsConfig(QuantizationConfigMixin):
 
 @register_quantizer(ENTRY)
 class EmbeddingsQuantizer(HfQuantizer):
-    """Loads the model of a folder that `shared-embeddings compress` wrote.
+    """Loads the model of a folder that `shared-embeddings compress` wrote; transformers calls its methods."""
 
-    Args:
-        quantization_config: describes the embeddings.
-        settings: further arguments of ``HfQuantizer``.
-    """
+    is_trainable = True
 
     def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
         super().__init__(quantization_config, **settings)
@@ -72,12 +65,6 @@ class EmbeddingsQuantizer(HfQuantizer):
         return {**device_map, ENTRY: device_map.get(ENTRY, next(iter(device_map.values())))}
 
     def is_serializable(self) -> bool:
-        """Whether the model can be saved: yes."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether the model can be trained: yes."""
         return True
 
     def _process_model_before_weight_loading(
@@ -86,8 +73,8 @@ class EmbeddingsQuantizer(HfQuantizer):
         """Put the embeddings into a model on the meta device, which may be of another task.
 
         Raises:
-            UserError: the entry is invalid, or the model is not of the kind that was compressed.
-            UserError: a file does not match its checksum.
+            UserError: the entry is invalid, the model is not of the kind that was compressed, or a file does
+                not match its checksum.
         """
         files = [Path(file) for file in checkpoint_files or ()]
         check_weights(files)
@@ -99,10 +86,9 @@ class EmbeddingsQuantizer(HfQuantizer):
         # The placeholders of output layers that the model does not have.
         unused += [rf"^{re.escape(path)}\.weight$" for one in placements.values() for path in one.outputs]
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
-        self._conversions = _packed(files, model.state_dict().keys())
+        self._conversions = _packed_conversions(files, model.state_dict().keys())
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """How tensors of the files become those of the model."""
         return self._conversions
 
     def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
@@ -112,16 +98,15 @@ class EmbeddingsQuantizer(HfQuantizer):
         model.is_quantized = False
         if hasattr(model.config, "auto_map"):  # names a file that save_pretrained does not write
             del model.config.auto_map
-        packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
-        for parameter in packed:
-            parameter.requires_grad_(False)
         for module in model.modules():
             # transformers has made plain, trainable parameters of the placeholders.
             if isinstance(module, (InputSide, OutputSide)):
                 module.weight = Placeholder(module.weight.data)
+        packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
+        for parameter in packed:
+            parameter.requires_grad_(False)
         if not packed:
-            unfreeze(model)  # word codes, which transformers cannot save
-            self._detach(model)
+            self.dequantize(model)  # word codes, which transformers cannot save
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The state to save, packed as in the files."""
@@ -130,20 +115,13 @@ class EmbeddingsQuantizer(HfQuantizer):
     def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Make packed tensors parameters, which can be trained, in the dtype of the model."""
         unfreeze(model)
-        self._detach(model)
-        return model if dtype is None else model.to(dtype)
-
-    def _detach(self, model: Any) -> None:
-        """Make the model a plain one for transformers; its configuration keeps the entry."""
+        # A plain model for transformers; its configuration keeps the entry.
         del model.hf_quantizer, model.quantization_method
+        return model if dtype is None else model.to(dtype)
 
 
 class _Held(ConversionOps):
-    """Puts tensors that have been read into a model.
-
-    Args:
-        tensors: the tensors, by name.
-    """
+    """Puts tensors that have been read, by name, into a model."""
 
     supports_many_to_many = True
     # transformers then does not cast the tensors of the files.
@@ -158,20 +136,17 @@ class _Held(ConversionOps):
         return {name: self.tensors.pop(name).to(device, own(name).dtype) for name in list(self.tensors)}
 
 
-def _packed(files: Sequence[Path], names: Collection[str]) -> list[WeightConverter]:
+def _packed_conversions(files: Sequence[Path], names: Collection[str]) -> list[WeightConverter]:
     """How to load the tensors `names` of a model; nothing if none of them is packed in the files.
 
     Raises:
         StorageError: they do not match their description.
     """
-    where = {name: file for file in files for name in tensor_names(file)}
-    if HEADER not in where:
+    state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
+    packing = packing_of(state)
+    if packing is None:
         return []
-    packing = packing_of({HEADER: read_tensor(where[HEADER], HEADER)})
-    packed = () if packing is None else tuple(packing.names)
-    state = {
-        name: read_tensor(file, name) for name, file in where.items() if name.startswith((HEADER, *packed))
-    }
+    state = {name: tensor for name, tensor in state.items() if name.startswith((HEADER, *packing.names))}
     with torch.device("cpu"):  # transformers builds models on the meta device
         held = {name: tensor for name, tensor in hold(state).items() if name in names}
     patterns = [f"^{re.escape(name)}$" for name in state]

@@ -1,51 +1,71 @@
-"""Trimming the vocabulary of a Hugging Face model: the model behind `shared_embeddings.hosts.hf.adapter`."""
+"""Trimming the vocabulary of a Hugging Face model: its tokenizer, its settings and its weights.
+
+Axes: ``V`` rows of the word embeddings, ``n`` kept rows.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from shared_embeddings.checkpoints.checksums import save_safetensors
 from shared_embeddings.compress.host import Vocabulary
-from shared_embeddings.hosts.hf.entry import KEY, find_entry
 from shared_embeddings.hosts.hf.folder import (
-    CONFIG,
-    GENERATION,
-    INDEX,
-    check_sizes,
-    model_class,
-    read_config,
-    read_json,
-)
-from shared_embeddings.hosts.hf.saving import (
     CODE,
+    CONFIG,
+    INDEX,
+    WEIGHTS,
     add_remote_code,
     check_output,
+    check_sizes,
+    check_weights,
     copy_folders,
     copy_settings,
     folders_of,
+    mapped_tensors,
+    model_class,
     notes_on_code,
+    read_config,
+    read_json,
     replacing_folder,
+    weight_files,
     write_card,
 )
-from shared_embeddings.hosts.hf.tokenizer_file import TOKENIZER, TokenizerFile, load_tokenizer
-from shared_embeddings.hosts.hf.word_rows import SIDES, Weights, without_weights, word_axes
-from shared_embeddings.hosts.hf.words import check_ids, check_tokens, first_position, named_ids, with_new_ids
+from shared_embeddings.hosts.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
+from shared_embeddings.hosts.hf.word_layers import (
+    ENTRY,
+    KEY,
+    entry_of,
+    find_entry,
+    first_position,
+    from_entry,
+    without_weights,
+)
+from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
 
 NAME = "tokens"
 # The part of the configuration of a model of text and pictures that is about text.
-TEXT = "text_config"
+_TEXT = "text_config"
+# Vocabulary sizes of models with one for each side.
+_SIDES = ("decoder_vocab_size",)
+# Settings with similar names that do not count words.
+_OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
+# Files in which settings name tokens by their ids.
+_SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json")
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
-COPIED = (".json", ".jinja", ".md", "LICENSE")
-LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
+_COPIED = (".json", ".jinja", ".md", "LICENSE")
+_LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
 
 
 class TrimmableFolder:
@@ -60,85 +80,97 @@ class TrimmableFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.settings = read_config(path)
-        _check_folder(path, self.settings)
-        chosen = model_class(path, self.settings)
+        config = read_config(path)
+        is_compressed = find_entry(config) is not None
+        if config.get(KEY) is not None and not is_compressed:
+            raise UserError(f"model {path}: is quantized; trim the original model")
+        if CODE in config and not is_compressed:
+            raise UserError(
+                f"model {path}: needs code that comes with it, which is not run; it cannot be trimmed"
+            )
+        if config.get("share_encoder_decoder_embeddings") is False:
+            raise UserError(
+                f"model {path}: has a vocabulary for each side, but one tokenizer; only models whose sides "
+                "share their embeddings can be trimmed"
+            )
+        chosen = model_class(path, config)
         check_sizes(path, chosen)
         self.config = require("transformers").AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
         text = self.config.get_text_config()
-        if text is not self.config and TEXT not in self.settings:
+        if text is not self.config and _TEXT not in config:
             raise UserError(
-                f"model {path}: is made of several models ({self.settings['model_type']}), each with its "
-                "own settings; it cannot be trimmed"
+                f"model {path}: is made of several models ({config['model_type']}), each with its own "
+                "settings; it cannot be trimmed"
             )
         self.rows = int(text.vocab_size)
         # Loading it first gives a better error for damaged ones.
-        self.tokenizer = _load_tokenizer(path)
-        has_file = (path / TOKENIZER).is_file()
+        self.tokenizer = _load_fast_tokenizer(path)
+        is_stored = (path / TOKENIZER).is_file()
         self.file = TokenizerFile(
-            read_json(path / TOKENIZER) if has_file else json.loads(self.tokenizer.to_str())
+            read_json(path / TOKENIZER) if is_stored else json.loads(self.tokenizer.to_str())
         )
-        _check_tokens(self.file, self.tokenizer, self.rows)
+        check_tokens(self.file.ids, self.rows)
+        odd = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items() ^ self.file.ids.items())
+        if odd:
+            raise UserError(
+                f"token {odd[0][0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers "
+                "loads; write both again with save_pretrained"
+            )
         self.kind = chosen.__name__
         model = without_weights(chosen, self.config)
-        self.weights = Weights(path, word_axes(model), self.rows, self.settings)
         self.first_position = first_position(model)
+        self.weights = Weights(path, word_axes(model), self.rows, config)
+        self.settings = {name: read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
         self.named: set[int] = set()
-        for name in _settings_files(path):
-            settings = read_json(path / name)
+        for name, settings in self.settings.items():
             check_ids(f"model {path}: {name}", settings)
             self.named.update(named_ids(settings))
+        unknown = self.file.model.get("unk_token")
+        # The id of what cannot be cut, where the tokenizer has one for that.
+        self.unknown = self.file.model.get("unk_id") if unknown is None else self.file.ids.get(unknown)
         self.beginnings: set[int] = set()
-        self.kept: Tensor | None = None
+        self.kept: list[int] = []
         self.trimmed: Any = None
 
     def vocabularies(self) -> list[Vocabulary]:
         """The one vocabulary; a row without a token is an empty word."""
         words = [self.file.tokens.get(number, "") for number in range(self.rows)]
         specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
-        return [Vocabulary(NAME, words, specials, self._unknown())]
-
-    def _unknown(self) -> int | None:
-        """The id of what cannot be cut, where the tokenizer has one for that."""
-        unknown = self.file.model.get("unk_token")
-        return self.file.ids.get(unknown) if unknown is not None else self.file.model.get("unk_id")
+        return [Vocabulary(NAME, words, specials, self.unknown)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """The ids of each line, with the special tokens around it."""
-        del vocabulary  # there is one only
-        return _encoded(self.tokenizer, lines)
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(lines))]
+
+    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
+        """Like `encode`, by the trimmed tokenizer."""
+        return [encoding.ids for encoding in self.trimmed.encode_batch(list(lines))]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """How often the lines use each token: one by one, and as one text with its line ends."""
         alone = self.encode(vocabulary, lines)
-        if self.file.kind == "WordPiece":
-            unknown = self._unknown()
-            self._note_beginnings(line for line, ids in zip(lines, alone, strict=True) if unknown in ids)
-        together = _encoded(self.tokenizer, ["".join(f"{line}\n" for line in lines)])
-        return [Counter(word for line in alone for word in line), Counter(together[0])]
-
-    def _note_beginnings(self, lines: Iterator[str]) -> None:
-        """Remember how far WordPiece gets in words that it cannot finish."""
         normalizer, splitter = self.tokenizer.normalizer, self.tokenizer.pre_tokenizer
-        for line in lines:
-            text = normalizer.normalize_str(line) if normalizer is not None else line
-            for word, _ in splitter.pre_tokenize_str(text) if splitter is not None else [(text, None)]:
-                self.beginnings.update(self.file.beginning_of(word))
+        for line, ids in zip(lines, alone, strict=True):
+            if self.file.kind == "WordPiece" and self.unknown in ids:
+                # Remember how far WordPiece gets in words that it cannot finish.
+                text = normalizer.normalize_str(line) if normalizer is not None else line
+                for word, _ in splitter.pre_tokenize_str(text) if splitter is not None else [(text, None)]:
+                    self.beginnings.update(self.file.beginning_of(word))
+        (together,) = self.encode(vocabulary, ["".join(f"{line}\n" for line in lines)])
+        return [Counter(word for line in alone for word in line), Counter(together)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """The ids that are tokens, and those that the tokenizer needs to cut covered texts as before.
 
         The id from which positions are counted stays what it is, by what stands before it.
         """
-        del vocabulary
         before = {one for one in range(self.first_position) if one in self.file.tokens}
         return self.file.closed(ids | self.beginnings | before)
 
     def characters(self, vocabulary: str) -> set[int]:
         """The ids of single characters, unless the tokenizer falls back to bytes."""
-        del vocabulary
         return self.file.characters()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
@@ -147,18 +179,17 @@ class TrimmableFolder:
         Raises:
             UserError: the tokenizer, or an embedding, cannot do without the others.
         """
-        self.kept = kept[NAME]
-        first = self.first_position
-        if self.kept[:first].tolist() != list(range(first)):
+        first, self.kept = self.first_position, kept[NAME].tolist()
+        if self.kept[:first] != list(range(first)):
             raise UserError(
                 f"model {self.path}: counts positions from the id of padding, {first - 1}, and has rows "
                 "without a token before it; it cannot be trimmed"
             )
-        self.weights.tables.select(self.kept)
+        self.weights.select(kept[NAME])
         with tempfile.TemporaryDirectory() as folder:
             self._write_settings(Path(folder))
-            self.trimmed = _load_tokenizer(Path(folder))
-        for new, old in enumerate(self.kept.tolist()):
+            self.trimmed = _load_fast_tokenizer(Path(folder))
+        for new, old in enumerate(self.kept):
             token = self.file.tokens[old]
             if (found := self.trimmed.token_to_id(token)) != new:
                 raise UserError(
@@ -168,31 +199,25 @@ class TrimmableFolder:
         notes = []
         if empty := self.rows - len(self.file.tokens):
             notes.append(f"{empty:,} rows had no token, and go as well")
-        gone = sorted(self.named - self.file.tokens.keys())
-        if gone:
+        if gone := sorted(self.named - self.file.tokens.keys()):
             notes.append(f"ids that were no tokens are null in the settings now: {', '.join(map(str, gone))}")
         notes += notes_on_code(self.path, self.kind)
-        left = sorted(file.name for file in self.path.iterdir() if not self._is_written(file))
+        written = {self.path / name for name in (TOKENIZER, INDEX, *self.settings)}
+        written.update(self._copied(), folders_of(self.path), self.weights.files)
+        left = [file.name for file in sorted(self.path.iterdir()) if file not in written]
         return [*notes, f"left out: {', '.join(left)}"] if left else notes
-
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, by the trimmed tokenizer."""
-        del vocabulary
-        return _encoded(self.trimmed, lines)
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         """How many lines the tokenizer decodes from their ids, up to spaces and normalization."""
-        del vocabulary
-        return _restored(self.tokenizer, lines, ids, self.file.marks)
+        return _count_restored(self.tokenizer, lines, ids, self.file.marks)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         """Like `restored`, by the trimmed tokenizer."""
-        del vocabulary
-        return _restored(self.trimmed, lines, ids, self.file.marks)
+        return _count_restored(self.trimmed, lines, ids, self.file.marks)
 
     def weight_bytes(self) -> int:
         """The bytes of all tensors."""
-        return self.weights.bytes(self.rows if self.kept is None else len(self.kept))
+        return self.weights.bytes(len(self.kept) or self.rows)
 
     def sources(self) -> list[Path]:
         """The folder that the model was read from."""
@@ -209,111 +234,46 @@ class TrimmableFolder:
 
     def write_trimmed(self, output: Path, card: str) -> None:
         """Write the folder with a model card, all or nothing."""
-        assert self.kept is not None
         with replacing_folder(output) as folder:
             self._write_settings(folder)
-            for file in self.path.iterdir():
-                if self._is_copied(file):
-                    copy_settings(file, folder / file.name)
+            for file in self._copied():
+                copy_settings(file, folder / file.name)
             copy_folders(self.path, folder)
-            self.weights.write(folder, self.kept)
+            self.weights.write(folder, torch.tensor(self.kept))
             add_remote_code(folder)
             write_card(self.path, folder, "Vocabulary trimmed", self.kind, card)
 
+    def _copied(self) -> list[Path]:
+        """The files that go into the new folder as they are."""
+        others = (*_LEFT_OUT, TOKENIZER, *self.settings)
+        files = [file for file in self.path.iterdir() if file.is_file() and file.name.endswith(_COPIED)]
+        return [file for file in files if file.name not in others]
+
     def _write_settings(self, folder: Path) -> None:
-        """Write the tokenizer and the settings with ids in them."""
-        assert self.kept is not None
-        ids = self.kept.tolist()
-        new_ids = {old: new for new, old in enumerate(ids)}
-        _write_json(folder / TOKENIZER, self.file.trimmed(ids))
-        for name in _settings_files(self.path):
-            settings = with_new_ids(read_json(self.path / name), new_ids)
-            settings.pop(CODE, None)
-            _write_json(folder / name, self._with_size(settings, len(ids)) if name == CONFIG else settings)
-
-    def _with_size(self, settings: dict[str, Any], size: int) -> dict[str, Any]:
-        """The configuration with the number of words, wherever it keeps it."""
+        """Write the tokenizer and the settings with ids, or the number of words, in them."""
+        new_ids = {old: new for new, old in enumerate(self.kept)}
+        written = {TOKENIZER: self.file.trimmed(self.kept)}
+        for name, settings in self.settings.items():
+            written[name] = with_new_ids(settings, new_ids)
+            written[name].pop(CODE, None)
         text = self.config.get_text_config()
-        part = settings if text is self.config else settings[TEXT]
-        part[text.attribute_map.get("vocab_size", "vocab_size")] = size
-        part.update({name: size for name in SIDES if part.get(name) is not None})
-        tables = self.weights.tables.entry
-        return settings if tables is None else {**settings, KEY: tables}
-
-    def _is_copied(self, file: Path) -> bool:
-        """Whether a file goes into the new folder as it is."""
-        is_other = file.name in (*LEFT_OUT, TOKENIZER) or file.name in _settings_files(self.path)
-        return file.is_file() and not is_other and file.name.endswith(COPIED)
-
-    def _is_written(self, file: Path) -> bool:
-        """Whether there is such a file in the new folder."""
-        return (
-            self._is_copied(file)
-            or file.name in (TOKENIZER, INDEX, *_settings_files(self.path))
-            or file in folders_of(self.path)
-            or file in self.weights.files
-        )
+        part = written[CONFIG] if text is self.config else written[CONFIG][_TEXT]
+        part[text.attribute_map.get("vocab_size", "vocab_size")] = len(self.kept)
+        part.update({name: len(self.kept) for name in _SIDES if part.get(name) is not None})
+        if self.weights.entry is not None:
+            written[CONFIG][KEY] = self.weights.entry
+        for name, content in written.items():
+            document = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            (folder / name).write_text(document, encoding="utf-8")
 
 
-def _encoded(tokenizer: Any, lines: Sequence[str]) -> list[list[int]]:
-    """The ids of each line."""
-    return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
-
-
-def _restored(
-    tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]], marks: Sequence[str]
-) -> int:
-    """How many lines a tokenizer decodes from their ids.
-
-    Normalization may change case or accents; decoders may add or drop spaces, or leave the `marks` of pieces.
-    """
-    normalizer = tokenizer.normalizer
-
-    def letters(text: str) -> str:
-        found = text if normalizer is None else normalizer.normalize_str(text)
-        for mark in marks:
-            found = found.replace(mark, "")
-        return "".join(found.split())
-
-    decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
-    return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
-
-
-def _settings_files(folder: Path) -> list[str]:
-    """The names of the files in which settings name tokens by their ids."""
-    names = (CONFIG, GENERATION, "tokenizer_config.json")
-    return [name for name in names if (folder / name).is_file()]
-
-
-def _check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UserError for a model that needs custom code, is quantized, or has two vocabularies."""
-    if settings.get(KEY) is not None and find_entry(settings) is None:
-        raise UserError(f"model {folder}: is quantized; trim the original model")
-    if CODE in settings and find_entry(settings) is None:
-        raise UserError(
-            f"model {folder}: needs code that comes with it, which is not run; it cannot be trimmed"
-        )
-    if settings.get("share_encoder_decoder_embeddings") is False:
-        raise UserError(
-            f"model {folder}: has a vocabulary for each side, but one tokenizer; only models whose sides "
-            "share their embeddings can be trimmed"
-        )
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a folder as the library tokenizers has it, without truncation and padding.
+def _load_fast_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder as the library tokenizers has it, without truncation and padding.
 
     Raises:
         UserError: it cannot be loaded, or is a slow one.
     """
-    try:
-        loaded = load_tokenizer(folder)
-    except Exception as error:  # the library tokenizers raises plain ones
-        missing = "" if (folder / TOKENIZER).is_file() else f"there is no {TOKENIZER}; "
-        reason = f"{missing}{first_line(error)}"
-        raise UserError(
-            f"model {folder}: its tokenizer cannot be loaded ({reason}); copy it again"
-        ) from error
+    loaded = load_tokenizer(folder)
     if not loaded.is_fast:
         raise UserError(
             f"model {folder}: {type(loaded).__name__} is a slow tokenizer, whose rules are code; only fast "
@@ -325,17 +285,296 @@ def _load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _check_tokens(file: TokenizerFile, tokenizer: Any, rows: int) -> None:
-    """Raise UserError unless the tokenizer matches its file and the model has a row for every token."""
-    check_tokens(file.ids, rows)
-    if tokenizer.get_vocab(with_added_tokens=True) != file.ids:
-        odd = sorted(tokenizer.get_vocab(with_added_tokens=True).items() ^ file.ids.items())[0]
+def _count_restored(
+    tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]], marks: Sequence[str]
+) -> int:
+    """How many lines a tokenizer decodes from their ids.
+
+    Normalization may change case or accents; decoders may add or drop spaces, or leave the `marks` of pieces.
+    """
+
+    def letters(text: str) -> str:
+        found = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+        for mark in marks:
+            found = found.replace(mark, "")
+        return "".join(found.split())
+
+    decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
+    return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
+
+
+# Weights.
+
+
+def word_axes(model: Any) -> dict[str, int | None]:
+    """The word axis of every tensor of a model, by name; None for a tensor without one.
+
+    It is the axis that grows if the configuration has one more word. No weights are allocated.
+
+    Args:
+        model: a transformers model, possibly `without_weights`.
+
+    Raises:
+        UserError: a tensor has two word axes, or the model has a second vocabulary.
+    """
+    kind, config = type(model), model.config
+
+    def shapes(*sizes: str) -> dict[str, torch.Size]:
+        """The shapes of all tensors where the named sizes, where present, are larger by one."""
+        wider = copy.deepcopy(config)
+        text = wider.get_text_config()
+        for name in sizes:
+            if getattr(text, name, None) is not None:
+                setattr(text, name, getattr(text, name) + 1)
+        return {name: tensor.shape for name, tensor in without_weights(kind, wider).state_dict().items()}
+
+    text, before = config.get_text_config(), shapes()
+    own = ("vocab_size", text.attribute_map.get("vocab_size"), *_SIDES)
+    for name, size in text.to_dict().items():
+        is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
+        if is_other and shapes(name) != before:
+            raise UserError(
+                f"{kind.__name__}: has a second vocabulary ({name}: {size}), which is not trimmed with the "
+                "first; this model cannot be trimmed"
+            )
+    after = shapes("vocab_size", *_SIDES)
+    axes: dict[str, int | None] = {}
+    for name, shape in before.items():
+        longer = [axis for axis, size in enumerate(shape) if after[name][axis] != size]
+        if len(longer) > 1:
+            raise UserError(f"tensor {name} has two word axes; this model cannot be trimmed")
+        axes[name] = longer[0] if longer else None
+    return axes
+
+
+class Weights:
+    """The tensors in the files of a model, some of which have a row for every word.
+
+    Args:
+        folder: the folder of the model.
+        axes: the output of `word_axes`.
+        rows: V.
+        config: the content of ``config.json``, which describes the embeddings of a compressed model.
+
+    Attributes:
+        files: the weight files.
+        entry: what ``config.json`` says of the embeddings; None for a plain model.
+
+    Raises:
+        UserError: a file is missing or damaged, a tensor may have an unknown word axis, or the embeddings do
+            not match the configuration.
+    """
+
+    def __init__(
+        self, folder: Path, axes: Mapping[str, int | None], rows: int, config: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.files, self.rows = folder, weight_files(folder), rows
+        check_weights(self.files)
+        self._sizes: dict[str, int] = {}  # bytes of tensors that do not belong to embeddings
+        self._axes: dict[str, int | None] = {}
+        self._embedded: dict[str, Tensor] = {}  # those that do, as in the files
+        for file in self.files:
+            for name, tensor in mapped_tensors(file).items():
+                if name == HEADER or name.startswith(f"{ENTRY}."):
+                    self._embedded[name] = tensor
+                else:
+                    self._sizes[name] = tensor.nbytes
+                    self._axes[name] = _find_axis(name, tuple(tensor.shape), axes, rows)
+        self.entry = find_entry(config)
+        self._embeddings, self._placements = from_entry(self.entry) if self.entry else ({}, {})
+        state = unpack(self._embedded)
+        for table, embedding in self._embeddings.items():
+            if embedding.num_embeddings != rows:
+                raise UserError(
+                    f"table '{table}' has {embedding.num_embeddings} words, but the vocabulary has {rows}; "
+                    "this model cannot be trimmed"
+                )
+            start = f"{ENTRY}.{table}."
+            own_state = {name.removeprefix(start): t for name, t in state.items() if name.startswith(start)}
+            try:
+                embedding.load_state_dict(own_state)
+            except RuntimeError as error:
+                raise UserError(
+                    f"table '{table}' does not match config.json; copy the folder again"
+                ) from error
+
+    def select(self, kept: Tensor) -> None:
+        """Drop all words of embeddings except `kept` ``(n,)``.
+
+        Raises:
+            UserError: the method of an embedding cannot drop words.
+        """
+        if self.entry is None:
+            return
+        packing, before = packing_of(self._embedded), unpack(self._embedded)
+        embeddings = {name: embedding.select_rows(kept) for name, embedding in self._embeddings.items()}
+        self.entry = entry_of(embeddings, self._placements)
+        state = {
+            f"{ENTRY}.{table}.{name}": tensor.detach().contiguous()
+            for table, embedding in embeddings.items()
+            for name, tensor in embedding.state_dict().items()
+        }
+        # Tensors that are not packed keep the dtype of the model.
+        state = {name: t.to(before[name].dtype) if name in before else t for name, t in state.items()}
+        self._embedded = state if packing is None else pack(state, state, packing.store)
+
+    def bytes(self, rows: int) -> int:
+        """The size of all tensors with `rows` words, plus the current size of compressed embeddings."""
+        total = sum(tensor.nbytes for tensor in self._embedded.values())
+        for name, size in self._sizes.items():
+            total += size if self._axes[name] is None else size // self.rows * rows
+        return total
+
+    def write(self, folder: Path, kept: Tensor) -> None:
+        """Write the weights with only the rows `kept` ``(n,)`` to a folder, one file at a time.
+
+        The embeddings of a compressed model, already trimmed, are written to the last file.
+        """
+        where: dict[str, str] = {}
+        for file in self.files:
+            selected = {name: t for name, t in mapped_tensors(file).items() if name in self._axes}
+            for name, tensor in selected.items():
+                if (axis := self._axes[name]) is not None:
+                    selected[name] = tensor.index_select(axis, kept)
+            if file == self.files[-1]:
+                selected.update(self._embedded)
+            with safe_open(file, "pt") as opened:
+                metadata = opened.metadata()
+            save_safetensors(selected, folder / file.name, metadata)
+            where.update(dict.fromkeys(selected, file.name))
+        if [file.name for file in self.files] != [WEIGHTS]:
+            index = read_json(self.folder / INDEX)
+            index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
+            index["weight_map"] = where
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None], rows: int) -> int | None:
+    """The word axis of a tensor in a file, whose name may have another prefix than in the model.
+
+    Raises:
+        UserError: the tensor is not in the model but has V rows, or has another number of rows.
+    """
+    alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
+    own = name if name in axes else next(alike, None)
+    if own is None and rows in shape:
+        raise UserError(f"tensor {name} {shape} may have a row for every word, but is not in the model")
+    axis = None if own is None else axes[own]
+    if axis is not None and shape[axis] != rows:
         raise UserError(
-            f"token {odd[0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers loads; "
-            "write both again with save_pretrained"
+            f"tensor {name} {shape} does not have one row for each of the {rows} words; this model cannot be "
+            "trimmed"
         )
+    return axis
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+# Token ids in settings.
+
+
+def _is_id(value: Any) -> bool:
+    """Whether a value is a token id; -1 means none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_id, value))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+class _Form(NamedTuple):
+    """A kind of list in settings that has token ids.
+
+    Attributes:
+        expected: describes it.
+        is_item: whether it can have an item.
+        renumber: a list with new ids, without removed ones.
+    """
+
+    expected: str
+    is_item: Callable[[Any], bool]
+    renumber: Callable[[list[Any], Mapping[int, int]], list[Any]]
+
+
+def _renumber_ids(ids: list[int], new: Mapping[int, int]) -> list[int]:
+    return [new[one] for one in ids if one in new]
+
+
+def _renumber_sequences(sequences: list[list[int]], new: Mapping[int, int]) -> list[list[int]]:
+    return [_renumber_ids(ids, new) for ids in sequences if all(one in new for one in ids)]
+
+
+def _renumber_biases(biases: list[Any], new: Mapping[int, int]) -> list[Any]:
+    return [[_renumber_ids(ids, new), bias] for ids, bias in biases if all(one in new for one in ids)]
+
+
+def _is_bias(value: Any) -> bool:
+    return _is_pair(value) and _is_ids(value[0]) and isinstance(value[1], (int, float))
+
+
+def _is_forced(value: Any) -> bool:
+    return _is_pair(value) and (value[1] is None or _is_id(value[1]))
+
+
+_IDS = _Form("a list of token ids", _is_id, _renumber_ids)
+_SEQUENCES = _Form("a list of lists of token ids", _is_ids, _renumber_sequences)
+_FORMS = {
+    "suppress_tokens": _IDS,
+    "begin_suppress_tokens": _IDS,
+    "bad_words_ids": _SEQUENCES,
+    "force_words_ids": _SEQUENCES,
+    "sequence_bias": _Form("pairs of a list of token ids and a number", _is_bias, _renumber_biases),
+    "forced_decoder_ids": _Form(
+        "pairs of position and token id",
+        _is_forced,
+        lambda pairs, new: [[place, new.get(token)] for place, token in pairs],
+    ),
+}
+# Settings with one id or a list of them; XLM's names end in "_index".
+_NAMES = ("_token_id", "_token_index", "bos_index", "eos_index", "pad_index", "unk_index", "mask_index")
+
+
+def named_ids(settings: Mapping[str, Any]) -> Iterator[int]:
+    """The ids in settings such as ``pad_token_id``, at any depth."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from named_ids(value)
+        elif name.endswith(_NAMES):
+            yield from filter(_is_id, value if isinstance(value, list) else [value])
+        elif name == "forced_decoder_ids":
+            yield from (token for _, token in value or () if _is_id(token))
+
+
+def check_ids(where: str, settings: Mapping[str, Any]) -> None:
+    """Check that settings that list token ids have the structure that transformers expects.
+
+    Raises:
+        UserError: one does not; the message starts with `where` and names it.
+    """
+    for name, value in settings.items():
+        form = _FORMS.get(name)
+        if form is None and name.endswith(_NAMES) and isinstance(value, list):
+            form = _IDS._replace(expected="a token id or a list of token ids")
+        if form is not None and value is not None:
+            if not isinstance(value, list) or not all(map(form.is_item, value)):
+                raise UserError(f"{where}: {name} is {value!r}, expected {form.expected}; correct it")
+        if isinstance(value, dict):
+            check_ids(where, value)
+
+
+def with_new_ids(settings: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+    """The settings with new token ids; None for ids of removed tokens, and for lists without others."""
+    found = dict(settings)
+    for name, value in settings.items():
+        form = _FORMS.get(name, _IDS if name.endswith(_NAMES) else None)
+        if name == "added_tokens_decoder":
+            found[name] = {str(new_ids[int(old)]): token for old, token in value.items()}
+        elif isinstance(value, dict):
+            found[name] = with_new_ids(value, new_ids)
+        elif form is not None and isinstance(value, list):
+            found[name] = form.renumber(value, new_ids) or None  # transformers rejects empty lists
+        elif form is not None and _is_id(value):
+            found[name] = new_ids.get(value)
+    return found

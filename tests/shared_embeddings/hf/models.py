@@ -12,9 +12,8 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.cli.main import main
-from shared_embeddings.hosts.hf.entry import ENTRY, place
-from shared_embeddings.hosts.hf.saving import save_pretrained
-from shared_embeddings.hosts.hf.tables import find_tables
+from shared_embeddings.hosts.hf.folder import save_pretrained
+from shared_embeddings.hosts.hf.word_layers import ENTRY, find_tables, place
 from shared_embeddings.quant.storage import pack
 
 WORDS = 300

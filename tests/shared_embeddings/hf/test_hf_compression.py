@@ -19,7 +19,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.entry import InputSide, find_entry
+from shared_embeddings.hosts.hf.word_layers import InputSide, find_entry
 from tests.helpers import arguments, example
 from tests.shared_embeddings.hf.models import (
     DIM,

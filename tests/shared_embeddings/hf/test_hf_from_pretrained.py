@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import shared_embeddings as se
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf import remote_code
-from shared_embeddings.hosts.hf.entry import InputSide
+from shared_embeddings.hosts.hf.word_layers import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
 from tests.helpers import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import FolderModel
-from shared_embeddings.hosts.hf.agreement import probe
+from shared_embeddings.hosts.hf.quality import negative_log_likelihoods, probe
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, build, compress, scores, write
 
@@ -53,8 +53,6 @@ def test_perplexity_before_and_after(tmp_path: Path) -> None:
 
 def test_windows_score_every_token_once() -> None:
     """A model with a context of one token has the same perplexity in any window."""
-    from shared_embeddings.hosts.hf.agreement import _nats
-
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(2))
 
     class Bigrams:
@@ -65,9 +63,11 @@ def test_windows_score_every_token_once() -> None:
     logs = table.log_softmax(dim=1)
     wanted = -sum(float(logs[a, b]) for a, b in zip(ids, ids[1:]))
     for window in (2, 3, 6, 7, 23, 50):
-        assert _nats(Bigrams(), [], ids, window) == (pytest.approx(wanted), 22)
+        found = negative_log_likelihoods(Bigrams(), [], ids, window)
+        assert found.shape == (22,) and float(found.sum()) == pytest.approx(wanted)
     first = -float(logs[4, ids[0]])
-    assert _nats(Bigrams(), [4], ids, 50) == (pytest.approx(wanted + first), 23)
+    found = negative_log_likelihoods(Bigrams(), [4], ids, 50)
+    assert found.shape == (23,) and float(found.sum()) == pytest.approx(wanted + first)
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "marian"])

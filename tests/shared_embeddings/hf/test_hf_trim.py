@@ -13,8 +13,8 @@ import torch
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-from shared_embeddings.hosts.hf.word_rows import without_weights, word_axes  # noqa: E402
-from shared_embeddings.hosts.hf.words import check_ids, with_new_ids  # noqa: E402
+from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes  # noqa: E402
+from shared_embeddings.hosts.hf.word_layers import without_weights  # noqa: E402
 from tests.shared_embeddings.hf.trimming import (  # noqa: E402
     KINDS,
     SIZES,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.hosts import hf  # noqa: E402
-from shared_embeddings.hosts.hf.tokenizer_file import check_growth  # noqa: E402
+from shared_embeddings.hosts.hf.tokenizer import check_growth  # noqa: E402
 from shared_embeddings.utils.errors import UserError  # noqa: E402
 from tests.shared_embeddings.hf.trimming import save, sentences, unigram  # noqa: E402
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
-from shared_embeddings.hosts.hf.entry import ENTRY, InputSide, OutputSide
+from shared_embeddings.hosts.hf.word_layers import ENTRY, InputSide, OutputSide
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
@@ -29,7 +29,7 @@ _EXAMPLE = 12
 
 
 @torch.no_grad()
-def traced(model: Any, checkpoint_bytes: int) -> OnnxBody:
+def trace(model: Any, checkpoint_bytes: int) -> OnnxBody:
     """The graph of a compressed model on the CPU, which becomes float32 and cannot be used afterwards.
 
     Args:
@@ -44,14 +44,23 @@ def traced(model: Any, checkpoint_bytes: int) -> OnnxBody:
     exporters = require("transformers.exporters.exporter_onnx")
     model.float().eval()
     embeddings = dict(getattr(model, ENTRY).items())
-    examples = _examples(model)
+    has_cache = model.can_generate() and not model.config.is_encoder_decoder
+    examples = _cached_examples(model) if has_cache else _plain_examples(model)
+    ids = torch.arange(_BATCH * (_PAST + _NEW)).view(_BATCH, -1) % model.config.vocab_size
+    sample = _inputs(model, ids)
+    if has_cache:
+        past = _empty_cache()
+        for layer, (keys, values) in enumerate(_heads(model)):
+            shape = _BATCH, keys.size(1), _PAST
+            past.update(torch.zeros(*shape, keys.size(3)), torch.zeros(*shape, values.size(3)), layer)
+        sample = {**_inputs(model, ids[:, _PAST:], _PAST), "past_key_values": past, "use_cache": True}
     stand_ins = {id(embedding): StandIn(name, embedding) for name, embedding in embeddings.items()}
     for side in model.modules():
         if isinstance(side, (InputSide, OutputSide)):
             object.__setattr__(side, "embedding", stand_ins[id(side.embedding)])
-    sample, settings = _sample(model), exporters.OnnxConfig(dynamic=True)
     try:
         with quiet():
+            settings = exporters.OnnxConfig(dynamic=True)
             found = exporters.OnnxExporter().export(model, sample, config=settings)
     except Exception as error:  # each operator fails in its own way
         raise UserError(
@@ -62,32 +71,14 @@ def traced(model: Any, checkpoint_bytes: int) -> OnnxBody:
     return OnnxBody(program, embeddings, examples, checkpoint_bytes)
 
 
-def _has_cache(model: Any) -> bool:
-    """Whether a model reads a text token by token."""
-    return bool(model.can_generate()) and not model.config.is_encoder_decoder
-
-
 def _inputs(model: Any, ids: Tensor, past: int = 0) -> dict[str, Any]:
     """The inputs of a model for ids ``(B, T)`` after earlier ones."""
-    inputs = {"input_ids": ids, "attention_mask": ids.new_ones(len(ids), past + ids.size(1))}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": ids.new_ones(len(ids), past + ids.size(1))}
     if getattr(model.config, "type_vocab_size", 1) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids)
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids[:, :-1]
+        inputs.update(decoder_input_ids=ids[:, :-1], use_cache=False)
     return inputs
-
-
-def _sample(model: Any) -> dict[str, Any]:
-    """The inputs with which a model is traced."""
-    ids = torch.arange(_BATCH * (_PAST + _NEW)).view(_BATCH, -1) % model.config.vocab_size
-    if not _has_cache(model):
-        more = {"use_cache": False} if model.config.is_encoder_decoder else {}
-        return {**_inputs(model, ids), **more}
-    past = _empty_cache()
-    for layer, (keys, values) in enumerate(_heads(model)):
-        shape = _BATCH, keys.size(1), _PAST
-        past.update(torch.zeros(*shape, keys.size(3)), torch.zeros(*shape, values.size(3)), layer)
-    return {**_inputs(model, ids[:, _PAST:], _PAST), "past_key_values": past, "use_cache": True}
 
 
 def _empty_cache() -> Any:
@@ -111,41 +102,50 @@ def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def _examples(model: Any) -> list[Example]:
-    """What a model computes in float32: for some texts, then for one text, or its last token with a cache."""
+def _texts(model: Any) -> list[Tensor]:
+    """The ids ``(B, T)`` of three texts, and of the first of them."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (3, _EXAMPLE), generator=generator)
-    texts = [_example(model, _inputs(model, ids))]
-    one = _example(model, _inputs(model, ids[:1]))
-    if not _has_cache(model):
-        return [*texts, one]
-    last = {name: values[:, -1:] if name == "input_ids" else values for name, values in one.inputs.items()}
-    if "token_type_ids" in last:
-        last["token_type_ids"] = last["token_type_ids"][:, -1:]
-    past = {
-        name.replace("present", "past_key_values"): values[:, :, :-1]
-        for name, values in one.outputs.items()
-        if name.startswith("present")
-    }
-    return [*texts, Example({**last, **past}, {**one.outputs, "logits": one.outputs["logits"][:, -1:]})]
+    return [ids, ids[:1]]
 
 
-def _example(model: Any, inputs: dict[str, Any]) -> Example:
-    """An example without earlier tokens."""
-    arrays = {name: values.numpy() for name, values in inputs.items()}
-    if not _has_cache(model):
-        found = model(**inputs, **({"use_cache": False} if model.config.is_encoder_decoder else {}))
+def _arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+
+
+def _plain_examples(model: Any) -> list[Example]:
+    """What a model without a cache computes in float32 for some texts, then for one text."""
+    examples = []
+    for ids in _texts(model):
+        inputs = _inputs(model, ids)
+        found = model(**inputs)
         names = ("logits", "last_hidden_state", "pooler_output")
-        return Example(arrays, {name: found[name].numpy() for name in names if found.get(name) is not None})
-    found = model(**inputs, past_key_values=_empty_cache(), use_cache=True)
-    outputs = {"logits": found.logits.numpy()}
-    for number, (keys, values) in enumerate(_heads(model)):
-        layer = found.past_key_values.layers[number]
-        for name, empty, tensor in (("key", keys, layer.keys), ("value", values, layer.values)):
-            shape = len(inputs["input_ids"]), empty.size(1), 0, empty.size(3)
-            arrays[f"past_key_values.{number}.{name}"] = np.zeros(shape, np.float32)
-            outputs[f"present.{number}.{name}"] = tensor.numpy()
-    return Example(arrays, outputs)
+        outputs = {name: found[name] for name in names if found.get(name) is not None}
+        examples.append(Example(_arrays(inputs), _arrays(outputs)))
+    return examples
+
+
+def _cached_examples(model: Any) -> list[Example]:
+    """What a model with a cache computes in float32 for some texts, then for the last token of one text."""
+    examples, heads = [], _heads(model)
+    for ids in _texts(model):
+        inputs = _inputs(model, ids)
+        found = model(**inputs, past_key_values=_empty_cache(), use_cache=True)
+        outputs = {"logits": found.logits}
+        for number, ((keys, values), layer) in enumerate(zip(heads, found.past_key_values.layers)):
+            for name, empty, tensor in (("key", keys, layer.keys), ("value", values, layer.values)):
+                shape = len(ids), empty.size(1), 0, empty.size(3)
+                inputs[f"past_key_values.{number}.{name}"] = torch.zeros(shape)
+                outputs[f"present.{number}.{name}"] = tensor
+        examples.append(Example(_arrays(inputs), _arrays(outputs)))
+    texts, one = examples
+    last = dict(one.inputs)
+    for name in one.inputs:
+        if name in ("input_ids", "token_type_ids"):
+            last[name] = one.inputs[name][:, -1:]
+        elif name.startswith("past_key_values"):
+            last[name] = one.outputs[name.replace("past_key_values", "present")][:, :, :-1]
+    return [texts, Example(last, {**one.outputs, "logits": one.outputs["logits"][:, -1:]})]
 
 
 def _rename(graph: Any, example: Example) -> None:

@@ -1,6 +1,7 @@
-"""Trim the ``tokenizer.json`` of a fast tokenizer so that it tokenizes covered texts as before.
+"""The tokenizer in a model's folder: its words, its token counts in texts, and leaving tokens out.
 
-The tokens to keep, in addition to those of the texts, depend on the kind of tokenizer:
+A trimmed ``tokenizer.json`` tokenizes covered texts as before. The tokens to keep, in addition to those of
+the texts, depend on the kind of tokenizer:
 
 - BPE merges two parts at a time. The intermediate parts of a kept token are kept, and all merges between kept
   parts, in their order.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,15 @@ from typing import Any
 from shared_embeddings.hosts.hf.folder import quiet, read_json
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import first_line
+from shared_embeddings.words.token_counts import text_lines
 
 TOKENIZER = "tokenizer.json"
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model", "merges.txt")
+# Lines that are tokenized at a time.
+_LINES = 1000
+# The share of rows that have a token, at least. Models often pad their tables, but not by that much.
+_LEAST_TOKENS = 0.5
 _BYTES = 256
 # In place of a space, as in SentencePiece.
 SPACE = "▁"
@@ -42,19 +51,131 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder as transformers has it.
 
     Raises:
-        UserError: its rules make texts much longer.
-        Exception: it cannot be loaded; the library tokenizers raises plain ones.
+        UserError: it cannot be loaded, or its rules make texts much longer.
     """
     file = folder / TOKENIZER
-    if file.is_file():
-        check_growth(read_json(file))
-    with quiet():
-        loaded = require("transformers").AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    if loaded.is_fast and not file.is_file():
-        check_growth(json.loads(loaded.backend_tokenizer.to_str()))
+    try:
+        if file.is_file():
+            check_growth(read_json(file))
+        with quiet():
+            loaded = require("transformers").AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        if loaded.is_fast and not file.is_file():
+            check_growth(json.loads(loaded.backend_tokenizer.to_str()))
+    except Exception as error:  # the library tokenizers raises plain ones, others their own
+        missing = "" if file.is_file() else f"there is no {TOKENIZER}; "
+        raise UserError(
+            f"model {folder}: its tokenizer cannot be loaded ({missing}{first_line(error)}); copy it again, "
+            "or remove it from the folder"
+        ) from error
     return loaded
+
+
+class Vocabulary:
+    """The vocabulary of the tokenizer in a model's folder; without a tokenizer, the words are the ids.
+
+    Args:
+        folder: the folder of the model.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        has_tokenizer = any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
+        self._tokenizer = load_tokenizer(folder) if has_tokenizer else None
+
+    def words(self, length: int) -> list[str]:
+        """The words of the ids from 0 to `length` - 1; unused ids get placeholder names."""
+        if self._tokenizer is None:
+            return [str(index) for index in range(length)]
+        known = {index: word for word, index in self._tokenizer.get_vocab().items()}
+        return [known.get(index, f"<unused {index}>") for index in range(length)]
+
+    def check(self, rows: int) -> None:
+        """Raise UserError unless the tokenizer, if any, fits tables with `rows` rows."""
+        if self._tokenizer is not None:
+            check_tokens(self._tokenizer.get_vocab(), rows)
+
+    def sentence_marks(self) -> tuple[str, ...]:
+        """The words that the tokenizer adds to every sentence."""
+        if self._tokenizer is None:
+            return ()
+        return tuple(self._tokenizer.convert_ids_to_tokens(self._tokenizer("")["input_ids"]))
+
+    def mask(self) -> int | None:
+        """The id of the mask token, if any."""
+        return None if self._tokenizer is None else self._tokenizer.mask_token_id
+
+    def _required(self, use: str = "to tokenize texts with; add it there") -> Any:
+        """The tokenizer; UserError if there is none."""
+        if self._tokenizer is None:
+            raise UserError(f"model {self.folder}: has no tokenizer {use}")
+        return self._tokenizer
+
+    def encode(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of the tokenizer's beginning mark, if any, and of a text.
+
+        Raises:
+            UserError: there is no tokenizer.
+        """
+        tokenizer = self._required()
+        first = tokenizer("")["input_ids"][:1]
+        begin = first if first == [tokenizer.bos_token_id] else []
+        return begin, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
+        """The ids of lines with sentence marks, truncated to `longest` tokens.
+
+        Raises:
+            UserError: there is no tokenizer.
+        """
+        found = self._required()(list(lines), truncation=True, max_length=longest)
+        return list(found["input_ids"])
+
+    def count(self, texts: Sequence[Path]) -> dict[str, int]:
+        """The token counts of texts.
+
+        Raises:
+            UserError: there is no tokenizer, a text is not UTF-8, or all lines are blank.
+            OSError: a text cannot be read.
+        """
+        tokenizer = self._required("to count words with; give --token-counts, with ids instead of words")
+        counts: Counter[int] = Counter()
+        for path in texts:
+            lines = [line for line in text_lines(path) if line.strip()]
+            for start in range(0, len(lines), _LINES):
+                found = tokenizer(lines[start : start + _LINES], add_special_tokens=False)
+                for ids in found["input_ids"]:
+                    counts.update(ids)
+        if not counts:
+            raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
+        return {tokenizer.convert_ids_to_tokens(index): count for index, count in counts.items()}
+
+
+def check_tokens(ids: Mapping[str, int], rows: int) -> None:
+    """Check that the tokens of a tokenizer are those of a model.
+
+    Args:
+        ids: token -> id.
+        rows: of the model's largest table.
+
+    Raises:
+        UserError: an id has no row, or most rows have no token.
+    """
+    last = max(ids, key=ids.__getitem__)
+    if ids[last] >= rows:
+        raise UserError(
+            f"token {last!r} has the id {ids[last]}, but the model has {rows} rows: the tokenizer belongs to "
+            "another model; give the model its own"
+        )
+    if len(ids) < rows * _LEAST_TOKENS:
+        raise UserError(
+            f"the tokenizer has {len(ids)} tokens for the {rows} rows of the model, so it is missing or "
+            "belongs to another model; give the model its own"
+        )
 
 
 def check_growth(content: Mapping[str, Any]) -> None:
@@ -249,10 +370,8 @@ class TokenizerFile:
         """The characters that merging starts from, with the prefix or suffix of their place in a word."""
         prefix = self._prefix()
         suffix = self._suffix
-        is_inside, is_last = (
-            bool(prefix) and token.startswith(prefix),
-            bool(suffix) and token.endswith(suffix),
-        )
+        is_inside = bool(prefix) and token.startswith(prefix)
+        is_last = bool(suffix) and token.endswith(suffix)
         body = token.removeprefix(prefix) if is_inside else token
         parts = list(body.removesuffix(suffix) if is_last else body)
         parts = [prefix + c if is_inside or place > 0 else c for place, c in enumerate(parts)]

@@ -1,0 +1,515 @@
+"""The layers of a transformers model that look up and score words, and the embeddings in their place.
+
+An `InputSide` replaces the word table of a model and an `OutputSide` its output layer. Both refer to one
+embedding, which is a submodule elsewhere, so that the state contains every tensor once. An entry of
+``config.json`` describes the embeddings and their places.
+
+Axes: ``B`` batch, ``T`` time, ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.quant.storage import HEADER, hold
+from shared_embeddings.registry import build
+from shared_embeddings.utils.errors import UserError
+
+# The name of the model's submodule that contains the embeddings, and of the quantizer that loads them.
+ENTRY = "shared_embeddings"
+VERSION = 1
+# Where the entry is in config.json: transformers looks there for the name of a quantizer.
+KEY = "quantization_config"
+# The number of words with which layers are tested.
+_TESTED_WORDS = 8
+# The largest relative difference of two equal tables in float32.
+_ROUNDING = 1e-5
+# What adapters do with the rows of a table.
+_USES_OF_ROWS = {
+    *("__getitem__", "add", "add_", "__iadd__", "index_copy", "index_copy_"),
+    *("linalg_svd", "linalg_qr", "linalg_norm"),
+}
+_COPIES = (
+    *(Tensor.data.__get__, Tensor.T.__get__),  # type: ignore[attr-defined]
+    *(Tensor.clone, Tensor.detach, Tensor.to),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one embedding is used in a model.
+
+    Attributes:
+        inputs: paths of input layers -> the factor by which they multiply its vectors.
+        outputs: paths of output layers.
+    """
+
+    inputs: dict[str, float]
+    outputs: tuple[str, ...]
+
+    @property
+    def weights(self) -> list[str]:
+        """The names of the table in the state of the model."""
+        return [f"{path}.weight" for path in (*self.inputs, *self.outputs)]
+
+
+@dataclasses.dataclass(frozen=True)
+class WordTable:
+    """One table of a model.
+
+    Attributes:
+        name: "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer.
+            Layers of models have no such names, by which PEFT chooses those that it adapts.
+        weight: ``(V, D)``, its values.
+        placement: the modules that use it.
+    """
+
+    name: str
+    weight: Tensor
+    placement: Placement
+
+
+# Finding the layers of a plain model.
+
+
+def find_tables(model: Any) -> list[WordTable]:
+    """The tables of a model: one if input and output are tied or nothing scores words, else one for each.
+
+    Raises:
+        UserError: the model uses a table in an unsupported way.
+    """
+    kind = type(model).__name__
+    weights: dict[int, tuple[str, nn.Parameter]] = {}
+    for name, layer in _word_layers(model):
+        weight = getattr(layer, "weight", None)
+        if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
+            raise UserError(
+                f"{kind}: its {name} layer is a {type(layer).__name__}, which cannot be replaced; use a "
+                "model with nn.Embedding and nn.Linear"
+            )
+        if weight.dim() != 2 or not weight.is_floating_point():
+            raise UserError(
+                f"{kind}: its table is {tuple(weight.shape)} of {weight.dtype}, not a floating-point matrix"
+            )
+        weights.setdefault(id(weight), (name, weight))
+    return [
+        WordTable("words" if len(weights) == 1 else f"{name}_words", weight, _find_uses(model, weight))
+        for name, weight in weights.values()
+    ]
+
+
+def _word_layers(model: Any) -> list[tuple[str, Any]]:
+    """The input and output layers of a model, by name; encoders and classifiers have no output for words.
+
+    Raises:
+        UserError: it is quantized, or takes more than text.
+    """
+    kind, config = type(model).__name__, model.config
+    if getattr(config, KEY, None) is not None:
+        raise UserError(f"{kind}: its weights are quantized; compress the original model")
+    other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
+    if other:
+        raise UserError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
+    try:
+        layers = [("input", model.get_input_embeddings())]
+        if getattr(config, "is_encoder_decoder", False):
+            layers.append(("decoder", model.get_decoder().get_input_embeddings()))
+        if (output := model.get_output_embeddings()) is not None:
+            layers.append(("output", output))
+    except (NotImplementedError, AttributeError) as error:
+        raise UserError(
+            f"{kind}: does not define where its word embeddings are; it is not supported"
+        ) from error
+    return layers
+
+
+def _find_uses(model: Any, weight: nn.Parameter) -> Placement:
+    """Every module that has a parameter, by every path; UserError if one cannot be replaced."""
+    inputs: dict[str, float] = {}
+    outputs = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if not any(parameter is weight for parameter in module.parameters(recurse=False)):
+            continue
+        if isinstance(module, nn.Embedding):
+            inputs[path] = _find_scale(model, path, module)
+        elif type(module) is nn.Linear:
+            outputs.append(path)
+        else:
+            raise UserError(
+                f"{type(model).__name__}: {path} is a {type(module).__name__} with the word table, which "
+                "cannot be replaced"
+            )
+    return Placement(inputs, tuple(outputs))
+
+
+@torch.no_grad()
+def _find_scale(model: Any, path: str, layer: nn.Embedding) -> float:
+    """The factor by which an input layer multiplies rows; UserError if it does anything else."""
+    words = min(_TESTED_WORDS, layer.num_embeddings)
+    if layer.weight.is_meta:  # a copy with few rows, which the model initializes
+        layer = copy.deepcopy(layer)
+        layer.num_embeddings, layer.padding_idx = words, None
+        layer.weight = nn.Parameter(layer.weight[:words])
+        layer.to_empty(device="cpu")
+        model._init_weights(layer)
+    given = getattr(layer, "embed_scale", 1.0)
+    # Rounded like in the layer: to the dtype of the table if the factor is a tensor.
+    scale = float(given.to(layer.weight.dtype)) if isinstance(given, Tensor) else float(given)
+    ids = torch.arange(words)
+    if layer.max_norm is not None or not torch.allclose(layer(ids), layer.weight[ids] * scale, rtol=1e-2):
+        raise UserError(
+            f"{path}: this {type(layer).__name__} does more than look up rows, so that it cannot be replaced"
+        )
+    return scale
+
+
+@torch.no_grad()
+def check_scoring(model: Any) -> bool:
+    """Check that the model computes its scores by calling its output layer.
+
+    MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
+
+    Args:
+        model: a transformers model, possibly on the meta device.
+
+    Returns:
+        Whether this could be tested.
+
+    Raises:
+        UserError: it does not.
+    """
+    layers = _word_layers(model)
+    kind, (name, output) = type(model).__name__, layers[-1]
+    if name != "output":
+        return True
+    calls: list[None] = []
+    hook = output.register_forward_hook(lambda *_: calls.append(None))
+    words = min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers))
+    ids = torch.arange(words, device=output.weight.device)[None]
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
+    try:
+        scores = model(**given).logits
+    except Exception:  # models that take more than ids cannot be tested
+        return False
+    finally:
+        hook.remove()
+    if not calls or scores.shape[-1] != len(output.weight):
+        raise UserError(
+            f"{kind}: computes its scores without calling its output layer ({type(output).__name__} "
+            f"{tuple(output.weight.shape)}), so that it cannot be replaced; it is not supported"
+        )
+    return True
+
+
+def first_position(model: nn.Module) -> int:
+    """The position of the first token: the padding id + 1 in models that count from it, else 0.
+
+    Such models recognize padding by its id, so trimming the vocabulary must not change that id.
+    """
+    first = 0
+    for path, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and "position" in f"{path.rpartition('.')[2]} {type(module).__name__}".lower():
+            first = max(first, int(padding) + 1)
+    return first
+
+
+def without_weights(model_class: Any, config: Any) -> Any:
+    """A transformers model on the meta device, with an attention whose masks do not depend on values."""
+    with torch.device("meta"):
+        return model_class._from_config(copy.deepcopy(config), attn_implementation="eager")
+
+
+# The layers that replace them.
+
+
+class Placeholder(nn.Parameter):
+    """A frozen tensor ``(V, 0)`` in place of a table; an adapter that uses its rows gets an error.
+
+    `trainable_token_indices`, DoRA and PiSSA of PEFT read rows; `merge_and_unload` adds to ``weight.data``.
+    """
+
+    def __new__(cls, data: Tensor, requires_grad: bool = False) -> Placeholder:
+        return Tensor._make_subclass(cls, data.detach(), requires_grad)  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a plain parameter, which ``torch.load(weights_only=True)`` can read."""
+        return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation as on a plain tensor, unless it uses rows; copies are placeholders, too."""
+        if func.__name__ in _USES_OF_ROWS:
+            raise RuntimeError(
+                "compressed embeddings have no rows that an adapter can read or change: use LoRA as it is by "
+                "default on their layers, instead of trainable_token_indices, DoRA or PiSSA, and keep the "
+                "adapter beside the model instead of merging it"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+            return cls(found) if func in _COPIES else found
+
+
+class _Side(nn.Module):
+    """A layer that uses an embedding without owning it.
+
+    Attributes:
+        embedding: the embedding, not registered as a submodule.
+        weight: ``(V, 0)``, a placeholder with the name of the replaced table. Loading the folder as a plain
+            model then fails with a shape mismatch; transformers would fill a missing table with random
+            numbers. Code can read the table's length, dtype and device from it.
+    """
+
+    embedding: SharedEmbedding
+    weight: Tensor
+
+    def __init__(self, embedding: SharedEmbedding) -> None:
+        # Not the initialization of layers that this may be a subclass of, which have their own weights.
+        nn.Module.__init__(self)
+        # Models of transformers draw the weights of such layers, some of them by their shapes.
+        self._is_hf_initialized = True
+        # Bypasses nn.Module, which would register it.
+        object.__setattr__(self, "embedding", embedding)
+        like = next(embedding.parameters())
+        # Not `new_empty`, which would decode a packed tensor.
+        empty = torch.empty(embedding.num_embeddings, 0, dtype=like.dtype, device=like.device)
+        self.weight = Placeholder(empty)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """A tensor on the device of the embedding, which may be another one than that of this layer."""
+        return tensor.to(next(self.embedding.parameters()).device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Side:
+        """A copy as a part of a copied model; RuntimeError for a copy of this layer alone."""
+        if not memo:
+            raise RuntimeError(
+                f"{type(self).__name__} cannot be copied without its model, as modules_to_save of PEFT does: "
+                "adapt the input layer with LoRA (target_modules), or train the model without PEFT"
+            )
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise RuntimeError(
+            "nn.DataParallel cannot copy a model with shared embeddings: start with torchrun, which uses "
+            "DistributedDataParallel, or let it see one device (CUDA_VISIBLE_DEVICES=0)"
+        )
+
+
+class InputSide(_Side, nn.Embedding):
+    """Replaces an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)``.
+
+    PEFT adapts instances of ``nn.Embedding``, whose attributes it reads.
+
+    Args:
+        embedding: looks up the vectors.
+        scale: factor of the vectors, as in Gemma.
+    """
+
+    def __init__(self, embedding: SharedEmbedding, scale: float) -> None:
+        super().__init__(embedding)
+        self.embed_scale = scale
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        self.padding_idx = embedding.padding_idx
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors ``(..., D)`` of ids ``(...)``."""
+        vectors = self.embedding(self._moved(ids))
+        # Round to the dtype of the vectors first, as the models do.
+        if self.embed_scale == 1.0:
+            return vectors
+        return vectors * torch.tensor(self.embed_scale, dtype=vectors.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding.method}, scale={self.embed_scale:g}"
+
+
+class OutputSide(_Side, nn.Linear):
+    """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``.
+
+    PEFT adapts instances of ``nn.Linear``, whose attributes it reads.
+
+    Args:
+        embedding: computes the scores.
+        bias: ``(V,)``, added to the scores, or None.
+    """
+
+    bias: nn.Parameter | None  # type: ignore[assignment]  # torch's stub leaves out None
+
+    def __init__(self, embedding: SharedEmbedding, bias: nn.Parameter | None) -> None:
+        super().__init__(embedding)
+        self.register_parameter("bias", bias)
+        self.in_features, self.out_features = embedding.score_dim, embedding.num_embeddings
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The scores ``(..., V)`` of hidden states ``(..., D)``."""
+        scores = self.embedding.logits(self._moved(hidden))
+        return scores if self.bias is None else scores + self._moved(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding.method}, bias={self.bias is not None}"
+
+
+def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]) -> None:
+    """Insert embeddings into a transformers model and its configuration.
+
+    Output layers keep their biases.
+    """
+
+    def replace(path: str, new: nn.Module) -> None:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, new)
+
+    for name, embedding in embeddings.items():
+        for path, scale in placements[name].inputs.items():
+            replace(path, InputSide(embedding, scale))
+        for path in placements[name].outputs:
+            replace(path, OutputSide(embedding, getattr(model.get_submodule(path), "bias", None)))
+    # accelerate takes tied tensors without memory for any tensor that it has offloaded.
+    placeholders = {weight for name in embeddings for weight in placements[name].weights}
+    model.all_tied_weights_keys = {
+        name: tied for name, tied in model.all_tied_weights_keys.items() if name not in placeholders
+    }
+    setattr(model, ENTRY, nn.ModuleDict(embeddings))
+    setattr(model.config, KEY, entry_of(embeddings, placements))
+    model.resize_token_embeddings = _fail_to_resize
+    model.register_load_state_dict_pre_hook(_hold_packed)
+
+
+def _hold_packed(model: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Prepare the packed content of a file for ``load_state_dict``, as Trainer calls it to resume."""
+    if not prefix and HEADER in state:
+        held = hold(state)
+        state.clear()
+        state.update(held)
+
+
+def _fail_to_resize(*arguments: object, **named: object) -> NoReturn:
+    raise UserError(
+        "the vocabulary of a model with shared embeddings cannot be resized: resize the plain model, then "
+        "compress it"
+    )
+
+
+@torch.no_grad()
+def dense_model(model: Any) -> Any:
+    """A plain model of transformers with dense tables, which computes the same; the inverse of `place`.
+
+    Raises:
+        UserError: two sides of an embedding have different tables.
+    """
+    config = copy.deepcopy(model.config)
+    placements = from_entry(config.to_dict()[KEY])[1]
+    delattr(config, KEY)
+    plain = type(model)._from_config(config, dtype=model.dtype).eval()
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith(f"{ENTRY}.")}
+    tables = {}
+    for name, embedding in getattr(model, ENTRY).items():
+        has_input, has_output = placements[name].inputs, placements[name].outputs
+        if has_output:
+            # In 16 bits, both sides round too much to compare.
+            exact = copy.deepcopy(embedding).float()
+            error = (exact.output_table() - exact.table()).norm() if has_input else torch.zeros(())
+            if embedding.output_bias() is not None or error > _ROUNDING * exact.table().norm():
+                raise UserError(
+                    f"table '{name}': its {embedding.method} embedding scores words with other numbers than "
+                    "it looks up, so that no single dense table replaces it; use --format onnx"
+                )
+        table = embedding.table() if has_input else embedding.output_table()
+        tables.update(dict.fromkeys(placements[name].weights, nn.Parameter(table.to(model.dtype))))
+    plain.load_state_dict({**state, **tables})
+    # A new model may tie tables that this one does not.
+    for name, weight in tables.items():
+        plain.get_submodule(name.removesuffix(".weight")).weight = weight
+    return plain
+
+
+# The entry of config.json.
+
+
+def entry_of(
+    embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]
+) -> dict[str, Any]:
+    """The entry as plain values, from which `from_entry` rebuilds the embeddings without their weights."""
+    tables = {
+        name: {
+            "method": embedding.method,
+            "num_embeddings": embedding.num_embeddings,
+            "embedding_dim": embedding.embedding_dim,
+            "options": embedding.stored_options(),
+            "inputs": dict(placements[name].inputs),
+            "outputs": list(placements[name].outputs),
+        }
+        for name, embedding in embeddings.items()
+    }
+    return {"quant_method": ENTRY, "version": VERSION, "tables": tables}
+
+
+def find_entry(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The entry in the content of ``config.json``; None for a plain model, or one of another quantizer."""
+    entry = settings.get(KEY)
+    return entry if isinstance(entry, dict) and entry.get("quant_method") == ENTRY else None
+
+
+def from_entry(entry: Mapping[str, Any]) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
+    """Build embeddings without their weights, and their placements.
+
+    Raises:
+        UserError: the entry has another version, is incomplete, or its embeddings cannot be built.
+    """
+    if entry.get("version") != VERSION:
+        raise UserError(
+            f"entry '{KEY}' of config.json has version {entry.get('version')!r}, but this program supports "
+            f"{VERSION}; use the program that wrote it"
+        )
+    embeddings, placements = {}, {}
+    try:
+        for name, table in entry["tables"].items():
+            sizes = {size: table[size] for size in ("num_embeddings", "embedding_dim")}
+            embeddings[name] = build(table["method"], **sizes, **table["options"])
+            placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"entry '{KEY}' of config.json is incomplete ({error!r}); copy it again") from error
+    return embeddings, placements
+
+
+def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, Placement]:
+    """The placements in a model of the same architecture, but maybe for another task.
+
+    A task changes the prefix of paths and the output layers. Embeddings that the model does not use are
+    left out.
+
+    Raises:
+        UserError: the model has other word embeddings, or an output layer that was not compressed.
+    """
+    prefix = f"{model.base_model_prefix}."
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def path_here(path: str) -> str | None:
+        return next((one for one in (path, path.removeprefix(prefix), prefix + path) if one in modules), None)
+
+    found = {}
+    replaced: set[int] = set()
+    for name, placement in placements.items():
+        inputs = {here: scale for path, scale in placement.inputs.items() if (here := path_here(path))}
+        outputs = tuple({here for path in placement.outputs if (here := path_here(path))})
+        if inputs or outputs:
+            found[name] = Placement(inputs, outputs)
+        replaced.update(id(modules[path]) for path in (*inputs, *outputs))
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is not None and id(layer) not in replaced:
+            raise UserError(
+                f"entry '{KEY}' of config.json does not describe the {type(layer).__name__} layer for words "
+                f"of {type(model).__name__}; load the class of model that was compressed"
+            )
+    return found
