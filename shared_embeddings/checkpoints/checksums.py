@@ -6,6 +6,7 @@ compute them, too.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from argparse import Namespace
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared_embeddings.utils.errors import UserError
@@ -29,17 +32,13 @@ _WORKERS = min(4, os.cpu_count() or 1)
 
 
 def state_digest(content: object) -> str:
-    """The SHA-256 of tensors and plain values, independent of the file format.
+    """The SHA-256, in 64 hexadecimal digits, of tensors and plain values, independent of the file format.
 
     It covers the names, dtypes, shapes and bytes of tensors on any device, and names and values of plain
     values; not the order of mappings, the memory layout, or the content of other objects.
 
     Args:
-        content: a state or a checkpoint: mappings, lists, tuples, sets and namespaces of tensors and plain
-            values.
-
-    Returns:
-        64 hexadecimal digits.
+        content: mappings, lists, tuples, sets and namespaces of tensors and plain values.
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(_WORKERS) as pool:  # hashlib releases the GIL
@@ -53,7 +52,7 @@ def state_digest(content: object) -> str:
 def _parts(content: object) -> Iterator[bytes | Callable[[], bytes]]:
     """The parts of the digest of `content` in order; for tensors, functions that compute them."""
     if isinstance(content, Tensor):
-        yield lambda: _tensor_digest(content)
+        yield functools.partial(_tensor_digest, content)
     elif isinstance(content, Namespace):
         yield from _parts(vars(content))
     elif isinstance(content, Mapping):
@@ -129,9 +128,6 @@ def save_safetensors(
     Raises:
         OSError: it cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     checksum = state_digest(tensors)
     try:
         save_file(dict(tensors), path, {"format": "pt", **(metadata or {}), KEY: checksum})
@@ -141,18 +137,11 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tensor]:
-    """Read a safetensors file and verify its checksum, if any.
-
-    Args:
-        path: the file.
-        name: its name, for messages.
+    """Read a safetensors file, called `name` in messages, and verify its checksum, if any.
 
     Raises:
         UserError: it is truncated, or its tensors do not match its checksum.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         tensors = load_file(path)
         checksum = recorded_checksum(path)
@@ -167,8 +156,6 @@ def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
     Raises:
         safetensors.SafetensorError, OSError: the file cannot be read.
     """
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as opened:
         return (opened.metadata() or {}).get(KEY)
 
@@ -179,10 +166,8 @@ def stamp_safetensors(path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as opened:
-        metadata = opened.metadata() or {}
+        metadata = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     stamped = path.with_name(f"{path.name}.stamped")
     save_safetensors(tensors, stamped, metadata)

@@ -28,6 +28,8 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The type of a part of a checkpoint: its description for messages, and a test.
 PartType = tuple[str, Callable[[Any], bool]]
 
+# Elementwise optimizer states.
+_PER_NUMBER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg")
 # The first bytes of ``torch.save``'s format before torch 1.6, which is not a zip archive.
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # Tensors are checked in parts of this many values.
@@ -42,32 +44,28 @@ def contains_strings(path: Path, *texts: str) -> bool:
 
     Searches its pickle up to a fixed size, without unpickling or reading tensors.
     """
+    if not path.is_file():
+        return False
     missing = {b"X" + len(text).to_bytes(4, "little") + text.encode() for text in texts}
     longest = max(map(len, missing))
-    last = b""
-    for block in _pickle_blocks(path):
-        missing = {text for text in missing if text not in last + block}
-        if not missing:
-            return True
-        last = block[-longest:]
-    return False
-
-
-def _pickle_blocks(path: Path) -> Iterator[bytes]:
-    """The first bytes of the pickle in a file of ``torch.save``, in blocks; none for other files."""
-    if not path.is_file():
-        return
     with contextlib.suppress(OSError, *_NOT_AN_ARCHIVE), contextlib.ExitStack() as opened:
+        file: IO[bytes] = opened.enter_context(path.open("rb"))
         if zipfile.is_zipfile(path):
             archive = opened.enter_context(zipfile.ZipFile(path))
             pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-            files: list[IO[bytes]] = [opened.enter_context(archive.open(name)) for name in pickles[:1]]
-        else:
-            raw = opened.enter_context(path.open("rb"))
-            files = [raw] if raw.read(len(_LEGACY_MAGIC)) == _LEGACY_MAGIC else []
-        for file in files:
-            for _ in range(_SEARCHED_BYTES // _BLOCK):
-                yield file.read(_BLOCK)
+            if not pickles:
+                return False
+            file = opened.enter_context(archive.open(pickles[0]))
+        elif file.read(len(_LEGACY_MAGIC)) != _LEGACY_MAGIC:
+            return False
+        last = b""
+        for _ in range(_SEARCHED_BYTES // _BLOCK):
+            block = file.read(_BLOCK)
+            missing = {text for text in missing if text not in last + block}
+            if not missing or not block:
+                return not missing
+            last = block[-longest:]
+    return False
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:
@@ -93,13 +91,7 @@ def loaded(path: str | os.PathLike[str]) -> Any:
 
 
 def unreadable(name: str, error: BaseException, program: str) -> UserError:
-    """The error for a file that ``torch.load`` cannot read.
-
-    Args:
-        name: the name of the file.
-        error: the error of ``torch.load``.
-        program: the program that should have written the file.
-    """
+    """The error for a file `name` of a `program` that ``torch.load`` cannot read."""
     # torch's message for a pickle that may contain code recommends running it.
     has_code = isinstance(error, pickle.UnpicklingError)
     reason = "damaged, or it could run code" if has_code else first_line(error)
@@ -110,12 +102,7 @@ def unreadable(name: str, error: BaseException, program: str) -> UserError:
 
 
 def check_parts(content: Mapping[str, Any], kinds: Mapping[str, PartType], name: str) -> None:
-    """Check the types of the parts of a checkpoint; missing parts pass.
-
-    Args:
-        content: the checkpoint, or a part of it.
-        kinds: key -> expected type.
-        name: the name of the file, for messages.
+    """Check the types of the parts, by key, of a checkpoint called `name`; missing parts pass.
 
     Raises:
         UserError: a part has another type.
@@ -171,25 +158,13 @@ def is_optimizer(value: object) -> bool:
         isinstance(groups, list)
         and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
         and isinstance(state, Mapping)
-        and all(isinstance(own, Mapping) and _tensors_are_dense(own) for own in state.values())
+        and all(isinstance(own, Mapping) for own in state.values())
+        and all(is_dense(one) for own in state.values() for one in own.values() if isinstance(one, Tensor))
     )
 
 
-def _tensors_are_dense(values: Mapping[Any, Any]) -> bool:
-    """Whether all tensors among the values are dense."""
-    return all(is_dense(value) for value in values.values() if isinstance(value, Tensor))
-
-
-# Elementwise optimizer states.
-_PER_NUMBER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg")
-
-
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Check the shapes of an optimizer's loaded state, which torch does not.
-
-    Raises:
-        UserError: a shape does not match its parameter.
-    """
+    """Raise UserError if a shape in an optimizer's loaded state, which torch does not check, is wrong."""
     for parameter, own in optimizer.state.items():
         for name in _PER_NUMBER:
             found = own.get(name)
@@ -201,15 +176,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
-    """Check that a model contains no NaN or infinity.
-
-    Args:
-        state: its tensors.
-        name: the name of the file, for messages.
-
-    Raises:
-        UserError: a tensor contains NaN or infinity.
-    """
+    """Raise UserError if a tensor in the state of a model in the file `name` has NaN or infinity."""
     if not is_verified():
         return
     for key, tensor in state.items():

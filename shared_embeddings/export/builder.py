@@ -9,6 +9,7 @@ Axes: ``N`` rows of a matrix, ``K`` its width, ``n`` looked-up rows, ``m`` hidde
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,24 +57,6 @@ class Matrix(NamedTuple):
         return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
 
 
-class Blocks(NamedTuple):
-    """A matrix ``(N, K)`` in few bits.
-
-    Attributes:
-        codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
-        scales: ``(N, groups)``.
-        bits: 4 or 8.
-        width: K.
-        group: numbers of a row that share a scale.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    bits: int
-    width: int
-    group: int
-
-
 def block_size(width: int, group: int) -> int:
     """The numbers of a block in rows of `width` numbers with a scale for each `group`; 0 if none fits."""
     sizes = [size for size in _BLOCK_SIZES if group % size == 0 or group >= width]
@@ -112,18 +95,37 @@ class GraphBuilder:
         if isinstance(values, PackedTensor) and values.form.name != "fp16" and values.dim() == 2:
             codes, scales = (part.reshape(len(values), -1) for part in values.packed if part is not None)
             width = values.size(1)
-            if values.form.name == "int8":
-                return self.blocks(name, Blocks(codes.int() + 128, scales, 8, width, width), padding_idx)
-            return self.blocks(name, Blocks(codes, scales, 4, width, _INT4_GROUP), padding_idx)
+            is_int8 = values.form.name == "int8"
+            bits, group = (8, width) if is_int8 else (4, _INT4_GROUP)
+            codes = codes.int() + 128 if is_int8 else codes
+            return self.blocks(name, codes, scales, bits, width, group, padding_idx)
         table = dense(values).detach().float().clone()
         if padding_idx is not None:
             table[padding_idx] = 0
         self.numbers(name, table)
         return Matrix(name, *table.shape)
 
-    def blocks(self, name: str, given: Blocks, padding_idx: int | None) -> Matrix:
-        """Store a matrix in few bits; the row `padding_idx` is zero."""
-        codes, scales, bits, width, group = given
+    def blocks(
+        self,
+        name: str,
+        codes: Tensor,
+        scales: Tensor,
+        bits: int,
+        width: int,
+        group: int,
+        padding_idx: int | None,
+    ) -> Matrix:
+        """Store a matrix ``(N, K)`` in few bits.
+
+        Args:
+            name: its initializers start with it.
+            codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
+            scales: ``(N, groups)``.
+            bits: 4 or 8.
+            width: K.
+            group: numbers of a row that share a scale.
+            padding_idx: a row that becomes zero.
+        """
         size = block_size(width, group)
         count = -(-width // size)
         values = codes.to(torch.uint8).numpy()
@@ -201,11 +203,8 @@ class GraphBuilder:
             self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
             hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
         # Each block of a hidden state for the upper halves, times 16, and for the lower ones.
-        for key, shape in {
-            "blocks": [-1, matrix.blocks, 1, matrix.block],
-            "states": [-1, 2 * filled],
-        }.items():
-            self.constant(f"{name}_{key}", np.array(shape))
+        self.constant(f"{name}_blocks", np.array([-1, matrix.blocks, 1, matrix.block]))
+        self.constant(f"{name}_states", np.array([-1, 2 * filled]))
         self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
         self.constant("places", np.array([[16], [1]], np.float32))
         self.node("Mul", f"{output}.blocks places", f"{output}.placed")
@@ -216,20 +215,6 @@ class GraphBuilder:
         self.node("ConstantOfShape", f"{name}_bytes_shape", f"{output}.zeros", value=byte)
         inputs = f"{output}.states {inputs} {output}.zeros"
         return self.node("MatMulNBits", inputs, output, K=2 * filled, **settings)
-
-    def model(self, inputs: dict[str, tuple[int, list[Any]]], outputs: dict[str, list[Any]]) -> bytes:
-        """The serialized model.
-
-        Args:
-            inputs: the type and the shape of each input.
-            outputs: the shape of each output, in float32.
-        """
-        make = self.helper.make_tensor_value_info
-        given = [make(name, kind, shape) for name, (kind, shape) in inputs.items()]
-        found = [make(name, 1, shape) for name, shape in outputs.items()]
-        graph = self.helper.make_graph(self.nodes, "shared_embedding", given, found, self.initializers)
-        opset = self.helper.make_opsetid("", OPSET)
-        return finished(self.helper.make_model(graph, opset_imports=[opset]))
 
 
 def finished(model: Any) -> bytes:
@@ -254,24 +239,7 @@ def finished(model: Any) -> bytes:
             f"the model has {model.ByteSize():,} bytes, but an ONNX file can have {_MOST_BYTES:,}; export "
             "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
         )
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def _shorten_names(graph: Any) -> None:
-    """Number the values between nodes, whose names take more bytes than the nodes."""
-    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    new: dict[str, str] = {}
-    for node in graph.node:
-        node.ClearField("name")
-        if any(attribute.HasField("g") for attribute in node.attribute):
-            return
-        for name in node.output:
-            if name and name not in kept:
-                new[name] = f"{len(new):x}"
-    for node in graph.node:
-        node.input[:] = [new.get(name, name) for name in node.input]
-        node.output[:] = [new.get(name, name) for name in node.output]
+    return bytes(model.SerializeToString())
 
 
 def _store_16_bits(graph: Any) -> None:
@@ -291,9 +259,34 @@ def _store_16_bits(graph: Any) -> None:
             kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
         else:
             continue
-        stored = f"{name}_16"
-        initializer.CopyFrom(onnx.helper.make_tensor(stored, kind, values.shape, raw, raw=True))
-        casts.append(onnx.helper.make_node("Cast", [stored], [name], to=onnx.TensorProto.FLOAT))
-    nodes = [*casts, *graph.node]
+        initializer.CopyFrom(onnx.helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
+        casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+    replace_nodes(graph, [*casts, *graph.node])
+
+
+def _shorten_names(graph: Any) -> None:
+    """Number the values between nodes, whose names take more bytes than the nodes."""
+    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    new: dict[str, str] = {}
+    for node in graph.node:
+        node.ClearField("name")
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return
+        for name in node.output:
+            if name and name not in kept:
+                new[name] = f"{len(new):x}"
+    rename_values(graph, new)
+
+
+def rename_values(graph: Any, new: Mapping[str, str]) -> None:
+    """Rename inputs and outputs of the nodes of a graph."""
+    for node in graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+
+
+def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """Give a graph other nodes, some of which may be its own."""
+    found = list(nodes)
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(found)

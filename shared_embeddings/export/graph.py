@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.export.builder import Blocks, GraphBuilder, block_size, finished
+from shared_embeddings.export.builder import OPSET, GraphBuilder, block_size, finished, replace_nodes
 from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.methods.quantized import QuantizedEmbedding
 from shared_embeddings.methods.standard import StandardEmbedding
@@ -63,17 +63,24 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     Raises:
         ModuleNotFoundError: onnx is not installed.
     """
-    graph = GraphBuilder()
+    graph, dim = GraphBuilder(), module.embedding_dim
     has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
     if isinstance(module, QuantizedEmbedding) and _is_packable(module):
-        form = _add_blocks(graph, module, has_output)
+        # Both sides share the codes.
+        (rate,) = module.word_counts
+        codes, scales = module.codes(rate), dense(module.get_parameter("scales"))
+        scales, group = scales.view(len(codes), -1), module.options.group_size
+        table = graph.blocks("table", codes, scales, int(rate), dim, group, module.padding_idx)
+        graph.gathered(table, "ids", "vectors")
+        if has_output:
+            graph.products("hidden", table, "products")
+        form = table.form
     elif isinstance(module, (StructuredEmbedding, CompositionalCodeEmbedding)):
         form = _add_centroids(graph, module, has_output)
     else:
         form = _add_factors(graph, module, has_output)
-    widths = {"vectors": module.embedding_dim}
     if not has_output:
-        return TableGraph(graph, form, widths, module.embedding_dim)
+        return TableGraph(graph, form, {"vectors": dim}, dim)
     assert isinstance(module, SharedEmbedding)
     bias = module.output_bias()
     if bias is None:
@@ -81,17 +88,21 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     else:
         graph.numbers("bias", bias)
         graph.node("Add", "products bias", "scores")
-    return TableGraph(graph, form, {**widths, "scores": module.num_embeddings}, module.score_dim)
+    return TableGraph(graph, form, {"vectors": dim, "scores": module.num_embeddings}, module.score_dim)
 
 
 def serialized(table: TableGraph) -> bytes:
     """The graph of an embedding as an ONNX model."""
-    inputs: dict[str, tuple[int, list[Any]]] = {"ids": (7, ["n"])}
-    outputs: dict[str, list[Any]] = {"vectors": ["n", table.widths["vectors"]]}
+    helper = table.builder.helper
+    make = helper.make_tensor_value_info
+    inputs = [make("ids", 7, ["n"])]
+    outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
     if "scores" in table.widths:
-        inputs["hidden"] = (1, ["m", table.score_dim])
-        outputs["scores"] = ["m", table.widths["scores"]]
-    return table.builder.model(inputs, outputs)
+        inputs.append(make("hidden", 1, ["m", table.score_dim]))
+        outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
+    nodes, initializers = table.builder.nodes, table.builder.initializers
+    graph = helper.make_graph(nodes, "shared_embedding", inputs, outputs, initializers)
+    return finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
 
 
 def _is_packable(module: QuantizedEmbedding) -> bool:
@@ -99,19 +110,6 @@ def _is_packable(module: QuantizedEmbedding) -> bool:
     rates = list(module.word_counts)
     has_size = block_size(module.embedding_dim, module.options.group_size) > 0
     return len(rates) == 1 and rates[0] in module.codec.onnx_rates and has_size
-
-
-def _add_blocks(graph: GraphBuilder, module: QuantizedEmbedding, has_output: bool) -> str:
-    """Packed codes, which both sides share."""
-    (rate,) = module.word_counts
-    codes, scales = module.codes(rate), dense(module.get_parameter("scales"))
-    group, dim = module.options.group_size, module.embedding_dim
-    given = Blocks(codes, scales.view(len(codes), -1), int(rate), dim, group)
-    table = graph.blocks("table", given, module.padding_idx)
-    graph.gathered(table, "ids", "vectors")
-    if has_output:
-        graph.products("hidden", table, "products")
-    return table.form
 
 
 def _add_centroids(
@@ -136,24 +134,19 @@ def _add_centroids(
         else:
             graph.constant("axis", np.array([1]))
             graph.node("ReduceSum", f"{name}_pieces axis", f"{name}_rows", keepdims=0)
-    _mask_padding(graph, module.padding_idx)
+    if module.padding_idx is None:
+        graph.node("Identity", "vectors_rows", "vectors")
+    else:  # the vector of the padding word is zero
+        graph.constant("padding", np.array(module.padding_idx))
+        graph.constant("axis", np.array([1]))
+        graph.node("Equal", "ids padding", "is_padding")
+        graph.node("Not", "is_padding", "is_word")
+        graph.node("Cast", "is_word", "word_factors", to=1)
+        graph.node("Unsqueeze", "word_factors axis", "row_factors")
+        graph.node("Mul", "vectors_rows row_factors", "vectors")
     if has_output:
         graph.node("Gemm", "hidden table_rows", "products", transB=1)
     return f"codes of {groups} centroids"
-
-
-def _mask_padding(graph: GraphBuilder, padding_idx: int | None) -> None:
-    """The vectors of the looked-up rows, zero for the padding word."""
-    if padding_idx is None:
-        graph.node("Identity", "vectors_rows", "vectors")
-        return
-    graph.constant("padding", np.array(padding_idx))
-    graph.constant("axis", np.array([1]))
-    graph.node("Equal", "ids padding", "is_padding")
-    graph.node("Not", "is_padding", "is_word")
-    graph.node("Cast", "is_word", "word_factors", to=1)
-    graph.node("Unsqueeze", "word_factors axis", "row_factors")
-    graph.node("Mul", "vectors_rows row_factors", "vectors")
 
 
 def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, has_output: bool) -> str:
@@ -278,19 +271,18 @@ def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
     """
     model = require("onnx").ModelProto()
     model.CopyFrom(body.program)
-    graph = model.graph
-    names = _Names(tables)
-    nodes = [new for node in graph.node for new in (names.inline(node) if node.domain == DOMAIN else [node])]
-    del graph.node[:]
-    graph.node.extend([*names.constant_nodes, *nodes])
-    graph.initializer.extend(names.initializers())
+    inliner, nodes = _Inliner(tables), []
+    for node in model.graph.node:
+        nodes += inliner.inline(node) if node.domain == DOMAIN else [node]
+    replace_nodes(model.graph, [*inliner.constant_nodes, *nodes])
+    model.graph.initializer.extend(inliner.initializers.values())
     opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(opsets)
     return finished(model)
 
 
-class _Names:
+class _Inliner:
     """Copies nodes of embeddings into a model, under names that are unique in it.
 
     Args:
@@ -298,82 +290,66 @@ class _Names:
 
     Attributes:
         constant_nodes: nodes that depend on no input, each once.
+        initializers: those of the nodes that were copied, by name.
     """
 
     def __init__(self, tables: Mapping[str, TableGraph]) -> None:
         self.tables = tables
         self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
         self.constant_nodes: list[Any] = []
-        self._initializers: dict[str, Any] = {}
+        self.initializers: dict[str, Any] = {}
         self._uses = 0
 
-    def initializers(self) -> list[Any]:
-        """Those of the nodes that were copied."""
-        return list(self._initializers.values())
-
     def inline(self, call: Any) -> list[Any]:
-        """The nodes that replace a node of `DOMAIN`."""
-        table = call.attribute[0].s.decode()
-        builder = self.tables[table].builder
-        source, result = _SIDES[call.op_type]
+        """The nodes that replace a node of `DOMAIN`, between nodes that flatten its input and unflatten its
+        output.
+        """
+        name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
+        table, (source, result) = self.tables[name], _SIDES[call.op_type]
         self._uses += 1
         use = f"{DOMAIN}.{self._uses}"
+        nodes = self._copied(name, use, source, result)
+        given, found = f"{use}.{source}", f"{use}.{result}"
+        flat = [-1] if is_lookup else [-1, table.score_dim]
+        for own, values in ((f"{given}_shape", flat), (f"{found}_width", [table.widths[result]])):
+            self.initializers[own] = self.numpy_helper.from_array(np.array(values), own)
+        make, outer = self.helper.make_node, {} if is_lookup else {"end": -1}
+        return [
+            make("Reshape", [call.input[0], f"{given}_shape"], [given]),
+            *nodes,
+            make("Shape", [call.input[0]], [f"{found}_axes"], **outer),
+            make("Concat", [f"{found}_axes", f"{found}_width"], [f"{found}_shape"], axis=0),
+            make("Reshape", [found, f"{found}_shape"], [call.output[0]]),
+        ]
+
+    def _copied(self, table: str, use: str, source: str, result: str) -> list[Any]:
+        """The nodes from an input to an output of a table, for one use of it."""
+        builder = self.tables[table].builder
+        wanted, needed = {result}, []
+        for node in reversed(builder.nodes):
+            if wanted & set(node.output):
+                wanted.update(node.input)
+                needed.append(node)
         weights = {one.name: one for one in builder.initializers}
         # Names in the graph of the embedding -> names in the model; at first, those that depend on the input.
         names = {source: f"{use}.{source}"}
         nodes = []
-        for node in _needed(builder.nodes, result):
+        for node in reversed(needed):
             is_constant = not names.keys() & set(node.input)
-            copied = type(node)()
-            copied.CopyFrom(node)
             for name in node.input:
-                if name in weights and f"{table}.{name}" not in self._initializers:
-                    self._initializers[f"{table}.{name}"] = _renamed(weights[name], f"{table}.{name}")
+                own = f"{table}.{name}"
+                if name in weights and own not in self.initializers:
+                    self.initializers[own] = copied = type(weights[name])()
+                    copied.CopyFrom(weights[name])
+                    copied.name = own
             if not is_constant:
                 names.update({name: f"{use}.{name}" for name in node.output})
-            copied.input[:] = [names.get(name, f"{table}.{name}") for name in node.input]
-            copied.output[:] = [names.get(name, f"{table}.{name}") for name in node.output]
+            copy = type(node)()
+            copy.CopyFrom(node)
+            copy.input[:] = [names.get(name, f"{table}.{name}") for name in node.input]
+            copy.output[:] = [names.get(name, f"{table}.{name}") for name in node.output]
             if not is_constant:
-                nodes.append(copied)
-            elif copied not in self.constant_nodes:
-                self.constant_nodes.append(copied)
-        return self._reshaped(call, nodes, names[source], names[result])
-
-    def _reshaped(self, call: Any, nodes: list[Any], source: str, result: str) -> list[Any]:
-        """Nodes for matrices, between nodes that flatten the input and unflatten the output."""
-        given, wanted, table = call.input[0], call.output[0], self.tables[call.attribute[0].s.decode()]
-        is_lookup = call.op_type == _LOOKUP
-        flat, width = f"{source}_shape", f"{result}_width"
-        self._constant(flat, [-1] if is_lookup else [-1, table.score_dim])
-        self._constant(width, [table.widths[_SIDES[call.op_type][1]]])
-        outer = {} if is_lookup else {"end": -1}
-        make = self.helper.make_node
-        return [
-            make("Reshape", [given, flat], [source]),
-            *nodes,
-            make("Shape", [given], [f"{result}_axes"], **outer),
-            make("Concat", [f"{result}_axes", width], [f"{result}_shape"], axis=0),
-            make("Reshape", [result, f"{result}_shape"], [wanted]),
-        ]
-
-    def _constant(self, name: str, values: list[int]) -> None:
-        """Add an initializer of integers."""
-        self._initializers[name] = self.numpy_helper.from_array(np.array(values), name)
-
-
-def _needed(nodes: list[Any], result: str) -> list[Any]:
-    """The nodes that an output depends on, in order."""
-    wanted, found = {result}, []
-    for node in reversed(nodes):
-        if wanted & set(node.output):
-            wanted.update(node.input)
-            found.append(node)
-    return found[::-1]
-
-
-def _renamed(initializer: Any, name: str) -> Any:
-    """A copy of an initializer."""
-    copied = type(initializer)()
-    copied.CopyFrom(initializer)
-    copied.name = name
-    return copied
+                nodes.append(copy)
+            elif copy not in self.constant_nodes:
+                self.constant_nodes.append(copy)
+        return nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import safetensors
@@ -42,44 +42,36 @@ class Adapter:
     """Opens word vectors."""
 
     def sniff(self, path: Path) -> bool:
-        """Whether a file looks like word vectors, compressed or not."""
-        return path.is_file() and (_is_small(path) or looks_like_vectors(path))
+        return path.is_file() and (_is_compressed(path) or looks_like_vectors(path))
 
     def read(self, path: Path) -> VectorsModel:
-        """Read word vectors.
-
-        Raises:
-            UserError, ValueError: the file is damaged.
-        """
         return VectorsModel(path)
 
     read_tables = read_trimmable = read
 
 
 class VectorsModel(WordTokens):
-    """Word vectors read from a file.
-
-    Args:
-        path: the file.
-    """
+    """Word vectors read from a file, a `TrainedModel` and a `TrimmableModel`; it predicts nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.module: SharedEmbedding
         self.packing: Packing | None = None
-        if _is_small(path):
-            self.words, self.module, self.packing = _read_small(path)
+        if _is_compressed(path):
+            self.words, self.module, self.packing = _read_compressed(path)
         else:
             found = read_vectors(path)
-            self.words, self.module = found.words, _standard(found.vectors)
+            self.words = found.words
+            with torch.device("meta"):
+                count, dim = found.vectors.shape
+                self.module = build("standard", num_embeddings=count, embedding_dim=dim).eval()
+            self.module.load_state_dict({"weight": torch.from_numpy(found.vectors)}, assign=True)
         self.original = self.words
 
     def embeddings(self) -> list[WordEmbedding]:
-        """The one embedding."""
         return [WordEmbedding(NAME, self.words, None, self.module)]
 
     def tables(self) -> list[EmbeddingTable]:
-        """The one table."""
         counts = self.module.counts()
         return [
             EmbeddingTable(
@@ -96,49 +88,48 @@ class VectorsModel(WordTokens):
         ]
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options unchanged.
-
-        Raises:
-            UserError: `load_vectors.py` could not decode the codec.
-        """
         check_decoder(method, options)
         return dict(options)
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each word occurs in texts of words separated by spaces."""
         return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
-        """Fails: vectors alone predict nothing."""
         raise UserError(
             "word vectors have no perplexity or BLEU; leave out --validation and compare them with "
             "'shared-embeddings similarity'"
         )
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """Compares the nearest neighbors of some words by cosine similarity."""
         count = min(PREDICTIONS, len(self.words))
         order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
         ids = order[:count].sort().values
-        return Probe(f"the nearest of {count:,} words", lambda: _neighbors(self.module, ids), of=NEIGHBORS)
+
+        @torch.no_grad()
+        def find_neighbors() -> Predictions:
+            table = F.normalize(self.module.table().float())
+            found = []
+            for words in ids.split(_ROWS):
+                scores = table[words] @ table.t()
+                scores[torch.arange(len(words)), words] = -torch.inf
+                found.append(scores.argmax(dim=1))
+            return Predictions(torch.cat(found), torch.ones(len(ids)))
+
+        return Probe(f"the nearest of {count:,} words", find_neighbors, of=NEIGHBORS)
 
     def onnx_body(self) -> NoReturn:
-        """Fails: word vectors are not a model."""
         raise UserError(
             f"model {self.path}: word vectors have no layers; use --format onnx-embeddings, or vec"
         )
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
-        """Replace the embedding."""
         self.module = fitted[NAME]
         return []
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the embedding."""
         return distinct_state(self.module)
 
     def sources(self) -> list[Path]:
-        """The file that the vectors were read from."""
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
@@ -149,17 +140,15 @@ class VectorsModel(WordTokens):
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write a safetensors file, and the module that reads it with numpy, all or nothing."""
-        words = np.frombuffer("\n".join(self.words).encode("utf-8"), np.uint8)
         settings = {"method": self.module.method, **self.module.stored_options()}
-        sizes = [self.module.num_embeddings, self.module.embedding_dim]
         metadata = {
             "format": load_vectors.FORMAT,
             "version": "1",
-            "sizes": json.dumps(sizes),
+            "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
             "embedding": json.dumps(settings),
         }
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        content[_WORDS] = torch.from_numpy(words.copy())
+        content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
         metadata[KEY] = state_digest({**content, **metadata})
         with replacing(output) as temporary:
             save_file(content, temporary, metadata)
@@ -168,60 +157,46 @@ class VectorsModel(WordTokens):
                 temporary.write_bytes(_loader())
 
     def vocabularies(self) -> list[Vocabulary]:
-        """The one vocabulary."""
         return [Vocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of the words of each line; words without a vector are skipped."""
-        return _encoded(self.original, lines)
+        return _encode(self.original, lines)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except those ``(n,)``.
-
-        Raises:
-            UserError: the embedding cannot drop words.
-        """
         self.module = self.module.select_rows(kept[NAME])
         self.words = [self.original[word] for word in kept[NAME].tolist()]
         return []
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, with the remaining words."""
-        return _encoded(self.words, lines)
+        return _encode(self.words, lines)
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """How many lines have a vector for every word."""
         return sum(len(line.split()) == len(found) for line, found in zip(lines, ids))
 
     restored_trimmed = restored
 
     def weight_bytes(self) -> int:
-        """The bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
 
     def write_trimmed(self, output: Path, card: str = "") -> None:
-        """Write the vectors, all or nothing."""
         self.write(output, packed_as(self.tensors(), self.packing))
 
 
-def _is_small(path: Path) -> bool:
+def _is_compressed(path: Path) -> bool:
     """Whether a file looks like one that `VectorsModel.write` wrote."""
     with path.open("rb") as file:
         return f'"{load_vectors.FORMAT}"'.encode() in file.read(_SEARCHED_BYTES)
 
 
-def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
+def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
     """The words, the embedding and its packing in a file that `VectorsModel.write` wrote."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             settings = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise _unreadable(path, error) from error
-    verified({**tensors, **settings}, f"vectors {path}")
-    try:
+        verified({**tensors, **settings}, f"vectors {path}")
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
-        options: dict[str, Any] = json.loads(settings["embedding"])
+        options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
         embedding = build(options.pop("method"), num_embeddings=count, embedding_dim=dim, **options)
         packing = packing_of(tensors)
@@ -229,39 +204,16 @@ def _read_small(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]
         if len(words) != count or state.keys() != embedding.state_dict().keys():
             raise UserError("its words and tensors do not match")
         embedding.load_state_dict(install(embedding, state), strict=False)
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from error
+    except (safetensors.SafetensorError, *UNREADABLE) as error:
+        if isinstance(error, UserError) and str(path) in str(error):
+            raise
+        raise UserError(
+            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
+        ) from error
     return words, embedding.eval(), packing
 
 
-def _unreadable(path: Path, error: BaseException) -> UserError:
-    return UserError(
-        f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
-    )
-
-
-def _standard(vectors: np.ndarray) -> SharedEmbedding:
-    """A plain table with the vectors ``(V, D)``."""
-    count, dim = vectors.shape
-    with torch.device("meta"):
-        embedding = build("standard", num_embeddings=count, embedding_dim=dim)
-    embedding.load_state_dict({"weight": torch.from_numpy(vectors)}, assign=True)
-    return embedding.eval()
-
-
-@torch.no_grad()
-def _neighbors(embedding: SharedEmbedding, ids: Tensor) -> Predictions:
-    """The nearest other word of each of the words ``(n,)``."""
-    table = F.normalize(embedding.table().float())
-    found = []
-    for words in ids.split(_ROWS):
-        scores = table[words] @ table.t()
-        scores[torch.arange(len(words)), words] = -torch.inf
-        found.append(scores.argmax(dim=1))
-    return Predictions(torch.cat(found), torch.ones(len(ids)))
-
-
-def _encoded(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
+def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
     """The ids of the words of each line that are among `words`."""
     ids = {word: place for place, word in enumerate(words)}
     return [[ids[word] for word in line.split() if word in ids] for line in lines]

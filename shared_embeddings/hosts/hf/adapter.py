@@ -69,7 +69,6 @@ class Adapter:
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
-        """Whether a path is a folder with the configuration of a model."""
         file = path / CONFIG
         try:
             if not file.is_file() or file.stat().st_size > _LONGEST_CONFIG:
@@ -80,12 +79,6 @@ class Adapter:
         return "model_type" in config or "architectures" in config
 
     def read(self, path: Path) -> FolderModel:
-        """Read a model.
-
-        Raises:
-            UserError: it is incomplete, its class is not in transformers, or its weights are not
-            safetensors. ImportError: transformers is not installed.
-        """
         with reading(path):
             return FolderModel(path)
 
@@ -98,13 +91,12 @@ class Adapter:
                 return FolderModel(path)
 
     def read_trimmable(self, path: Path) -> TrimmableFolder:
-        """Read the configuration and the tokenizer of a model, and map its weights."""
         with reading(path):
             return TrimmableFolder(path)
 
 
 class FolderModel:
-    """A model read from a folder, on the CPU, in the dtype of its weights.
+    """A `TrainedModel` read from a folder, on the CPU, in the dtype of its weights.
 
     Embeddings are fitted in fp32 and cast to the dtype of the model when they are placed.
 
@@ -134,7 +126,6 @@ class FolderModel:
         self._tables = {table.name: table for table in find_tables(self.module.eval())}
 
     def embeddings(self) -> list[WordEmbedding]:
-        """Its input embeddings, plain tables or not."""
         modules: dict[str, Any] = {
             name: nn.Embedding.from_pretrained(table.weight.detach()) for name, table in self._tables.items()
         }
@@ -146,11 +137,6 @@ class FolderModel:
         ]
 
     def tables(self) -> list[EmbeddingTable]:
-        """Its tables: only one where the input and the output are tied; a padding word is like any other.
-
-        Raises:
-            UserError: it is already compressed, or its output layer cannot be replaced.
-        """
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         with reading(self.path):
@@ -162,7 +148,7 @@ class FolderModel:
                 uses=(*table.placement.inputs, *table.placement.outputs),
                 words=self.vocabulary.words(len(table.weight)),
                 table=table.weight.detach(),
-                padding_idx=None,
+                padding_idx=None,  # a padding word is like any other
                 is_scored=bool(table.placement.outputs),
                 sentence_marks=self.vocabulary.sentence_marks(),
                 parameters=table.weight.numel(),
@@ -172,17 +158,9 @@ class FolderModel:
         ]
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each token occurs in texts; UserError if the model has no tokenizer."""
         return self.vocabulary.count(texts)
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options of a method, without an output for a table that is used for input only.
-
-        Raises:
-            OptionError: they ask for such an output.
-            UserError: a model of transformers cannot use its scores, or the file for ``trust_remote_code``
-                could not decode its codec.
-        """
         check_decoder(method, options)
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
@@ -206,19 +184,12 @@ class FolderModel:
         return chosen
 
     def quality(self, validation: Validation) -> Quality:
-        """The perplexity of a text; UserError if the model is not causal, or the text cannot be used."""
         return perplexity(self.module, self.vocabulary, validation)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The model's predictions in texts, or in text that it generates.
-
-        Raises:
-            UserError: the model needs more input than tokens.
-        """
         return probe(self.module, self.vocabulary, texts, seed)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
-        """Put the embeddings into the model, in its dtype; returns notes about other changes."""
         for name, embedding in fitted.items():
             embedding.to(self._tables[name].weight.dtype)
         place(self.module, fitted, {name: table.placement for name, table in self._tables.items()})
@@ -231,18 +202,12 @@ class FolderModel:
         return notes
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the model, each once, except those that its class recomputes."""
         computed = self.module._keys_to_ignore_on_save or ()
         return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
 
     @torch.no_grad()
     def onnx_body(self) -> OnnxBody:
-        """The graph of the model, which cannot be used afterwards; plain tables become `standard`.
-
-        Raises:
-            UserError: it cannot be traced.
-            ImportError: a package for it is not installed.
-        """
+        # Plain tables become `standard`.
         plain: dict[str, Any] = {}
         for name, table in self._tables.items():
             words, width = table.weight.shape
@@ -253,16 +218,13 @@ class FolderModel:
         return trace(self.module, sum(file.stat().st_size for file in weight_files(self.path)))
 
     def sources(self) -> list[Path]:
-        """The folder that the model was read from."""
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The one folder of a model named `output`; UserError if it holds other files that would be lost."""
         check_output(output, force=True)
         return [output]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
-        """Write the folder, with the tokenizer of the original and a model card, all or nothing."""
         check_output(output, force=True)
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
@@ -350,7 +312,6 @@ class UnbuiltModel(FolderModel):
         return value
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the files, under their names there, and those that are new."""
         found = super().tensors()
         new = {name: tensor for name, tensor in found.items() if not tensor.is_meta}
         own = [self._stored[name] for name, tensor in found.items() if tensor.is_meta]

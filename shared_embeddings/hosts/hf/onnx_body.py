@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared_embeddings.export.builder import rename_values
 from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.hosts.hf.word_layers import ENTRY, InputSide, OutputSide
 from shared_embeddings.utils.errors import UserError
@@ -157,9 +158,7 @@ def _rename(graph: Any, example: Example) -> None:
             if found:
                 new[value.name] = f"{prefix}.{found[1]}.{found[2]}"
                 value.name = new[value.name]
-    for node in graph.node:
-        node.input[:] = [new.get(name, name) for name in node.input]
-        node.output[:] = [new.get(name, name) for name in node.output]
+    rename_values(graph, new)
     names = {"input_ids": "sequence", "token_type_ids": "sequence", "decoder_input_ids": "decoder_sequence"}
     names["attention_mask"] = "total" if new else "sequence"
     for value in graph.input:

@@ -69,7 +69,7 @@ _LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
 
 
 class TrimmableFolder:
-    """A model with a fast tokenizer whose tokens can be left out; what has them is cut into smaller ones.
+    """A `TrimmableModel` with a fast tokenizer: what has tokens that are left out is cut into smaller ones.
 
     Args:
         path: the folder.
@@ -141,11 +141,9 @@ class TrimmableFolder:
         return [Vocabulary(NAME, words, specials, self.unknown)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line, with the special tokens around it."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(lines))]
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, by the trimmed tokenizer."""
         return [encoding.ids for encoding in self.trimmed.encode_batch(list(lines))]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
@@ -170,15 +168,9 @@ class TrimmableFolder:
         return self.file.closed(ids | self.beginnings | before)
 
     def characters(self, vocabulary: str) -> set[int]:
-        """The ids of single characters, unless the tokenizer falls back to bytes."""
         return self.file.characters()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Leave out all tokens but those ``(n,)``, and rows that have no token.
-
-        Raises:
-            UserError: the tokenizer, or an embedding, cannot do without the others.
-        """
         first, self.kept = self.first_position, kept[NAME].tolist()
         if self.kept[:first] != list(range(first)):
             raise UserError(
@@ -208,32 +200,22 @@ class TrimmableFolder:
         return [*notes, f"left out: {', '.join(left)}"] if left else notes
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """How many lines the tokenizer decodes from their ids, up to spaces and normalization."""
         return _count_restored(self.tokenizer, lines, ids, self.file.marks)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """Like `restored`, by the trimmed tokenizer."""
         return _count_restored(self.trimmed, lines, ids, self.file.marks)
 
     def weight_bytes(self) -> int:
-        """The bytes of all tensors."""
         return self.weights.bytes(len(self.kept) or self.rows)
 
     def sources(self) -> list[Path]:
-        """The folder that the model was read from."""
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        """The folder of a model that is called `output`.
-
-        Raises:
-            UserError: it exists and holds other files that would be lost.
-        """
         check_output(output, force=True)
         return [output]
 
     def write_trimmed(self, output: Path, card: str) -> None:
-        """Write the folder with a model card, all or nothing."""
         with replacing_folder(output) as folder:
             self._write_settings(folder)
             for file in self._copied():
