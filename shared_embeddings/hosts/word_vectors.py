@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.checksums import KEY, state_digest, verified
+from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
 from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictions, Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
@@ -38,7 +39,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter:
+class Adapter(host.Adapter):
     """Opens word vectors."""
 
     def sniff(self, path: Path) -> bool:
@@ -51,7 +52,7 @@ class Adapter:
 
 
 class VectorsModel(WordTokens):
-    """Word vectors read from a file, a `TrainedModel` and a `TrimmableModel`; it predicts nothing."""
+    """Word vectors read from a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

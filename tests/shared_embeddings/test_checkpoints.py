@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from shared_embeddings.checkpoints.checksums import (
     verified,
     with_checksum,
 )
-from shared_embeddings.compress.host import GROUP, copy_output_bias, teacher_table
+from shared_embeddings.compress.host import copy_output_bias, teacher_table
 from shared_embeddings.compress.measure import (
     USABLE_SHARE,
     Comparison,
@@ -44,20 +43,6 @@ from shared_embeddings.compress.sizing import options_within, stored_bytes
 from shared_embeddings.compress.tables import Errors
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words, counts_of, read_counts
-
-
-def test_hosts_are_in_the_entry_points() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("tomllib is part of Python 3.11")
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][GROUP] == {
-        "hf": "shared_embeddings.hosts.hf.adapter:Adapter",
-        "lm": "lm.adapter:Adapter",
-        "nmt": "nmt.adapter:Adapter",
-        "vectors": "shared_embeddings.hosts.word_vectors:Adapter",
-    }
 
 
 def test_counts_of_words(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints.tensors import check_finite
-from shared_embeddings.compress.host import EmbeddingTable, check_scores
+from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
@@ -65,7 +65,7 @@ _NAMED = 3
 _LONGEST_CONFIG = 2**24
 
 
-class Adapter:
+class Adapter(host.Adapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
@@ -95,8 +95,8 @@ class Adapter:
             return TrimmableFolder(path)
 
 
-class FolderModel:
-    """A `TrainedModel` read from a folder, on the CPU, in the dtype of its weights.
+class FolderModel(host.TrainedModel):
+    """A model read from a folder, on the CPU, in the dtype of its weights.
 
     Embeddings are fitted in fp32 and cast to the dtype of the model when they are placed.
 
@@ -104,13 +104,14 @@ class FolderModel:
         path: the folder.
     """
 
+    module: Any = None
+
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
         self.is_compressed = find_entry(config) is not None
         if config.get(KEY) is not None and not self.is_compressed:
             raise UserError(f"model {path}: is quantized; compress the original model")
-        self.module: Any
         # The names of tensors that the model does not use.
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}
@@ -136,14 +137,14 @@ class FolderModel:
             for name, module in modules.items()
         ]
 
-    def tables(self) -> list[EmbeddingTable]:
+    def tables(self) -> list[host.EmbeddingTable]:
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         with reading(self.path):
             self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
         check_scoring(self.module)
         return [
-            EmbeddingTable(
+            host.EmbeddingTable(
                 name=table.name,
                 uses=(*table.placement.inputs, *table.placement.outputs),
                 words=self.vocabulary.words(len(table.weight)),
@@ -175,7 +176,7 @@ class FolderModel:
         sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **chosen}
         with torch.device("meta"):
             new = build(method, words=self.vocabulary.words(words), **sizes)
-        check_scores(new, width)
+        host.check_scores(new, width)
         if not new.has_linear_scores:
             raise UserError(
                 f"the softmax of this {method} embedding has several steps, but models of transformers have "

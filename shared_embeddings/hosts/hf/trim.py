@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import save_safetensors
-from shared_embeddings.compress.host import Vocabulary
+from shared_embeddings.compress.host import TrimmableModel, Vocabulary
 from shared_embeddings.hosts.hf.folder import (
     CODE,
     CONFIG,
@@ -68,8 +68,8 @@ _COPIED = (".json", ".jinja", ".md", "LICENSE")
 _LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
 
 
-class TrimmableFolder:
-    """A `TrimmableModel` with a fast tokenizer: what has tokens that are left out is cut into smaller ones.
+class TrimmableFolder(TrimmableModel):
+    """A model with a fast tokenizer: what has tokens that are left out is cut into smaller ones.
 
     Args:
         path: the folder.

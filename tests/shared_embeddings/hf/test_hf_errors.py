@@ -1,30 +1,32 @@
-"""Folders that cannot be compressed fail with one line, and failures change no files."""
+"""Damaged or odd folders fail with one line in every command, and failures change no files."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
-pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
-
-import transformers  # noqa: E402
-
-from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.hosts import hf  # noqa: E402
-from shared_embeddings.hosts.hf.adapter import Adapter  # noqa: E402
-from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write  # noqa: E402
-from tests.shared_embeddings.hf.trimming import save  # noqa: E402
+from shared_embeddings.checkpoints.checksums import recorded_checksum
+from shared_embeddings.cli.main import main
+from shared_embeddings.hosts import hf
+from shared_embeddings.hosts.hf.adapter import Adapter
+from tests.helpers import flip, names_file, offsets
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write
+from tests.shared_embeddings.hf.trimming import save, trim
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line that the command prints on stderr."""
+    """The one line that compressing prints on stderr."""
     capsys.readouterr()
     assert compress(*arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
@@ -37,33 +39,70 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def with_settings(folder: Path, **settings: Any) -> Path:
-    """The folder, with other settings in its configuration."""
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
-    return folder
+# Damaged folders.
+
+INDEX = "model.safetensors.index.json"
 
 
-def test_models_of_other_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = tmp_path / "small"
-    asked = ("standard", small)
-    model = tmp_path / "model"
-    write("qwen2", model)
-    plain = json.loads((model / "config.json").read_text())
-    quantized = with_settings(model, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "is quantized" in error_line(capsys, quantized, *asked)
-    (model / "config.json").write_text(json.dumps(plain))
-    with_settings(model, architectures=["Own"], auto_map={"AutoModel": "own.Own"})
-    (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
-    assert "code in the folder is not run" in error_line(capsys, model, *asked)
-    (model / "config.json").write_text(json.dumps(plain))
-    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-40])
-    assert "cannot be read" in error_line(capsys, model, *asked)
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not loaded" in error_line(capsys, model, *asked)
-    (model / "pytorch_model.bin").unlink()
-    assert "has no model.safetensors" in error_line(capsys, model, *asked)
-    assert not small.exists()
+def changed(**settings: Any) -> Callable[[bytes], bytes]:
+    """A JSON file with other settings."""
+    return lambda old: json.dumps({**json.loads(old), **settings}).encode()
+
+
+# File -> its new content, None to remove it, and what the line says.
+DAMAGES: dict[str, tuple[dict[str, Callable[[bytes], bytes] | None], str]] = {
+    "quantized": ({"config.json": changed(quantization_config={"quant_method": "gptq"})}, "is quantized"),
+    "another class": (
+        {"config.json": changed(architectures=["Own"]), "own.py": lambda _: b"raise SystemExit('was run')"},
+        "code in the folder is not run",
+    ),
+    "a size in words": ({"config.json": changed(vocab_size="x")}, ""),
+    "no heads": ({"config.json": changed(n_head=0)}, ""),
+    "classes by name": ({"config.json": changed(architectures={"a": ["b"]})}, "its class None"),
+    "truncated": ({"model.safetensors": lambda old: old[:-40]}, "truncated"),
+    "an unknown type": (
+        {"model.safetensors": lambda old: old.replace(b'"F32"', b'"F99"', 1)},
+        "cannot be read",
+    ),
+    "no weights": ({"model.safetensors": None}, "has no model.safetensors"),
+    "pickled": (
+        {"model.safetensors": None, "pytorch_model.bin": lambda _: b"x"},
+        "pytorch_model.bin is not loaded",
+    ),
+    "no names of files": (
+        {"model.safetensors": None, INDEX: lambda _: b'{"weight_map": {"a": 5}}'},
+        "not a safetensors file in the folder",
+    ),
+    "an empty tokenizer": ({"tokenizer.json": lambda _: b"{}"}, ""),
+    "no added tokens": ({"tokenizer.json": changed(added_tokens=None)}, ""),
+    "a list for a tokenizer": ({"tokenizer.json": changed(model=[])}, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model."""
+    return save(tmp_path_factory.mktemp("original") / "model", "gpt2")
+
+
+@pytest.mark.parametrize("command", ["compress", "trim"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_folders(
+    original: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    model, (changes, reason) = Path(shutil.copytree(original, tmp_path / "model")), DAMAGES[name]
+    for file, change in changes.items():
+        old = (model / file).read_bytes() if (model / file).exists() else b""
+        if change is None:
+            (model / file).unlink()
+        else:
+            (model / file).write_bytes(change(old))
+            assert (model / file).read_bytes() != old
+    asked = ["--method", "standard"] if command == "compress" else ["--text", str(text)]
+    assert main([command, "--model", str(model), "--output", str(tmp_path / "small"), *asked]) == 2
+    error = capsys.readouterr().err
+    assert names_file(error, "shared-embeddings", model) and reason in error, error
+    assert not (tmp_path / "small").exists()
 
 
 def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,52 +117,162 @@ def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureF
     assert "takes more than text (vision_config)" in line
 
 
-def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They multiply with the weight of their output layer, or do not expose their word embeddings."""
-    bert = KINDS["bert"][1]
-    narrow = {**bert, "embedding_size": DIM, "hidden_size": 24}
-    sizes = {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
-    for number, (name, settings, output_of) in enumerate(
-        [
-            ("MobileBertForMaskedLM", narrow, f"its output layer (Linear ({WORDS}, {DIM}))"),
-            ("DebertaV2ForMaskedLM", {**bert, "legacy": False}, f"its output layer (Linear ({DIM}, {DIM}))"),
-            (
-                "FSMTForConditionalGeneration",
-                {**sizes, "src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
-                "does not define where its word embeddings are",
-            ),
-        ]
-    ):
-        chosen = getattr(transformers, name)
-        chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / f"model{number}")
-        assert output_of in error_line(capsys, tmp_path / f"model{number}", "standard", tmp_path / "small")
-    assert not (tmp_path / "small").exists()
-
-
-DAMAGES: dict[str, tuple[str, Any]] = {
-    "a size in words": (
-        "config.json",
-        lambda text: text.replace(f'"vocab_size": {WORDS}', '"vocab_size": "x"'),
+OTHER_SCORES = {
+    "MobileBertForMaskedLM": (
+        {**KINDS["bert"][1], "embedding_size": DIM, "hidden_size": 24},
+        f"its output layer (Linear ({WORDS}, {DIM}))",
     ),
-    "no heads": ("config.json", lambda text: text.replace('"n_head": 2', '"n_head": 0')),
-    "classes by name": ("config.json", lambda text: text.replace("[", '{"a": [', 1).replace("]", "]}", 1)),
-    "no names of files": ("model.safetensors.index.json", lambda _: '{"weight_map": {"a": 5}}'),
+    "DebertaV2ForMaskedLM": (
+        {**KINDS["bert"][1], "legacy": False},
+        f"its output layer (Linear ({DIM}, {DIM}))",
+    ),
+    "FSMTForConditionalGeneration": (
+        {"d_model": DIM, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "langs": ["en", "de"]}
+        | {"src_vocab_size": WORDS, "tgt_vocab_size": WORDS},
+        "does not define where its word embeddings are",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    model = tmp_path / "model"
-    write("gpt2", model)
-    file, damage = DAMAGES[name]
-    before = (model / file).read_text() if (model / file).exists() else ""
-    (model / file).write_text(damage(before))
-    assert (model / file).read_text() != before
-    if file.endswith(".index.json"):
-        (model / "model.safetensors").unlink()
-    line = error_line(capsys, model, "standard", tmp_path / "small")
-    assert f"model {model}: " in line
+@pytest.mark.parametrize("name", OTHER_SCORES)
+def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """They multiply with the weight of their output layer, or do not expose their word embeddings."""
+    settings, reason = OTHER_SCORES[name]
+    chosen = getattr(transformers, name)
+    chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / "model")
+    assert reason in error_line(capsys, tmp_path / "model", "standard", tmp_path / "small")
     assert not (tmp_path / "small").exists()
+
+
+def test_every_command_detects_a_flipped_byte(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the last shard of a model that was trimmed, which is a plain one."""
+    model, small, output = tmp_path / "model", tmp_path / "small", tmp_path / "output"
+    save(model, "llama", max_shard_size="30KB")
+    assert trim("--model", model, "--text", text, "--output", small) == 0
+    files = sorted(small.glob("*.safetensors"))
+    assert len(files) > 1 and None not in map(recorded_checksum, files)
+    pairs = tmp_path / "pairs"
+    pairs.write_text("ka to 1\nmi re 2\n")
+    flip(files[-1], offsets(files[-1])[0])
+    commands: list[list[object]] = [
+        ["trim", "--model", small, "--text", text, "--output", output],
+        ["compress", "--model", small, "--method", "projective", "--rank", 4, "--output", output],
+        ["similarity", "--model", small, "--pairs", pairs],
+    ]
+    for command in commands:
+        capsys.readouterr()
+        assert main([str(one) for one in command]) == 2
+        error = capsys.readouterr().err
+        assert f"{files[-1]}: does not match its checksum" in error and error.count("\n") == 1
+        assert not output.exists()
+    monkeypatch.setenv("SHARED_EMBEDDINGS_VERIFY", "0")
+    assert main([str(one) for one in commands[0]]) == 0
+
+
+def test_models_without_checksum_load(tmp_path: Path) -> None:
+    model = save(tmp_path / "model", "gpt2")
+    assert recorded_checksum(model / "model.safetensors") is None
+    assert compress(model, "projective", tmp_path / "small", "--rank", 4) == 0
+    loaded = hf.load(tmp_path / "small")
+    loaded.save_pretrained(tmp_path / "tuned")
+    assert recorded_checksum(tmp_path / "tuned" / "model.safetensors") is None
+    hf.load(tmp_path / "tuned")
+    hf.save(loaded, tmp_path / "saved")
+    assert len(str(recorded_checksum(tmp_path / "saved" / "model.safetensors"))) == 64
+    hf.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_weights_that_are_not_finite(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    model = save(tmp_path / "model", "gpt2")
+    state = load_file(model / "model.safetensors")
+    name = next(name for name in state if "ln_f" in name)
+    state[name].view(-1)[3] = float(number)
+    save_file(state, model / "model.safetensors", {"format": "pt"})
+    assert compress(model, "projective", tmp_path / "small", "--rank", 4) == 2
+    error = capsys.readouterr().err
+    assert str(model) in error and "NaN or infinity" in error and "Traceback" not in error
+
+
+ODD: dict[str, Any] = {
+    "None": None,
+    "a list": [1, None],
+    "a string": "odd",
+    "a number": 5,
+    "a negative number": -3,
+    "a mapping": {"a": None},
+    "true": True,
+}
+SETTINGS = {
+    "gpt2": ("architectures", "model_type", "vocab_size", "n_embd", "n_layer", "eos_token_id", "dtype"),
+    "small": ("quantization_config", "n_embd", "tie_word_embeddings"),
+}
+ENTRY = ("version", "tables")
+TABLE = ("method", "num_embeddings", "embedding_dim", "options", "inputs", "outputs")
+IDS = ("bad_words_ids", "suppress_tokens", "forced_decoder_ids", "sequence_bias", "bos_token_id")
+
+
+def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Folders with an error in a JSON file, by its description."""
+    plain, entry = (json.loads((one / "config.json").read_text()) for one in (model, small))
+    own = entry["quantization_config"]
+    name = next(iter(own["tables"]))
+    for kind, value in ODD.items():
+        changes: list[tuple[str, Path, str, Any]] = [
+            ("config", model, "config.json", value),
+            ("generation", model, "generation_config.json", value),
+            *((f"model {key}", model, "config.json", {**plain, key: value}) for key in SETTINGS["gpt2"]),
+            *((f"small {key}", small, "config.json", {**entry, key: value}) for key in SETTINGS["small"]),
+            *((f"ids {key}", model, "generation_config.json", {key: value}) for key in IDS),
+        ]
+        for key in ENTRY:
+            changes.append(
+                (f"entry {key}", small, "config.json", {**entry, "quantization_config": {**own, key: value}})
+            )
+        for key in TABLE:
+            table = {**own["tables"][name], key: value}
+            tables = {**own, "tables": {name: table}}
+            changes.append((f"table {key}", small, "config.json", {**entry, "quantization_config": tables}))
+        for what, source, file, content in changes:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(source, folder)
+            (folder / file).write_text(json.dumps(content))
+            yield f"{what}: {kind}", folder
+
+
+@pytest.mark.slow
+def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback for any content of a JSON file; three commands take turns."""
+    model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "output"
+    assert compress(model, "projective", small, "--rank", 4) == 0
+    pairs = tmp_path / "pairs"
+    pairs.write_text("ka to 1\nmi re 2\n")
+    asked: list[list[object]] = [
+        ["trim", "--text", text, "--output", output],
+        ["compress", "--method", "projective", "--rank", 4, "--output", output],
+        ["similarity", "--pairs", pairs],
+    ]
+    failures = []
+    for number, (kind, folder) in enumerate(odd_folders(model, small, tmp_path / "odd")):
+        command = [*asked[number % len(asked)], "--model", folder]
+        capsys.readouterr()
+        try:
+            status: object = main([str(one) for one in command])
+        except Exception as error:
+            status = repr(error)
+        error = capsys.readouterr().err
+        shutil.rmtree(output, ignore_errors=True)
+        # Keys that a command does not use may have any value.
+        if status != 0 and not (status == 2 and names_file(error, "shared-embeddings", folder)):
+            failures.append(f"{kind}: {command[0]}: {status} {error[-400:]}")
+    assert not failures, "\n".join(failures)
+
+
+# Outputs.
 
 
 def test_existing_outputs(
@@ -232,6 +381,9 @@ def test_a_terminated_command_leaves_no_files(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text"]
 
 
+# Loading.
+
+
 def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("llama", model)
@@ -241,7 +393,10 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     loaded = hf.load(small)
     with pytest.raises(ValueError, match="cannot be resized"):
         loaded.resize_token_embeddings(WORDS + 1)
-    with_settings(small, quantization_config={"quant_method": "shared_embeddings", "version": 2})
+    config = small / "config.json"
+    config.write_bytes(
+        changed(quantization_config={"quant_method": "shared_embeddings", "version": 2})(config.read_bytes())
+    )
     for read in (hf.load, transformers.LlamaForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match="has version 2, but this program supports 1"):
             read(small)

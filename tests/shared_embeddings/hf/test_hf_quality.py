@@ -70,7 +70,7 @@ def test_windows_score_every_token_once() -> None:
     assert found.shape == (23,) and float(found.sum()) == pytest.approx(wanted + first)
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5", "marian"])
+@pytest.mark.parametrize("kind", ["bert", "t5"])
 def test_models_without_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     write(kind, tmp_path / "model")
     (tmp_path / "text").write_text("w1 w2\n")
@@ -96,17 +96,6 @@ def test_position_ids_after_the_padding(tmp_path: Path) -> None:
     assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 0
     found = json.loads(report.read_text())["quality"]
     assert found["after"] == pytest.approx(found["before"], rel=1e-6)
-
-
-def test_a_tokenizer_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {"n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=WORDS - 1, **small))
-    model.save_pretrained(tmp_path / "model")
-    add_tokenizer(tmp_path / "model")
-    (tmp_path / "text").write_text(f"w1 w{WORDS - 1}\n")
-    asked = ["--validation", tmp_path / "text"]
-    assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 2
-    assert f"token 'w{WORDS - 1}' has the id {WORDS - 1}, but the model has" in capsys.readouterr().err
 
 
 SAID = {
@@ -144,9 +133,8 @@ def test_damaged_models_are_reported(
     add_tokenizer(tmp_path / "model")
     for source, output_of in zip(([], ["--text", words]), SAID[kind]):
         line, found = kept(tmp_path, capsys, "--rank", 16, *source)
-        assert (
-            line.startswith(("kept 100%", "kept 99%")) and output_of in line and not found["needs_training"]
-        )
+        assert line.startswith(("kept 100%", "kept 99%")) and output_of in line
+        assert not found["needs_training"]
         line, found = kept(tmp_path, capsys, "--rank", 1, *source)
         assert line.startswith("warning: kept ") and found["share"] < 0.7
         assert line.endswith("): train this model before using it")

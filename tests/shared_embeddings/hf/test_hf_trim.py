@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
-
-from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes  # noqa: E402
-from shared_embeddings.hosts.hf.word_layers import without_weights  # noqa: E402
-from tests.shared_embeddings.hf.trimming import (  # noqa: E402
+from shared_embeddings.cli.main import main
+from shared_embeddings.compress.report import Sizes
+from shared_embeddings.compress.session import Settings
+from shared_embeddings.compress.trim import Keep, Texts, trimmed_copy
+from shared_embeddings.compress.trim import trim as trim_model
+from shared_embeddings.hosts import hf
+from shared_embeddings.hosts.hf.folder import INDEX
+from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes
+from shared_embeddings.hosts.hf.word_layers import without_weights
+from shared_embeddings.quant.storage import HEADER
+from tests.shared_embeddings.hf.models import compress
+from tests.shared_embeddings.hf.trimming import (
     KINDS,
     SIZES,
-    byte_level,
     error_line,
+    llama,
     log_probabilities,
     output_of,
     save,
     sentences,
     trim,
     unigram,
-    wordpiece,
 )
 
 
@@ -63,31 +73,11 @@ def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.Cap
             assert getattr(new, f"{name}_token_id") == new_ids[getattr(old, f"{name}_token_id")]
 
 
-@pytest.mark.parametrize("tokenizer", [byte_level, unigram, wordpiece])
-def test_any_text_can_still_be_tokenized(tokenizer: Callable[[], Any], tmp_path: Path, text: Path) -> None:
-    kind = {byte_level: "gpt2", unigram: "t5", wordpiece: "bert"}[tokenizer]
-    model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
-    assert trim("--model", model, "--text", text, "--output", output) == 0
-    trimmed = transformers.AutoTokenizer.from_pretrained(output)
-    strange = "Kato 漢字 xyzzy!"
-    ids = trimmed(strange)["input_ids"]
-    assert max(ids) < len(trimmed)
-    if kind == "gpt2":
-        assert trimmed.decode(ids, skip_special_tokens=True) == strange
-    else:
-        assert trimmed.unk_token_id in ids
-
-
 def test_shards_counts_and_words_to_keep(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from safetensors.torch import load_file
-
-    model, output, keep = (
-        save(tmp_path / "model", "marian", max_shard_size="6KB"),
-        tmp_path / "out",
-        tmp_path / "keep",
-    )
+    model = save(tmp_path / "model", "marian", max_shard_size="6KB")
+    output, keep = tmp_path / "out", tmp_path / "keep"
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     unused = max(set(tokenizer.get_vocab()) - set(tokenizer.tokenize(text.read_text())) - {"<sep>"}, key=len)
     keep.write_text(f"{unused}\n", encoding="utf-8")
@@ -114,34 +104,35 @@ def test_user_errors(
 ) -> None:
     model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
     empty.write_text("")
-    asked = ["--model", model, "--output", output]
-    assert "has no word of the vocabulary 'tokens'" in error_line(capsys, *asked, "--text", empty)
-    assert "no such file" in error_line(capsys, *asked, "--text", tmp_path / "none")
-    found = [*asked, "--text", text]
-    assert "word to keep 'Kato to'" in error_line(
-        capsys, *found, "--keep", _file(tmp_path / "words", "Kato to\n")
-    )
-    assert "would replace the file of --model" in error_line(
-        capsys, "--model", model, "--output", model, "--text", text
-    )
-    assert "cannot be written" in error_line(
-        capsys, "--model", model, "--output", text / "trimmed", "--text", text
-    )
+    (tmp_path / "words").write_text("Kato to\n")
+    for written, given, reason in (
+        (output, ["--text", empty], "has no word of the vocabulary 'tokens'"),
+        (output, ["--text", tmp_path / "none"], "no such file"),
+        (output, ["--text", text, "--keep", tmp_path / "words"], "word to keep 'Kato to'"),
+        (model, ["--text", text], "would replace the file of --model"),
+        (text / "trimmed", ["--text", text], "cannot be written"),
+        (output, ["--text", text, "--dry-run"], "give either --output or --dry-run"),
+    ):
+        assert reason in error_line(capsys, "--model", model, "--output", written, *given)
+    found = ["--model", model, "--output", output, "--text", text]
+    with pytest.raises(SystemExit):
+        main(["trim", *map(str, found), "--coverage", "150%"])
+    assert "'150%' is not a percentage" in capsys.readouterr().err
+
+    def full_disk(tensors: object, path: Path, metadata: object = None) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr("safetensors.torch.save_file", _full_disk)
+        patch.setattr("shared_embeddings.checkpoints.checksums.save_file", full_disk)
         assert "No space left" in error_line(capsys, *found)
     assert not output.parent.exists() or list(output.parent.iterdir()) == []
-    weights = model / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-100])
-    assert "truncated" in error_line(capsys, *found)
-    weights.rename(model / "pytorch_model.bin")
-    assert "pytorch_model.bin is not loaded" in error_line(capsys, *found)
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
     assert "needs code that comes with it" in error_line(capsys, *found)
     (model / "config.json").write_text(config)
-    weights.write_bytes(content)
+    (model / "generation_config.json").write_text('{"bad_words_ids": [["a"]]}')
+    assert "bad_words_ids is [['a']], expected a list of lists" in error_line(capsys, *found)
     (model / "tokenizer.json").unlink()
     assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, *found)
     assert not output.exists()
@@ -174,24 +165,6 @@ def test_lists_of_ids() -> None:
         "temperature": 9,
     }
     assert with_new_ids({"sequence_bias": [[[400], 3.0]]}, new_ids) == {"sequence_bias": None}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"suppress_tokens": 5},
-        {"suppress_tokens": [[1]]},
-        {"eos_token_id": [[1]]},
-        {"bad_words_ids": [1]},
-        {"sequence_bias": [[1, 5.0]]},
-        {"text_config": {"sequence_bias": {"1": 5.0}}},
-        {"forced_decoder_ids": [1, 2]},
-    ],
-    ids=str,
-)
-def test_wrongly_nested_lists(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="the file: .* expected .*; correct it"):
-        check_ids("the file", wrong)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "XGLMForCausalLM", "LlamaForCausalLM"])
@@ -244,40 +217,236 @@ def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.C
     assert "is made of several models (encoder-decoder)" in line
 
 
-def _json(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
-    """A change of the content of a JSON file."""
-    return lambda content: json.dumps(change(json.loads(content))).encode()
+UNKNOWN = "Kato 漢字 xyzzy!  zwei"
 
 
-DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "nothing in it": ("tokenizer.json", lambda _: b"{}"),
-    "no added tokens": ("tokenizer.json", _json(lambda found: {**found, "added_tokens": None})),
-    "a list for a model": ("tokenizer.json", _json(lambda found: {**found, "model": []})),
-    "a size in words": ("config.json", _json(lambda found: {**found, "vocab_size": "many"})),
-    "no heads": ("config.json", _json(lambda found: {**found, "n_head": 0})),
-    "ids that are no list": ("generation_config.json", lambda _: b'{"forced_decoder_ids": 5}'),
-    "an unknown type": ("model.safetensors", lambda content: content.replace(b'"F32"', b'"F99"', 1)),
+def trained(model: Any, trainer: Any, splitter: Any, normalizer: Any = None) -> dict[str, Any]:
+    """The model part of a tokenizer for generated words."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = splitter
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(sentences(300, 2), trainer)
+    found: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return found
+
+
+def merges(specials: Sequence[str], splitter: Any, alphabet: Sequence[str] = (), **settings: str) -> Any:
+    """The vocabulary and merges of a BPE model."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=300 + len(specials),
+        special_tokens=list(specials),
+        initial_alphabet=list(alphabet),
+        show_progress=False,
+        **settings,
+    )
+    found = trained(models.BPE(**settings), trainer, splitter)
+    return {"vocab": found["vocab"], "merges": [tuple(merge) for merge in found["merges"]]}
+
+
+def byte_merges(*specials: str, **settings: str) -> Any:
+    """A BPE model of bytes."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return merges([*specials, *sorted(alphabet)], splitter, alphabet, **settings)
+
+
+def fallback_merges(*specials: str) -> Any:
+    """A BPE model of characters that falls back to bytes."""
+    return merges([*specials, *(f"<0x{byte:02X}>" for byte in range(256))], pre_tokenizers.Metaspace())
+
+
+def pieces(*specials: str) -> Any:
+    """The pieces of a Unigram model with their scores."""
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=list(specials), unk_token="<unk>", show_progress=False
+    )
+    found = trained(models.Unigram(), trainer, pre_tokenizers.Metaspace())
+    return {"vocab": [(piece, score) for piece, score in found["vocab"]]}
+
+
+def word_pieces() -> Any:
+    """The pieces of a WordPiece model."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
+    splitter, normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer()
+    return {"vocab": trained(models.WordPiece(unk_token="[UNK]"), trainer, splitter, normalizer)["vocab"]}
+
+
+# The class of a tokenizer -> its vocabulary, and the lines with unknown characters that round-trip.
+TOKENIZERS: dict[str, tuple[Callable[[], Any], int]] = {
+    "GPT2Tokenizer": (lambda: byte_merges("<|endoftext|>"), 1),
+    "Qwen2Tokenizer": (lambda: byte_merges("<|endoftext|>"), 1),
+    "CLIPTokenizer": (lambda: byte_merges("<|startoftext|>", "<|endoftext|>", end_of_word_suffix="</w>"), 0),
+    "LlamaTokenizer": (lambda: fallback_merges("<unk>", "<s>", "</s>"), 1),
+    "GemmaTokenizer": (lambda: fallback_merges("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"), 1),
+    "NllbTokenizer": (lambda: merges(["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.Metaspace()), 0),
+    "T5Tokenizer": (lambda: pieces("<pad>", "</s>", "<unk>"), 0),
+    "XLMRobertaTokenizer": (lambda: pieces("<s>", "<pad>", "</s>", "<unk>"), 0),
+    "BertTokenizer": (word_pieces, 0),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_folders(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_tokenizers(kind: str, tmp_path: Path, text: Path) -> None:
+    make, unknown = TOKENIZERS[kind]
+    tokenizer = getattr(transformers, kind)(**make())
+    model, other = tmp_path / "model", tmp_path / "other"
+    llama(len(tokenizer)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    unseen = sentences(20, 5)
+    other.write_text("\n".join([*unseen, UNKNOWN]) + "\n", encoding="utf-8")
+    texts = Texts([text], held_out=[other])
+    (found,) = trim_model(model, texts, tmp_path / "out").vocabularies
+    lines = len(text.read_text(encoding="utf-8").splitlines())
+    assert found.rows.after < found.rows.before
+    assert [one.whole for one in found.texts][0] == lines
+    assert found.texts[1].round_trips == Sizes(*[len(unseen) + unknown] * 2)
+    before = transformers.AutoTokenizer.from_pretrained(model)
+    after = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(after) is type(tokenizer)
+    for line in text.read_text(encoding="utf-8").splitlines():
+        assert after.tokenize(line) == before.tokenize(line)
+    for line in unseen:
+        assert after.decode(after(line)["input_ids"]) == before.decode(before(line)["input_ids"])
+    (dropped,) = trim_model(model, texts, None, Keep(characters=False)).vocabularies
+    needs_characters = isinstance(tokenizer.backend_tokenizer.model, (models.Unigram, models.WordPiece))
+    assert (dropped.texts[1].round_trips.after < len(unseen)) == needs_characters
+
+
+def test_trim_and_compress_in_one_step(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, output, report = save(tmp_path / "model", "gpt2"), tmp_path / "out", tmp_path / "report.json"
+    (model / "README.md").write_text("---\nlicense: mit\n---\n# Original\n")
+    asked = ["compress", "--model", model, "--trim-to", text, "--method", "projective", "--rank", 4]
+    writing = ["--output", output, "--report", report]
+    assert main(list(map(str, [*asked, *writing]))) == 0
+    printed = capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path)) == sorted(["model", "out", "report.json", text.name])
+    content = json.loads(report.read_text())
+    sizes = content["trimmed"]["bytes_of_weights"]
+    line = (
+        f"bytes of weights: {sizes['before']:,} before, {sizes['after']:,} after trimming, "
+        f"{content['bytes_of_weights']['after']:,} after compressing"
+    )
+    card = (output / "README.md").read_text()
+    assert line in printed and line in card and card.startswith("---\nlicense: mit\n---\n")
+    steps = [heading for heading in card.splitlines() if heading.startswith("#")]
+    assert steps == [
+        "# Word embeddings compressed with shared-embeddings",
+        "## Earlier step: Vocabulary trimmed with shared-embeddings",
+        "# Original",
+    ]
+    assert card.count("from_pretrained") == 1
+    rows = len((output / "ids.tsv").read_text().splitlines())
+    assert json.loads((output / "config.json").read_text())["vocab_size"] == rows
+    assert content["model"] == str(model) and content["output"] == str(output)
+    assert content["trimmed"]["vocabularies"][0]["map_file"] == str(output / "ids.tsv")
+    assert str(tmp_path / ".out") not in printed + card + report.read_text()
+    capsys.readouterr()
+    assert main(list(map(str, [*asked, *writing]))) == 2
+    assert "already exists; add --force" in capsys.readouterr().err
+    (output / "diary.doc").write_text("")
+    assert main(list(map(str, [*asked, *writing, "--force"]))) == 2
+    assert "contains diary.doc" in capsys.readouterr().err
+    (output / "diary.doc").unlink()
+    assert main(list(map(str, [*asked, *writing, "--force"]))) == 0
+
+
+def test_a_failure_leaves_no_files(tmp_path: Path, text: Path) -> None:
     model = save(tmp_path / "model", "gpt2")
-    file, damage = DAMAGES[name]
-    content = (model / file).read_bytes()
-    (model / file).write_bytes(damage(content))
-    assert (model / file).read_bytes() != content
-    line = error_line(capsys, "--model", model, "--output", tmp_path / "out", "--text", text)
-    assert str(model) in line
+    copy = trimmed_copy(model, tmp_path / "out", [text], Settings())
+    with pytest.raises(OSError, match="no space"), copy as (small, settings):
+        assert small.is_dir() and settings.trimmed is not None
+        assert settings.trimmed.output == str(tmp_path / "out")
+        raise OSError("no space")
+    assert sorted(os.listdir(tmp_path)) == sorted(["model", text.name])
 
 
-def _file(path: Path, content: str) -> Path:
-    """A new file."""
-    path.write_text(content, encoding="utf-8")
-    return path
+def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save(tmp_path / "model", "gpt2")
+    asked = ["--model", model, "--text", text, "--dry-run"]
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    whole = content["model"]["vocab"]
+    content["model"] |= {"vocab": {word: whole[word] for word in list(whole)[:100]}, "merges": []}
+    file.write_text(json.dumps(content))
+    assert "belongs to another model" in error_line(capsys, *asked)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
+    file.write_text(json.dumps(content))
+    assert "token '<far>' has the id 10000, but the model has" in error_line(capsys, *asked)
+    assert compress(model, "standard", tmp_path / "small") == 2
+    assert "belongs to another model" in capsys.readouterr().err
 
 
-def _full_disk(tensors: object, path: Path, metadata: object = None) -> None:
-    """What writing does when there is no room left."""
-    Path(path).write_bytes(b"half")
-    raise OSError(28, "No space left on device")
+COMPRESSED = [
+    ("gpt2", ["projective", "--rank", 4]),
+    ("llama", ["projective", "--rank", 4, "--store", "int8"]),
+    ("llama", ["projective", "--rank", 4, "--store", "int4"]),
+    ("marian", ["structured", "--num-groups", 4, "--num-clusters", 16, "--fit-steps", 5]),
+]
+
+
+def new_ids(output: Path) -> dict[int, int]:
+    """The new id of every word that was kept."""
+    lines = (output / "ids.tsv").read_text().splitlines()
+    return {int(old): int(new) for old, new in (line.split("\t") for line in lines)}
+
+
+@pytest.mark.slow_except("gpt2-method0")
+@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
+def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: Path) -> None:
+    """Probabilities are those of the compressed model, over the kept words."""
+    model, small, output = save(tmp_path / "model", kind), tmp_path / "small", tmp_path / "trimmed"
+    assert compress(model, method[0], small, *method[1:]) == 0
+    assert trim("--model", small, "--text", text, "--output", output) == 0
+    ids_after = new_ids(output)
+    old, new = hf.load(small), hf.load(output)
+    ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
+    expected = output_of(old, ids)[:, list(ids_after)].log_softmax(dim=-1)
+    found = output_of(new, [ids_after[token] for token in ids])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    before, after = (load_file(folder / "model.safetensors") for folder in (small, output))
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        if name != HEADER:
+            assert tensor.dtype == before[name].dtype
+    assert {table.num_embeddings for table in new.shared_embeddings.values()} == {len(ids_after)}
+    assert new.config.vocab_size == len(ids_after)
+
+
+def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
+    """The other order: removing rows before the fit does not change a full-rank one."""
+    model, output, small = save(tmp_path / "model", "llama"), tmp_path / "trimmed", tmp_path / "small"
+    assert trim("--model", model, "--text", text, "--output", output) == 0
+    assert compress(output, "projective", small, "--rank", 16) == 0
+    ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
+    expected = log_probabilities(output, "llama", ids)
+    torch.testing.assert_close(output_of(hf.load(small), ids), expected, rtol=0, atol=1e-4)
+
+
+def test_words_without_own_rows_are_kept(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
+    options = ["--vocab-shape", "20,30", "--dim-shape", "4,4", "--rank", 2, "--fit-steps", 5]
+    assert compress(model, "tensor_train", small, *options) == 0
+    line = error_line(capsys, "--model", small, "--text", text, "--output", output)
+    assert "trim the plain model first" in line and not output.exists()
+
+
+def test_shards_of_a_compressed_model(tmp_path: Path, text: Path) -> None:
+    model, small, output = save(tmp_path / "model", "llama"), tmp_path / "small", tmp_path / "trimmed"
+    assert compress(model, "projective", tmp_path / "one", "--rank", 4) == 0
+    old = hf.load(tmp_path / "one")
+    old.save_pretrained(small, max_shard_size="6KB")
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(small)
+    assert trim("--model", small, "--text", text, "--output", output) == 0
+    shards = sorted(output.glob("*.safetensors"))
+    where = json.loads((output / INDEX).read_text())["weight_map"]
+    assert len(shards) > 1
+    assert where == {name: shard.name for shard in shards for name in load_file(shard)}
+    kept = list(new_ids(output))
+    expected = output_of(old, kept[:5])[:, kept].log_softmax(dim=-1)
+    torch.testing.assert_close(output_of(hf.load(output), list(range(5))), expected, rtol=0, atol=1e-5)

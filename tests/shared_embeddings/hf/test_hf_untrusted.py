@@ -180,13 +180,6 @@ def test_missing_tensors(
     check_refused(model, original, capsys, "missing keys: model.layers.0.mlp.down_proj.weight", command)
 
 
-def test_quantized_weights_are_not_trimmed(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(model / "config.json", quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
-    check_refused(model, original, capsys, "is quantized", "trim")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_names_of_code_are_dropped(
     original: Path, model: Path, capsys: pytest.CaptureFixture[str], command: str
@@ -206,15 +199,9 @@ def test_the_class_that_was_used(
     change(model / "config.json", model_type="unknown", auto_map={"AutoModelForCausalLM": "own.Own"})
     (model / "own.py").write_text("raise SystemExit('code of the folder was run')")
     output = model.parent / "small"
-    given = [*COMMANDS[command], "--model", str(model), "--output", str(output)]
-    given[given.index("projective") : given.index("4") + 1] = [
-        "group_reduce",
-        "--num_groups",
-        "2",
-        "--min_rank",
-        "2",
-    ]
-    assert main(given) == 0
+    method = "--method group_reduce --num_groups 2 --min_rank 2".split()
+    checks = ["--no-check"] if "--no-check" in command else []
+    assert main(["compress", *method, *checks, "--model", str(model), "--output", str(output)]) == 0
     printed = capsys.readouterr()
     assert "model type 'unknown': the model was read as LlamaForCausalLM (llama)" in printed.out
     assert "was not run: the model was read as LlamaForCausalLM" in printed.out
