@@ -10,17 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.export.graph import (
-    Example,
-    OnnxBody,
-    TableGraph,
-    joined,
-    serialized,
-    table_graph,
-)
+from shared_embeddings.export.graph import Example, OnnxBody, joined, serialized, table_graph
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
@@ -58,6 +50,7 @@ class Exported:
         return f"{text}\n{self.timed}: {self.tokens_per_second:,.0f} tokens per second"
 
 
+@torch.no_grad()
 def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
     """Write an embedding and its output layer as an ONNX file.
 
@@ -68,15 +61,21 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
     """
     module = embedding.module.eval()
     table = table_graph(module)
-    return _write(serialized(table), output, table.form, [_example(module, table)])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
+    inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
+    if "scores" in table.widths:
+        assert isinstance(module, SharedEmbedding)
+        hidden = torch.randn(_STATES, module.score_dim, generator=generator)
+        scores = module.logits(hidden).float().numpy()
+        if module.padding_idx is not None:
+            scores[:, module.padding_idx] = np.nan  # they do not matter
+        inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
+    return _write(serialized(table), output, table.form, [Example(inputs, outputs)])
 
 
 def export_model(body: OnnxBody, output: Path) -> Exported:
-    """Write a model as an ONNX file.
-
-    Args:
-        body: the traced model.
-        output: the file.
+    """Write a traced model as an ONNX file.
 
     Raises:
         ModuleNotFoundError: onnx or onnxruntime is not installed.
@@ -91,45 +90,25 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
 
 
 def _write(content: bytes, output: Path, form: str, examples: Sequence[Example]) -> Exported:
-    """Write a model after a check; see `export_model`."""
+    """Write a model after a check of its examples, in which NaN is ignored; the last one is timed."""
     session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
-    error = max(_error(session, example) for example in examples)
+    error = 0.0
+    for example in examples:
+        for found, wanted in zip(
+            session.run(list(example.outputs), example.inputs), example.outputs.values()
+        ):
+            if wanted.size:
+                largest = max(np.nanmax(np.abs(wanted)), 1e-30)
+                error = max(error, float(np.nanmax(np.abs(found - wanted)) / largest))
     if error > _MOST_ERROR:
         raise UserError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
     with replacing(output) as temporary:
         temporary.write_bytes(content)
-    timed, speed = _speed(session, examples[-1])
+    timed, speed = _measure_speed(session, examples[-1])
     return Exported(output, form, len(content), error, timed, speed)
 
 
-@torch.no_grad()
-def _example(module: SharedEmbedding | nn.Embedding, table: TableGraph) -> Example:
-    """Some words and hidden states; the scores of the padding word do not matter and are NaN."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
-    inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
-    if "scores" in table.widths:
-        assert isinstance(module, SharedEmbedding)
-        hidden = torch.randn(_STATES, module.score_dim, generator=generator)
-        scores = module.logits(hidden).float().numpy()
-        if module.padding_idx is not None:
-            scores[:, module.padding_idx] = np.nan
-        inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
-    return Example(inputs, outputs)
-
-
-def _error(session: Any, example: Example) -> float:
-    """The largest difference of any output from torch, relative to its largest value; NaN is ignored."""
-    found = session.run(list(example.outputs), example.inputs)
-    errors = [
-        np.nanmax(np.abs(one - other)) / max(np.nanmax(np.abs(other)), 1e-30)
-        for one, other in zip(found, example.outputs.values())
-        if other.size
-    ]
-    return float(max(errors))
-
-
-def _speed(session: Any, example: Example) -> tuple[str, float | None]:
+def _measure_speed(session: Any, example: Example) -> tuple[str, float | None]:
     """What is measured with an example, and the tokens per second."""
     inputs, outputs, timed = dict(example.inputs), list(example.outputs), "one text at a time"
     tokens = next(iter(inputs.values())).size

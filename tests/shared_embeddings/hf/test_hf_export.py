@@ -219,23 +219,6 @@ def test_different_tables_of_two_sides_are_not_exported(
     assert "scores words with other numbers than it looks up" in capsys.readouterr().err
 
 
-def test_quantized_rows_in_gguf(tmp_path: Path) -> None:
-    """4-bit blocks of 32 become Q4_0 and Q8_0 with the error of their own scales."""
-    quants = pytest.importorskip("gguf.quants")
-    from gguf import MODEL_ARCH, GGMLQuantizationType, get_tensor_name_map
-
-    model, plain = tmp_path / "model", tmp_path / "plain"
-    shrink("llama", model, method="quantized", bits=8, codec="uniform")
-    assert export_dense(model, plain) == 0
-    weights = load_file(plain / "model.safetensors")
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, 1)
-    assert all(names.get_name(name, try_suffixes=(".weight",)) for name in weights)
-    table = weights["model.embed_tokens.weight"].repeat(1, 2).numpy()  # whole blocks
-    stored = quants.quantize(table, GGMLQuantizationType.Q8_0)
-    error = abs(quants.dequantize(stored, GGMLQuantizationType.Q8_0) - table).max()
-    assert error < 0.01 * abs(table).max()
-
-
 def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, plain, other = tmp_path / "model", tmp_path / "plain", tmp_path / "other"
     shrink("gpt2", model)
