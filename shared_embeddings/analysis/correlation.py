@@ -14,21 +14,54 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.analysis.similarity import (
-    CorrelationMap,
-    blocks_of_groups,
-    constant_dimensions,
-    mean_between_groups,
-    mean_off_diagonal,
-)
 from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 
 # Words per block.
 _BLOCK = 2048
-# Seconds after which a progress bar appears.
-_BAR_DELAY = 2.0
+# A standard deviation below this fraction of the mean is the rounding error of a constant.
+_CONSTANT = 1e-6
+
+
+class CorrelationMap:
+    """Pearson's correlation between the dimensions of vectors, accumulated in blocks.
+
+    DeFINE's appendix B uses the matrix of products E^T E; here each dimension is standardized, so that maps
+    of different layers are comparable. Memory is two float64 matrices ``(D, D)``, for any number of vectors.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self._mean = torch.zeros(dim, dtype=torch.float64)
+        self._products = torch.zeros(dim, dim, dtype=torch.float64)
+
+    def add(self, vectors: Tensor) -> None:
+        """Add vectors ``(n, D)``.
+
+        Merges centered sums of products with the update of Chan et al. (1979), which avoids cancellation.
+        """
+        number = len(vectors)
+        if number == 0:
+            return
+        block = vectors.detach().to("cpu", torch.float64)
+        mean = block.mean(dim=0)
+        block = block - mean
+        total = self.count + number
+        difference = mean - self._mean
+        self._products.addmm_(block.t(), block)
+        self._products.addr_(difference, difference, alpha=self.count * number / total)
+        self._mean += difference * (number / total)
+        self.count = total
+
+    def matrix(self) -> Tensor:
+        """The correlations ``(D, D)``; NaN in the rows and columns of constant dimensions."""
+        deviations = (self._products.diagonal() / max(self.count, 1)).clamp(min=0.0).sqrt()
+        constant = deviations <= _CONSTANT * self._mean.abs()
+        scale = deviations.reciprocal().masked_fill(constant, torch.nan)
+        found = self._products * scale.unsqueeze(0) * scale.unsqueeze(1) / max(self.count, 1)
+        return found.clamp(-1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,31 +84,43 @@ class LayerCorrelation:
 
     def by_group(self) -> list[LayerCorrelation]:
         """The correlation within each group; empty for a single group."""
-        if self.groups == 1:
-            return []
-        blocks = blocks_of_groups(self.correlations, self.groups)
+        width = len(self.correlations) // self.groups
         return [
-            LayerCorrelation(self.embedding, f"{self.layer}, group {number}", self.words, block, 1)
-            for number, block in enumerate(blocks, 1)
+            LayerCorrelation(
+                self.embedding,
+                f"{self.layer}, group {group + 1}",
+                self.words,
+                self.correlations[group * width :, group * width :][:width, :width],
+                1,
+            )
+            for group in range(self.groups if self.groups > 1 else 0)
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The summary statistics of the layer, for a table or JSON."""
-        is_grouped = self.groups > 1
+        """Its statistics for a table or JSON; means are of absolute values, None if nothing is left."""
+        found = self.correlations
+        group = torch.arange(len(found)) // (len(found) // self.groups)
+        is_between = group.unsqueeze(0) != group.unsqueeze(1)
         return {
             "embedding": self.embedding,
             "layer": self.layer,
             "words": self.words,
-            "width": len(self.correlations),
-            "constant": constant_dimensions(self.correlations),
-            "mean_correlation": mean_off_diagonal(self.correlations),
+            "width": len(found),
+            "constant": int(found.diagonal().isnan().sum()),
+            "mean_correlation": _mean_absolute(found[~torch.eye(len(found), dtype=torch.bool)]),
             "groups": self.groups,
-            "between_groups": mean_between_groups(self.correlations, self.groups) if is_grouped else None,
+            # DeFINE, Figure 11.
+            "between_groups": _mean_absolute(found[is_between]),
         }
 
     def file_name(self) -> str:
         """The file name of its plot."""
         return re.sub(r"[^\w]+", "-", f"{self.embedding} {self.layer}").strip("-") + ".png"
+
+
+def _mean_absolute(values: Tensor) -> float | None:
+    kept = values[~values.isnan()]
+    return float(kept.abs().mean()) if len(kept) else None
 
 
 def layer_correlations(embedding: WordEmbedding, progress: bool = True) -> list[LayerCorrelation]:
@@ -93,7 +138,7 @@ def layer_correlations(embedding: WordEmbedding, progress: bool = True) -> list[
         ids = ids[ids != embedding.padding_idx]
     maps: dict[str, CorrelationMap] = {}
     groups: dict[str, int] = {}
-    bar = tqdm(total=len(ids), desc=embedding.name, unit=" words", delay=_BAR_DELAY, disable=not progress)
+    bar = tqdm(total=len(ids), desc=embedding.name, unit=" words", delay=BAR_DELAY, disable=not progress)
     for block in ids.split(_BLOCK):
         for layer in embedding.layers(block):
             if layer.name not in maps:

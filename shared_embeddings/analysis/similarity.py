@@ -1,4 +1,4 @@
-"""Statistics of word vectors: agreement with human similarity scores, correlation between dimensions.
+"""Similarity of word vectors: agreement with human scores, and cosines in the layers of an embedding.
 
 Axes: ``V`` vocabulary, ``D`` dimension, ``n`` any number of rows.
 """
@@ -14,14 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.command_line import decimal_number
 from shared_embeddings.utils.errors import UserError
-
-# A standard deviation below this fraction of the mean is the rounding error of a constant.
-_CONSTANT = 1e-6
 
 
 def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
@@ -34,16 +30,13 @@ def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.n
     """
     if len(first) != len(second):
         raise UserError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")
-    ranks = [_average_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
-    centered = [rank - rank.mean() if len(rank) else rank for rank in ranks]
+    centered = []
+    for values in (first, second):
+        _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
+        ranks = (counts.cumsum() - (counts - 1) / 2)[inverse]
+        centered.append(ranks - ranks.mean() if len(ranks) else ranks)
     norm = np.sqrt(np.square(centered[0]).sum() * np.square(centered[1]).sum())
     return float(centered[0] @ centered[1] / norm) if norm > 0 else None
-
-
-def _average_ranks(values: np.ndarray) -> np.ndarray:
-    """The ranks of values ``(n,)``, starting at 1; ties get their average rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,96 +141,12 @@ def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[PairCo
 
 def _places(words: Sequence[str]) -> dict[str, int]:
     """The index of each word; the first occurrence of a repeated word counts."""
-    places: dict[str, int] = {}
-    for place, word in enumerate(words):
-        places.setdefault(word, place)
-    return places
+    return {word: place for place, word in reversed(list(enumerate(words)))}
 
 
 def _place(word: str, places: dict[str, int]) -> int | None:
     """The index of a word, or else of its lower-cased form."""
     return places.get(word, places.get(word.lower()))
-
-
-class CorrelationMap:
-    """Pearson's correlation between the dimensions of vectors, accumulated in blocks.
-
-    DeFINE's appendix B uses the matrix of products E^T E; here each dimension is standardized, so that maps
-    of different layers are comparable. Memory is two float64 matrices ``(D, D)``, for any number of vectors.
-    """
-
-    def __init__(self, dim: int) -> None:
-        self.count = 0
-        self._mean = torch.zeros(dim, dtype=torch.float64)
-        self._products = torch.zeros(dim, dim, dtype=torch.float64)
-
-    def add(self, vectors: Tensor) -> None:
-        """Add vectors ``(n, D)``.
-
-        Merges centered sums of products with the update of Chan et al. (1979), which avoids cancellation.
-        """
-        number = len(vectors)
-        if number == 0:
-            return
-        block = vectors.detach().to("cpu", torch.float64)
-        mean = block.mean(dim=0)
-        block = block - mean
-        total = self.count + number
-        difference = mean - self._mean
-        self._products.addmm_(block.t(), block)
-        self._products.addr_(difference, difference, alpha=self.count * number / total)
-        self._mean += difference * (number / total)
-        self.count = total
-
-    def matrix(self) -> Tensor:
-        """The correlations ``(D, D)``; NaN in the rows and columns of constant dimensions."""
-        deviations = (self._products.diagonal() / max(self.count, 1)).clamp(min=0.0).sqrt()
-        constant = deviations <= _CONSTANT * self._mean.abs()
-        scale = deviations.reciprocal().masked_fill(constant, torch.nan)
-        found = self._products * scale.unsqueeze(0) * scale.unsqueeze(1) / max(self.count, 1)
-        return found.clamp(-1.0, 1.0)
-
-
-def mean_off_diagonal(correlations: Tensor) -> float | None:
-    """The mean absolute correlation between two different dimensions.
-
-    Args:
-        correlations: ``(D, D)``; NaN is ignored.
-
-    Returns:
-        None for fewer than two dimensions.
-    """
-    others = ~torch.eye(len(correlations), dtype=torch.bool)
-    return _mean_absolute(correlations[others])
-
-
-def mean_between_groups(correlations: Tensor, groups: int) -> float | None:
-    """The mean absolute correlation between dimensions of different groups (DeFINE, Figure 11).
-
-    Args:
-        correlations: ``(D, D)``; NaN is ignored.
-        groups: the number of groups, each of D / groups adjacent dimensions.
-    """
-    number = torch.arange(len(correlations)) // (len(correlations) // groups)
-    return _mean_absolute(correlations[number.unsqueeze(0) != number.unsqueeze(1)])
-
-
-def blocks_of_groups(correlations: Tensor, groups: int) -> list[Tensor]:
-    """The correlations ``(D / groups, D / groups)`` within each group."""
-    width = len(correlations) // groups
-    spans = (slice(group * width, (group + 1) * width) for group in range(groups))
-    return [correlations[span, span] for span in spans]
-
-
-def constant_dimensions(correlations: Tensor) -> int:
-    """The number of dimensions that have the same value for all words."""
-    return int(correlations.diagonal().isnan().sum())
-
-
-def _mean_absolute(values: Tensor) -> float | None:
-    """The mean absolute value, ignoring NaN; None if nothing is left."""
-    kept = values[~values.isnan()]
-    return float(kept.abs().mean()) if len(kept) else None
 
 
 class WordPair(NamedTuple):
@@ -275,7 +184,12 @@ def read_pairs(path: Path) -> WordPairs:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        fields = _fields(line)
+        separator = next((mark for mark in "\t;," if mark in line), None)
+        try:
+            columns = line.split() if separator is None else next(csv.reader([line], delimiter=separator))
+        except csv.Error:  # a column is longer than the limit of csv
+            columns = []
+        fields = [column.strip() for column in columns]
         score = next((found for found in map(decimal_number, fields[2:]) if found is not None), None)
         if score is not None and fields[0] and fields[1]:
             pairs.append(WordPair(fields[0], fields[1], score))
@@ -289,18 +203,7 @@ def read_pairs(path: Path) -> WordPairs:
     return WordPairs(path.stem, pairs)
 
 
-def _fields(line: str) -> list[str]:
-    """The columns of a line; none if one is longer than the limit of csv."""
-    separator = next((mark for mark in "\t;," if mark in line), None)
-    try:
-        fields = line.split() if separator is None else next(csv.reader([line], delimiter=separator))
-    except csv.Error:
-        return []
-    return [field.strip() for field in fields]
-
-
 def _is_float(text: str) -> bool:
-    """Whether Python reads a text as a number, possibly NaN or infinity."""
     try:
         float(text)
     except ValueError:

@@ -12,9 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.fitting.clustering import kmeans
-from shared_embeddings.fitting.factorization import BLOCK, best_basis, blocks, check_table
+from shared_embeddings.fitting.factorization import BLOCK, best_basis, blocks
 from shared_embeddings.layers.initialization import code_dtype
-from shared_embeddings.utils.errors import UserError
 
 # Multiplications in all k-means iterations, about two minutes on one core.
 _PRODUCTS = 2**42
@@ -36,16 +35,8 @@ def product_quantization(
 
     Returns:
         Codes ``(V, G)`` int64, and centroids ``(G, K, D / G)``.
-
-    Raises:
-        UserError: the table is invalid, or the sizes do not match it.
     """
-    check_table(table)
-    words, dim = table.shape
-    if num_groups < 1 or dim % num_groups:
-        raise UserError(f"num_groups is {num_groups}, but it must divide the {dim} dimensions of the table")
-    if not 1 <= num_clusters <= words:
-        raise UserError(f"num_clusters is {num_clusters}, but it must be from 1 to the {words} words")
+    words = len(table)
     codes = torch.empty(words, num_groups, dtype=torch.int64)
     centroids = []
     pieces = table.detach().float().cpu().view(words, num_groups, -1).unbind(1)
@@ -77,18 +68,9 @@ def learn_codes(
 
     Returns:
         Codes ``(V, M)`` in the smallest type that holds them, and codebooks ``(M, K, D)``.
-
-    Raises:
-        UserError: the table is invalid, or a size is below 1.
     """
-    check_table(table)
-    for name, size in (("num_codebooks", num_codebooks), ("codebook_size", codebook_size)):
-        if size < 1:
-            raise UserError(f"{name} is {size}, but it must be at least 1")
     rotation = best_basis(table, table.size(1), None, progress).t().to(table).cpu()
-    left = torch.empty_like(table, dtype=rotation.dtype, device="cpu")
-    for rows, block in zip(left.split(BLOCK), table.detach().split(BLOCK)):
-        torch.mm(block.cpu(), rotation, out=rows)
+    left = torch.cat([block.cpu() @ rotation for block in table.split(BLOCK)])
     sums = Sums(left, num_codebooks, codebook_size)
     sums.start(seed, progress)
     sums.improve(seed, progress)

@@ -1,5 +1,7 @@
 """Factorizations of a table: its SVD, weighted by how often words occur, and its tensor train.
 
+`shared_embeddings.fit` has checked the table, the counts and the sizes.
+
 Axes: ``V`` words, ``D`` dimensions, ``R`` rank, ``K`` cores of a tensor train.
 """
 
@@ -14,7 +16,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.layers.initialization import CODE_SCALE
-from shared_embeddings.utils.errors import UserError
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -30,14 +31,7 @@ def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tu
 
     Returns:
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows, the most important first.
-
-    Raises:
-        UserError: the table or the weights are invalid, or the rank is out of range.
     """
-    check_table(table)
-    check_rank(rank, table.size(1))
-    if weights is not None:
-        check_counts(weights, table.size(0))
     basis = best_basis(table, rank, weights)
     return codes_in(table, basis), basis.to(table.dtype)
 
@@ -61,42 +55,6 @@ def codes_in(table: Tensor, basis: Tensor) -> Tensor:
 BLOCK = 8192
 
 
-def check_table(table: Tensor) -> None:
-    """Raise UserError unless `table` is ``(V, D)``, not empty, of finite numbers."""
-    if table.dim() != 2 or table.numel() == 0 or not table.is_floating_point():
-        raise UserError(
-            f"the table has shape {tuple(table.shape)} and type {table.dtype}, but it must be (V, D), one "
-            "vector of floating-point numbers for each word"
-        )
-    for start, block in zip(range(0, len(table), BLOCK), table.split(BLOCK)):
-        wrong = ~block.isfinite().all(dim=1)
-        if wrong.any():
-            word = start + int(wrong.nonzero()[0])
-            raise UserError(
-                f"the table's row {word} holds NaN or infinity: only finite tables can be factorized"
-            )
-
-
-def check_counts(counts: Tensor, words: int) -> None:
-    """Raise UserError unless `counts` has one finite number for each word, none negative, not all zero."""
-    if counts.shape != (words,):
-        raise UserError(
-            f"there are counts of shape {tuple(counts.shape)} for {words} words: give one for each word"
-        )
-    for wrong, what in ((~counts.isfinite(), "not finite"), (counts < 0, "negative")):
-        if wrong.any():
-            word = int(wrong.nonzero()[0])
-            raise UserError(f"the count of word {word} is {counts[word].item()}, which is {what}")
-    if not (counts > 0).any():
-        raise UserError("all counts are zero: at least one word must have a count above zero")
-
-
-def check_rank(rank: int, dim: int) -> None:
-    """Raise UserError unless 1 <= `rank` <= D."""
-    if not 1 <= rank <= dim:
-        raise UserError(f"the rank is {rank}, but it must be from 1 to the {dim} dimensions of the table")
-
-
 def blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The rows of the table, a block at a time, in 64 bits."""
     for start in range(0, len(table), BLOCK):
@@ -116,26 +74,11 @@ def tt_svd(
 
     Returns:
         K cores ``(r_{k-1}, v_k, d_k, r_k)``.
-
-    Raises:
-        UserError: the table is invalid, or the shapes do not match it.
     """
-    check_table(table)
     number = len(vocab_shape)
     inner = [ranks] * (number - 1) if isinstance(ranks, int) else list(ranks)
-    words, dim = table.shape
-    if number < 2 or len(dim_shape) != number or len(inner) != number - 1 or min(inner) < 1:
-        raise UserError(
-            f"vocab_shape {list(vocab_shape)}, dim_shape {list(dim_shape)} and ranks {inner} do not fit: "
-            "K >= 2 factors each and K - 1 ranks of at least 1 are needed"
-        )
-    padded = math.prod(vocab_shape)
-    if padded < words or math.prod(dim_shape) != dim:
-        raise UserError(
-            f"vocab_shape {list(vocab_shape)} and dim_shape {list(dim_shape)} have the products {padded} "
-            f"and {math.prod(dim_shape)}, but they must be at least {words} and exactly {dim}, as the table's"
-        )
-    rows = table.detach() if padded == words else F.pad(table.detach(), (0, 0, 0, padded - words))
+    padded, words = math.prod(vocab_shape), len(table)
+    rows = table if padded == words else F.pad(table, (0, 0, 0, padded - words))
     full = rows.reshape(*vocab_shape, *dim_shape)
     rest = full.permute([axis for k in range(number) for axis in (k, number + k)])
     cores, rank = [], 1
@@ -144,7 +87,10 @@ def tt_svd(
         cores.append(left.view(rank, vocab, width, next_rank).to(table.dtype))
         rank = next_rank
     cores.append(rest.reshape(rank, vocab_shape[-1], dim_shape[-1], 1).to(table.dtype))
-    return _balanced(cores)
+    # TT-SVD puts the whole scale into the last core; equal scales of all train better.
+    sizes = [float(core.square().mean().sqrt()) for core in cores]
+    common = math.prod(size ** (1 / len(sizes)) for size in sizes)
+    return cores if common == 0.0 else [core * (common / size) for core, size in zip(cores, sizes)]
 
 
 def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -162,15 +108,6 @@ def _split(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     if missing <= 0:
         return left, rest
     return F.pad(left, (0, missing)), F.pad(rest, (0, 0, 0, missing))
-
-
-def _balanced(cores: list[Tensor]) -> list[Tensor]:
-    """The same tensor train with equal scales of all cores; TT-SVD puts the whole scale into the last one."""
-    sizes = [float(core.square().mean().sqrt()) for core in cores]
-    if min(sizes) == 0.0:
-        return cores
-    common = math.prod(size ** (1 / len(sizes)) for size in sizes)
-    return [core * (common / size) for core, size in zip(cores, sizes)]
 
 
 # Activations with f(a x) = a f(x) for all a > 0; None means no activation.

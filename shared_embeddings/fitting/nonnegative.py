@@ -59,9 +59,6 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
 
     Returns:
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows.
-
-    Raises:
-        UserError: the table is invalid, or the rank is out of range.
     """
     # Show the bar immediately if a round takes seconds.
     delay = BAR_DELAY if len(table) < _LONG else 0.0

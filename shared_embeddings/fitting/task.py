@@ -151,7 +151,6 @@ def _loss(embedding: nn.Module, task: FitTask) -> float:
 
 
 def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
-    """A copy of the tensors of `embedding`."""
     return {name: value.clone() for name, value in embedding.state_dict().items()}
 
 

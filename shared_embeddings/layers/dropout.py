@@ -44,7 +44,6 @@ class Dropout(nn.Dropout):
     """``nn.Dropout`` with `dropout`; ``inplace`` is ignored."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """``(...)`` -> ``(...)``."""
         return dropout(input, self.p, self.training)
 
 

@@ -23,142 +23,18 @@ from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
 from shared_embeddings.registry import build, num_parameters, options, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require, require_at_least, require_effect
 from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 
 Tie = Literal["all", "tables", "none"]
 HeadProjection = Literal["none", "input", "both"]
 
-
-@dataclasses.dataclass(frozen=True)
-class BandOptions(EmbeddingOptions):
-    """The options of words in bands. Word ids must be sorted by frequency, the most frequent first.
-
-    A band has a projection if its vectors are narrower than the result: with factor 1 all bands or none, else
-    all but the first.
-    """
-
-    cutoffs: tuple[int, ...] = option(
-        "The first word of each band but the first, ascending, each from 1 to V - 1."
-    )
-    factor: int = option(
-        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4
-    )
-    width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
-    head_projection: HeadProjection = option(
-        "Projects the first band although it is D wide (W_1, D x D): on no side, only on the input, as in "
-        "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
-        "none",
-    )
-    score_dim: int | None = option(
-        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None
-    )
-    tie: Tie = option(
-        "What the output shares with the input: everything, the tables only, or nothing.", "all"
-    )
-    output: Literal["adaptive", "none"] = option(
-        "The output side: an adaptive softmax, or none for an input-only embedding.", "adaptive"
-    )
-
-    def __post_init__(self) -> None:
-        require(len(self.cutoffs) > 0, "option 'cutoffs' is empty; give the first word of each further band")
-        require(
-            self.cutoffs[0] >= 1 and all(low < high for low, high in pairwise(self.cutoffs)),
-            f"option 'cutoffs' is {list(self.cutoffs)}, but cutoffs must ascend from at least 1; sort them",
-        )
-        for name in ("factor", "width", "score_dim"):
-            require_at_least(name, getattr(self, name), 1)
-        require(
-            self.width is None or self.head_projection == "none",
-            f"option 'head_projection' is '{self.head_projection}', which has no effect with 'width': a "
-            "narrower first band always has a projection; remove it",
-        )
-        self._check_output()
-
-    def sizes(self, num_embeddings: int) -> list[int]:
-        """The number of words in each band."""
-        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
-
-    def widths(self, embedding_dim: int) -> list[int]:
-        """The width d_i of the vectors of each band."""
-        first = self.width or embedding_dim
-        return [first // self.factor**band for band in range(len(self.cutoffs) + 1)]
-
-    def input_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
-        """The shape (d_i, D) of the projection of every band that has one on the input."""
-        return self._shapes(embedding_dim, embedding_dim, self.head_projection != "none")
-
-    def output_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
-        """The shape (d_i, S) of the projection of every band that has one on the output."""
-        if self.output == "none":
-            return {}
-        return self._shapes(embedding_dim, self.score_dim or embedding_dim, self.head_projection == "both")
-
-    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """Raise `OptionError` unless every band has a word, and a width of at least 1."""
-        last = self.cutoffs[-1]
-        require(
-            last < num_embeddings,
-            f"option 'cutoffs' ends with {last}, but there are {num_embeddings} words; choose cutoffs from 1 "
-            f"to {num_embeddings - 1}",
-        )
-        require(
-            self.width is None or self.width < embedding_dim,
-            f"option 'width' is {self.width}, but the dimension is {embedding_dim}; choose a smaller width, "
-            "or leave it out",
-        )
-        require(
-            self.score_dim != embedding_dim,
-            f"option 'score_dim' is {embedding_dim}, which is the dimension already; remove it",
-        )
-        require(
-            self.widths(embedding_dim)[-1] >= 1,
-            f"option 'factor' is {self.factor}, which leaves band {len(self.cutoffs)} a width of less than 1 "
-            f"(the first band has {self.width or embedding_dim}); choose a smaller factor or fewer cutoffs",
-        )
-
-    def _shapes(self, embedding_dim: int, target: int, with_head: bool) -> dict[str, tuple[int, int]]:
-        """The shapes of projections to `target` dimensions, by the number of their band."""
-        return {
-            str(band): (width, target)
-            for band, width in enumerate(self.widths(embedding_dim))
-            if width != target or (with_head and band == 0)
-        }
-
-    def _check_output(self) -> None:
-        """Raise `OptionError` for output options without an output side, or that contradict each other."""
-        effects = {
-            "tie": self.tie != "all",
-            "score_dim": self.score_dim is not None,
-            "output_bias": self.output_bias,
-        }
-        for name, is_given in effects.items():
-            require(
-                self.output != "none" or not is_given,
-                f"option '{name}' is {getattr(self, name)!r}, which has no effect with output 'none'; "
-                "remove it",
-            )
-        require(
-            self.score_dim is None or self.tie != "all",
-            f"option 'score_dim' is {self.score_dim}, which requires separate output projections; set "
-            "'tie' to 'tables'",
-        )
-
-
-def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
-    """An uninitialized matrix of each of the `shapes`, by the number of its band."""
-    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
-
-
-def projected(vectors: Tensor, projection: Tensor | None) -> Tensor:
-    """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
-    return vectors if projection is None else vectors @ projection
-
-
 # The target of ignored tokens inside this module: never a word id, whatever the caller's `ignore_index` is.
 _IGNORED = -1
 # The number of tokens whose best words are searched at a time.
 _BLOCK = 512
+# Arguments of `build` that are set for the map, or have no effect on it.
+_NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()
 
 
 def bands_of(ids: Tensor, cutoffs: Sequence[int]) -> Tensor:
@@ -175,6 +51,11 @@ def positions_by_group(groups: Tensor, count: int) -> tuple[Tensor, ...]:
     return groups.argsort(stable=True).split(sizes)
 
 
+def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
+    """An uninitialized matrix of each of the `shapes`, by the number of its band."""
+    return nn.ParameterDict({band: nn.Parameter(torch.empty(shape)) for band, shape in shapes.items()})
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Entries that share one softmax: the head, or one cluster.
@@ -189,7 +70,7 @@ class Part:
     segments: tuple[Tensor, ...]
     basis: Tensor | None
     masked_entry: int | None
-    bias: Tensor | None = None
+    bias: Tensor | None
 
     @property
     def entries(self) -> int:
@@ -206,14 +87,7 @@ class Part:
             scores[..., self.masked_entry] = 0.0
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
 
-    def cross_entropy(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        label_smoothing: float,
-        reduction: Reduction,
-        block_size: int | None,
-    ) -> tuple[Tensor, Tensor]:
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
         return linear_cross_entropy(
             (self.narrowed(hidden),) * len(self.segments),
@@ -222,9 +96,7 @@ class Part:
             bias=self.bias,
             masked_word=self.masked_entry,
             ignore_index=_IGNORED,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-            block_size=block_size,
+            **options,
         )
 
     def narrowed(self, hidden: Tensor) -> Tensor:
@@ -256,8 +128,7 @@ class AdaptiveSoftmax:
         head = self.head.log_prob(hidden)
         words, clusters = head.split([self.cutoffs[0], len(self.tails)], dim=-1)
         tails = [
-            tail.log_prob(hidden) + cluster
-            for tail, cluster in zip(self.tails, clusters.split(1, dim=-1), strict=True)
+            tail.log_prob(hidden) + cluster for tail, cluster in zip(self.tails, clusters.split(1, dim=-1))
         ]
         return torch.cat([words, *tails], dim=-1).to(hidden.dtype)
 
@@ -282,24 +153,70 @@ class AdaptiveSoftmax:
 
         Raises:
             IndexError: a target is out of range.
-            UserError: as in `linear_cross_entropy`.
         """
         kept = targets != ignore_index
         bands = bands_of(targets, self.cutoffs)
         positions = self._positions_by_band(targets, bands, kept)
         # The mean is taken at the end, over the sum of all parts.
-        parts: Reduction = "sum" if reduction == "mean" else reduction
+        options = {"reduction": "sum" if reduction == "mean" else reduction, "block_size": block_size}
         clusters = bands + (self.cutoffs[0] - 1)
         entries = torch.where(bands == 0, targets, clusters).masked_fill(~kept, _IGNORED)
-        loss, best = self.head.cross_entropy(hidden, entries, label_smoothing, parts, block_size)
+        loss, best = self.head.cross_entropy(hidden, entries, label_smoothing=label_smoothing, **options)
         for tail, start, inside in zip(self.tails, self.cutoffs, positions[1:], strict=True):
             words = targets.index_select(0, inside) - start
-            of_tail = hidden.index_select(0, inside)
-            of_words, _ = tail.cross_entropy(of_tail, words, 0.0, parts, block_size)
-            loss = _added(loss, of_words * (1.0 - label_smoothing), inside)
+            of_words, _ = tail.cross_entropy(
+                hidden.index_select(0, inside), words, label_smoothing=0.0, **options
+            )
+            part = of_words * (1.0 - label_smoothing)
+            loss = loss.index_add(0, inside, part) if reduction == "none" else loss + part
         if label_smoothing > 0.0:
-            loss = loss + label_smoothing * self._smoothing(hidden, kept, parts, block_size)
-        return (_mean(loss, kept) if reduction == "mean" else loss), best
+            loss = loss + label_smoothing * self._smoothing(hidden, kept, options)
+        if reduction == "mean":
+            # Without any token that counts nan, like that of ``F.cross_entropy``, but its gradient is zero.
+            count = kept.sum()
+            loss = torch.where(count > 0, loss / count.clamp(min=1), torch.nan)
+        return loss, best
+
+    def _positions_by_band(self, targets: Tensor, bands: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """The positions of the tokens with a target in each band that is not ignored; checks the targets."""
+        count = len(self.cutoffs) + 1
+        if not has_values(targets):  # any token may be in any band
+            return (torch.arange(targets.size(0), device=targets.device),) * count
+        is_word = (targets >= 0) & (targets < self.vocabulary)
+        groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
+        *positions, _, wrong = positions_by_group(groups, count + 2)
+        if len(wrong):
+            target = int(targets[wrong[0]])
+            raise IndexError(f"Target {target} is out of bounds: the vocabulary has {self.vocabulary} words")
+        return tuple(positions)
+
+    def _smoothing(self, hidden: Tensor, kept: Tensor, options: dict[str, Any]) -> Tensor:
+        """The loss of the uniform part of smoothed targets, minus the part that the head already includes.
+
+        The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
+        each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
+        """
+        entries = self.head.entries
+        weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
+        for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
+            weights[entry] = 1 / entries - tail.entries / self.vocabulary
+        if self.head.masked_entry is not None:
+            weights[self.head.masked_entry] = 0.0
+        narrowed = self.head.narrowed(hidden)
+        with without_autocast(hidden.device):
+            parts = weights.unsqueeze(0).split([len(codes) for codes in self.head.segments], dim=1)
+            vectors = [part @ codes.to(part.dtype) for part, codes in zip(parts, self.head.segments)]
+            loss = narrowed.to(weights.dtype) @ torch.cat(vectors).sum(dim=0)
+            if self.head.bias is not None:
+                loss = loss + weights @ self.head.bias.to(weights.dtype)
+            loss = loss.masked_fill(~kept, 0.0)
+        if options["reduction"] != "none":
+            loss = loss.sum()
+        anywhere = torch.where(kept, 0, _IGNORED)
+        for tail in self.tails:
+            uniform, _ = tail.cross_entropy(hidden, anywhere, label_smoothing=1.0, **options)
+            loss = loss + uniform * (tail.entries / self.vocabulary)
+        return loss
 
     @torch.no_grad()
     def predictions(self, hidden: Tensor, best: Tensor) -> Tensor:
@@ -330,73 +247,14 @@ class AdaptiveSoftmax:
             words[rows] = torch.where(better, entries + start, words[rows])
         return words
 
-    def _positions_by_band(self, targets: Tensor, bands: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-        """The positions of the tokens with a target in each band that is not ignored; checks the targets.
-
-        Raises:
-            IndexError: a target is out of range.
-        """
-        count = len(self.cutoffs) + 1
-        if not has_values(targets):  # any token may be in any band
-            return (torch.arange(targets.size(0), device=targets.device),) * count
-        is_word = (targets >= 0) & (targets < self.vocabulary)
-        groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
-        *positions, _, wrong = positions_by_group(groups, count + 2)
-        if len(wrong):
-            target = int(targets[wrong[0]])
-            raise IndexError(f"Target {target} is out of bounds: the vocabulary has {self.vocabulary} words")
-        return tuple(positions)
-
-    def _smoothing(
-        self, hidden: Tensor, kept: Tensor, reduction: Reduction, block_size: int | None
-    ) -> Tensor:
-        """The loss of the uniform part of smoothed targets, minus the part that the head already includes.
-
-        The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
-        each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
-        """
-        entries = self.head.entries
-        weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
-        for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
-            weights[entry] = 1 / entries - tail.entries / self.vocabulary
-        if self.head.masked_entry is not None:
-            weights[self.head.masked_entry] = 0.0
-        narrowed = self.head.narrowed(hidden)
-        with without_autocast(hidden.device):
-            parts = weights.unsqueeze(0).split([len(codes) for codes in self.head.segments], dim=1)
-            vectors = [part @ codes.to(part.dtype) for part, codes in zip(parts, self.head.segments)]
-            vector = torch.cat(vectors).sum(dim=0)
-            loss = narrowed.to(weights.dtype) @ vector
-            if self.head.bias is not None:
-                loss = loss + weights @ self.head.bias.to(weights.dtype)
-            loss = loss.masked_fill(~kept, 0.0)
-        if reduction != "none":
-            loss = loss.sum()
-        anywhere = torch.where(kept, 0, _IGNORED)
-        for tail in self.tails:
-            uniform, _ = tail.cross_entropy(hidden, anywhere, 1.0, reduction, block_size)
-            loss = loss + uniform * (tail.entries / self.vocabulary)
-        return loss
-
-
-def _added(loss: Tensor, part: Tensor, positions: Tensor) -> Tensor:
-    """A summed `loss` plus a summed `part`; or the losses of all tokens plus those of some `positions`."""
-    return loss + part if loss.dim() == 0 else loss.index_add(0, positions, part)
-
-
-def _mean(total: Tensor, kept: Tensor) -> Tensor:
-    """`total` per token that counts; nan without any, like ``F.cross_entropy``'s, but its gradient zero."""
-    count = kept.sum()
-    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-
-
-# Arguments of `build` that are set for the map, or have no effect on it.
-_NOT_OF_THE_MAP = "method num_embeddings embedding_dim padding_idx words output output_bias".split()
-
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveOptions(BandOptions):
-    """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first."""
+class AdaptiveOptions(EmbeddingOptions):
+    """Options of `adaptive`. Word ids must be sorted by frequency, the most frequent first.
+
+    A band has a projection if its vectors are narrower than the result: with factor 1 all bands or none, else
+    all but the first.
+    """
 
     paper = "Baevski & Auli (2019); output: Grave et al. (2017)"
     summary = "bands by frequency, each V_i x D_i times D_i x D"
@@ -404,19 +262,53 @@ class AdaptiveOptions(BandOptions):
     fit_bound = 0.8
     fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
 
+    cutoffs: tuple[int, ...] = option(
+        "The first word of each band but the first, ascending, each from 1 to V - 1."
+    )
+    factor: int = option(
+        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4
+    )
+    width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
+    head_projection: HeadProjection = option(
+        "Projects the first band although it is D wide (W_1, D x D): on no side, only on the input, as in "
+        "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
+        "none",
+    )
+    score_dim: int | None = option(
+        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None
+    )
+    tie: Tie = option(
+        "What the output shares with the input: everything, the tables only, or nothing.", "all"
+    )
+    output: Literal["adaptive", "none"] = option(
+        "The output side: an adaptive softmax, or none for an input-only embedding.", "adaptive"
+    )
     map: str | None = option("With factor 1, the method of one table (V x d_0) for all bands.", None)
     map_options: Mapping[str, Any] = option("The options of that method.", factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require(len(self.cutoffs) > 0, "option 'cutoffs' is empty; give the first word of each further band")
+        require(
+            self.cutoffs[0] >= 1 and all(low < high for low, high in pairwise(self.cutoffs)),
+            f"option 'cutoffs' is {list(self.cutoffs)}, but cutoffs must ascend from at least 1; sort them",
+        )
+        for name in ("factor", "width", "score_dim"):
+            require_at_least(name, getattr(self, name), 1)
+        if self.width is not None:
+            require_effect(self, ("head_projection",), "with 'width': that band always has a projection")
+        if self.output == "none":
+            require_effect(self, ("tie", "score_dim", "output_bias"), "with output 'none'")
+        if self.map is None:
+            require_effect(self, ("map_options",), "without 'map'")
+        require(
+            self.score_dim is None or self.tie != "all",
+            f"option 'score_dim' is {self.score_dim}, which requires separate output projections; set "
+            "'tie' to 'tables'",
+        )
         require(
             self.map is None or (self.factor == 1 and self.tie != "none"),
             f"option 'map' is '{self.map}', one table for all bands on both sides; set 'factor' to 1, and "
             "'tie' to 'all' or 'tables'",
-        )
-        require(
-            self.map is not None or not self.map_options,
-            "option 'map_options' has no effect without 'map'; remove it",
         )
         for name in self.map_options:
             require(
@@ -424,18 +316,61 @@ class AdaptiveOptions(BandOptions):
                 f"option 'map_options' has {name!r}, which is not an option of maps; remove it",
             )
 
+    def sizes(self, num_embeddings: int) -> list[int]:
+        """The number of words in each band."""
+        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
+
+    def widths(self, embedding_dim: int) -> list[int]:
+        """The width d_i of the vectors of each band."""
+        first = self.width or embedding_dim
+        return [first // self.factor**band for band in range(len(self.cutoffs) + 1)]
+
+    def input_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
+        """The shape (d_i, D) of the projection of every band that has one on the input."""
+        return self._shapes(embedding_dim, embedding_dim, self.head_projection != "none")
+
+    def output_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
+        """The shape (d_i, S) of the projection of every band that has one on the output."""
+        if self.output == "none":
+            return {}
+        return self._shapes(embedding_dim, self.score_dim or embedding_dim, self.head_projection == "both")
+
+    def _shapes(self, embedding_dim: int, target: int, with_head: bool) -> dict[str, tuple[int, int]]:
+        return {
+            str(band): (width, target)
+            for band, width in enumerate(self.widths(embedding_dim))
+            if width != target or (with_head and band == 0)
+        }
+
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """Check the bands and the options of a map."""
-        super().check_sizes(num_embeddings, embedding_dim)
+        last = self.cutoffs[-1]
+        require(
+            last < num_embeddings,
+            f"option 'cutoffs' ends with {last}, but there are {num_embeddings} words; choose cutoffs from 1 "
+            f"to {num_embeddings - 1}",
+        )
+        require(
+            self.width is None or self.width < embedding_dim,
+            f"option 'width' is {self.width}, but the dimension is {embedding_dim}; choose a smaller width, "
+            "or leave it out",
+        )
+        require(
+            self.score_dim != embedding_dim,
+            f"option 'score_dim' is {embedding_dim}, which is the dimension already; remove it",
+        )
+        require(
+            self.widths(embedding_dim)[-1] >= 1,
+            f"option 'factor' is {self.factor}, which leaves band {len(self.cutoffs)} a width of less than 1 "
+            f"(the first band has {self.width or embedding_dim}); choose a smaller factor or fewer cutoffs",
+        )
         require(
             self.map is None or not hasattr(options(self.map), "output"),
             f"option 'map' is '{self.map}', which has its own output side; choose another method",
         )
-        # Counting checks the options of the map.
+        # Checks the options of the map.
         self._count_tables(num_embeddings, embedding_dim)
 
     def count_bias(self, num_embeddings: int) -> int:
-        """That of all words and clusters."""
         return num_embeddings + len(self.cutoffs) if self.output_bias else 0
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
@@ -465,9 +400,8 @@ class AdaptiveOptions(BandOptions):
         """Three bands, the second twice the first, and both factors, as in UnClE's Table 12."""
         for factor in (4, 8):
             if embedding_dim >= factor**2 and num_embeddings > 3:
-                steps = (num_embeddings - 1) // 3
                 yield SearchGrid(
-                    steps,
+                    (num_embeddings - 1) // 3,
                     lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
                 )
 
@@ -482,8 +416,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     """Words in bands: the vector of a word of band i is ``tables[i][w] @ projections[i]``.
 
     The output is an adaptive softmax: words of the first band and one entry per further band, a cluster, are
-        scored in the head; words of a cluster are scored within the cluster. Hidden states are projected to
-        the
+    scored in the head; words of a cluster are scored within the cluster. Hidden states are projected to the
     width of each band, and to that of the first band for the head. Scores are hierarchical: `logits` are the
     log-probabilities, which are not a matrix product, and `output_table` has the vectors of words within
     their bands. The padding word has score zero in its band, and so a nonzero probability.
@@ -504,25 +437,24 @@ class AdaptiveEmbedding(SharedEmbedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.has_output = options.output != "none"
         self.score_dim = options.score_dim or embedding_dim
-        first, *_ = options.widths(embedding_dim)
+        self.starts = (0, *options.cutoffs)
+        self.sizes = options.sizes(num_embeddings)
+        widths = options.widths(embedding_dim)
+        shapes = {str(band): shape for band, shape in enumerate(zip(self.sizes, widths, strict=True))}
         self.map: Any = None
         if options.map is not None:
-            sizes = {"num_embeddings": num_embeddings, "embedding_dim": first, "padding_idx": padding_idx}
+            sizes = {"num_embeddings": num_embeddings, "embedding_dim": widths[0], "padding_idx": padding_idx}
             self.map = build(options.map, **sizes, **options.map_options)  # type: ignore[arg-type]
-        self.tables = self._new_tables() if self.map is None else nn.ParameterDict()
+        self.tables = new_matrices(shapes if self.map is None else {})
         self.projections = new_matrices(options.input_shapes(embedding_dim))
-        self.output_tables = self._new_tables() if options.tie == "none" else None
+        self.output_tables = new_matrices(shapes) if options.tie == "none" else None
         self.output_projections = (
             new_matrices(options.output_shapes(embedding_dim)) if options.tie != "all" else None
         )
-        self.clusters = nn.Parameter(torch.empty(len(options.cutoffs), first)) if self.has_output else None
-        self.cluster_bias = nn.Parameter(torch.empty(len(options.cutoffs))) if options.output_bias else None
+        clusters = len(options.cutoffs)
+        self.clusters = nn.Parameter(torch.empty(clusters, widths[0])) if self.has_output else None
+        self.cluster_bias = nn.Parameter(torch.empty(clusters)) if options.output_bias else None
         self.reset_parameters()
-
-    def _new_tables(self) -> nn.ParameterDict:
-        """Memory for the table ``(V_i, d_i)`` of every band."""
-        sizes, widths = self.options.sizes(self.num_embeddings), self.options.widths(self.embedding_dim)
-        return new_matrices({str(band): shape for band, shape in enumerate(zip(sizes, widths, strict=True))})
 
     def init_weights(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
@@ -545,92 +477,78 @@ class AdaptiveEmbedding(SharedEmbedding):
         """False: words of clusters are scored within their cluster."""
         return False
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``; each band computes only its own words."""
-        if needs_fixed_shapes(ids):
-            return self._rows_of_fixed_shapes(ids, None if self.map is None else self.map.rows(ids))
-        positions = self._positions(ids)
-        return self._widened(self._codes_of(ids, positions), positions)
-
-    def _rows_of_fixed_shapes(self, ids: Tensor, mapped: Tensor | None) -> Tensor:
-        """`rows` without shapes that depend on values: all bands for all words, which may be `mapped`."""
-        bands, parts = bands_of(ids, self.options.cutoffs), []
-        for band, start in enumerate((0, *self.options.cutoffs)):
-            is_other = bands != band
-            inside = (ids - start).masked_fill(is_other, 0)
-            codes = F.embedding(inside, self.tables[str(band)]) if mapped is None else mapped
-            vectors = projected(codes, self.projections.get(str(band)))
-            parts.append(vectors.masked_fill(is_other.unsqueeze(1), 0.0))
-        return torch.stack(parts).sum(dim=0)
-
     @property
     def expensive_rows(self) -> bool:  # type: ignore[override]
-        """As the map."""
+        """Those of the map."""
         return self.map is not None and bool(self.map.expensive_rows)
 
     @property
     def draws_per_token(self) -> bool:
-        """As the map."""
         return self.map is not None and bool(self.map.draws_per_token)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._rows(ids, None if self.map is None else self.map.rows(ids))
+
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; tokens are widened separately if the map draws for each of them."""
         if self.map is None or not self.draws_per_token:
             return super().token_rows(words, inverse)
         tokens = words.index_select(0, inverse)
-        vectors = self.map.token_rows(words, inverse)
-        if needs_fixed_shapes(tokens):
-            return self.without_padding(self._rows_of_fixed_shapes(tokens, vectors), tokens)
-        positions = self._positions(tokens)
-        codes = [vectors.index_select(0, inside) for inside in positions]
-        return self.without_padding(self._widened(codes, positions), tokens)
+        return self.without_padding(self._rows(tokens, self.map.token_rows(words, inverse)), tokens)
 
-    def layers(self, ids: Tensor) -> list[Layer]:
-        """The narrow vectors of the words of every band, and the output."""
-        codes = self._codes_of(ids, self._positions(ids))
-        inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
-        return [*inner, *super().layers(ids)]
+    def _rows(self, ids: Tensor, mapped: Tensor | None) -> Tensor:
+        """Rows ``(n, D)`` for ids ``(n,)`` that the map has `mapped`; each band computes its own words."""
+        if not needs_fixed_shapes(ids):
+            positions = self._positions(ids)
+            parts = map(self._widened, range(len(positions)), self._codes_of(ids, mapped, positions))
+            vectors = torch.cat(list(parts))
+            return torch.empty_like(vectors).index_copy_(0, torch.cat(positions), vectors)
+        bands, parts_of_all = bands_of(ids, self.options.cutoffs), []
+        for band, start in enumerate(self.starts):
+            is_other = bands != band
+            inside = (ids - start).masked_fill(is_other, 0)
+            codes = F.embedding(inside, self.tables[str(band)]) if mapped is None else mapped
+            parts_of_all.append(self._widened(band, codes).masked_fill(is_other.unsqueeze(1), 0.0))
+        return torch.stack(parts_of_all).sum(dim=0)
+
+    def _widened(self, band: int, codes: Tensor) -> Tensor:
+        """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
+        projection = self.projections.get(str(band))
+        return codes if projection is None else codes @ projection
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """The positions in `ids` ``(n,)`` of the words of each band."""
-        cutoffs = self.options.cutoffs
-        return positions_by_group(bands_of(ids, cutoffs), len(cutoffs) + 1)
+        return positions_by_group(bands_of(ids, self.options.cutoffs), len(self.starts))
 
-    def _codes_of(self, ids: Tensor, positions: Sequence[Tensor]) -> list[Tensor]:
+    def _codes_of(self, ids: Tensor, mapped: Tensor | None, positions: Sequence[Tensor]) -> list[Tensor]:
         """The vectors ``(n_i, d_i)`` of the `ids` ``(n,)`` at the `positions` of each band."""
-        if self.map is not None:
-            vectors = self.map.rows(ids)
-            return [vectors.index_select(0, inside) for inside in positions]
-        starts = (0, *self.options.cutoffs)
+        if mapped is not None:
+            return [mapped.index_select(0, inside) for inside in positions]
         return [
             F.embedding(ids[inside] - start, table)
-            for inside, start, table in zip(positions, starts, self.tables.values(), strict=True)
+            for inside, start, table in zip(positions, self.starts, self.tables.values(), strict=True)
         ]
 
-    def _widened(self, codes: Sequence[Tensor], positions: Sequence[Tensor]) -> Tensor:
-        """Rows ``(n, D)`` from the vectors ``(n_i, d_i)`` of each band, placed at its `positions`."""
-        parts = [projected(of_band, self.projections.get(str(band))) for band, of_band in enumerate(codes)]
-        vectors = torch.cat(parts)
-        return torch.empty_like(vectors).index_copy_(0, torch.cat(list(positions)), vectors)
+    def layers(self, ids: Tensor) -> list[Layer]:
+        mapped = None if self.map is None else self.map.rows(ids)
+        codes = self._codes_of(ids, mapped, self._positions(ids))
+        inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
+        return [*inner, *super().layers(ids)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
         return self.log_prob(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """As in the base class."""
         softmax = self._softmax()
         self.check_hidden(hidden)
         return softmax.log_prob(hidden)
 
     def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """As in the base class, without the extra work of predictions."""
+        # Predictions would be extra work.
         return self._softmax().cross_entropy(hidden, targets, **options)[0]
 
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """As in the base class."""
         softmax = self._softmax()
         loss, best = softmax.cross_entropy(hidden, targets, **options)
         return loss, softmax.predictions(hidden, best)
@@ -671,7 +589,6 @@ class AdaptiveEmbedding(SharedEmbedding):
         return new.train(self.training)  # type: ignore[no-any-return]
 
     def stored_options(self) -> dict[str, object]:
-        """As in the base class; those of the map do not name files either."""
         options = super().stored_options()
         if self.map is not None and (of_map := self.map.stored_options()):
             options["map_options"] = of_map
@@ -680,28 +597,31 @@ class AdaptiveEmbedding(SharedEmbedding):
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """As in the base class; every band keeps its width, and at least one word."""
         options, state = super().state_for_ids(ids)
-        starts = (0, *self.options.cutoffs)
         members = [ids[inside] for inside in self._positions(ids)]
-        for band, words in enumerate(members):
+        for band, (start, words) in enumerate(zip(self.starts, members)):
             if len(words) == 0:
                 raise UserError(
-                    f"no word of band {band} of this adaptive embedding (words from {starts[band]:,}) is "
-                    "kept, but every band needs one; also keep a word of it"
+                    f"no word of band {band} of this adaptive embedding (words from {start:,}) is kept, but "
+                    "every band needs one; also keep a word of it"
                 )
-            for name in ("tables", "output_tables"):
-                if f"{name}.{band}" in state:
-                    state[f"{name}.{band}"] = state[f"{name}.{band}"][words - starts[band]]
+            for name in (f"tables.{band}", f"output_tables.{band}"):
+                if name in state:
+                    state[name] = state[name][words - start]
         if self.map is not None:
-            of_map, state_of_map = self.map.state_for_ids(ids)
-            options["map_options"] = of_map
+            options["map_options"], state_of_map = self.map.state_for_ids(ids)
             state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
-        sizes = [len(words) for words in members]
-        return {**options, "cutoffs": list(itertools.accumulate(sizes[:-1]))}, state
+        cutoffs = itertools.accumulate(len(words) for words in members[:-1])
+        return {**options, "cutoffs": list(cutoffs)}, state
 
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
         self.check_output()
-        table = torch.cat([projected(band.segments[0], band.basis) for band in self._output_bands()])
+        table = torch.cat(
+            [
+                codes if basis is None else codes @ basis
+                for codes, basis in zip(self._output_codes(), self._output_projections())
+            ]
+        )
         return self.without_padding(table, self.all_ids(table.device))
 
     def set_output_bias(self, bias: Tensor) -> None:
@@ -712,7 +632,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         super().set_output_bias(bias)
         own = self.output_bias()
         assert own is not None and self.cluster_bias is not None
-        _, *tails = own.detach().split(self.options.sizes(self.num_embeddings))
+        _, *tails = own.detach().split(self.sizes)
         with torch.no_grad():
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
@@ -722,90 +642,74 @@ class AdaptiveEmbedding(SharedEmbedding):
         return self.cached("output", self._new_softmax)
 
     def _new_softmax(self) -> AdaptiveSoftmax:
-        """The output side with the current parameters."""
         assert self.clusters is not None
-        first, *tails = self._output_bands()
-        head = dataclasses.replace(first, segments=(*first.segments, self.clusters))
-        if self.cluster_bias is not None:
-            assert self.bias is not None
-            of_head, *of_tails = self.bias.split(self.options.sizes(self.num_embeddings))
-            head = dataclasses.replace(head, bias=torch.cat([of_head, self.cluster_bias]))
-            tails = [dataclasses.replace(tail, bias=part) for tail, part in zip(tails, of_tails, strict=True)]
+        biases: Sequence[Tensor | None] = [None] * len(self.sizes)
+        if self.bias is not None and self.cluster_bias is not None:
+            of_head, *of_tails = self.bias.split(self.sizes)
+            biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
+        bands = zip(self._output_codes(), self._output_projections(), biases, strict=True)
+        head, *tails = (
+            Part((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
+            for band, (codes, basis, bias) in enumerate(bands)
+        )
         return AdaptiveSoftmax(head, tails, self.options.cutoffs)
-
-    def _output_bands(self) -> list[Part]:
-        """The bands of the output."""
-        projections = self._output_projections()
-        return [
-            Part((codes,), projections.get(str(band)), self._padding_in(band))
-            for band, codes in enumerate(self._output_codes())
-        ]
 
     def _output_codes(self) -> Sequence[Tensor]:
         """The vectors ``(V_i, d_i)`` of the words of every band on the output side."""
         if self.map is not None:
-            return self.map.table().split(self.options.sizes(self.num_embeddings))
+            return self.map.table().split(self.sizes)
         return list((self.tables if self.output_tables is None else self.output_tables).values())
 
-    def _output_projections(self) -> Mapping[str, Tensor]:
-        """The projections of the output by the number of their band."""
-        if self.output_projections is not None:
-            return dict(self.output_projections.items())
-        return {band: self.projections[band] for band in self.options.output_shapes(self.embedding_dim)}
+    def _output_projections(self) -> list[nn.Parameter | None]:
+        """The projection of every band on the output side, if it has one."""
+        own = self.projections if self.output_projections is None else self.output_projections
+        shapes = self.options.output_shapes(self.embedding_dim)
+        return [own[str(band)] if str(band) in shapes else None for band in range(len(self.sizes))]
 
     def _padding_in(self, band: int) -> int | None:
         """The position of the padding word within a band, or None if it is in another one."""
         if self.padding_idx is None:
             return None
-        word = self.padding_idx - (0, *self.options.cutoffs)[band]
-        return word if 0 <= word < self.options.sizes(self.num_embeddings)[band] else None
+        word = self.padding_idx - self.starts[band]
+        return word if 0 <= word < self.sizes[band] else None
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
-        """The map or the tables, and the projections of the input."""
-        if self.map is not None:
-            yield from self.map.parameters()
-        yield from self.tables.parameters()
-        yield from self.projections.parameters()
+        for part in (self.map, self.tables, self.projections):
+            yield from part.parameters() if part is not None else ()
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
-        """The map or the tables, the projections of the output, the clusters, and any bias."""
-        if self.map is not None:
-            yield from self.map.parameters()
-        yield from (self.tables if self.output_tables is None else self.output_tables).parameters()
-        yield from self._output_projections().values()  # type: ignore[misc]
-        for parameter in (self.clusters, self.bias, self.cluster_bias):
+        for part in (self.map, self.tables if self.output_tables is None else self.output_tables):
+            yield from part.parameters() if part is not None else ()
+        for parameter in (*self._output_projections(), self.clusters, self.bias, self.cluster_bias):
             if parameter is not None:
                 yield parameter
 
     @classmethod
+    @torch.no_grad()
     def fit(cls, task: FitTask) -> AdaptiveEmbedding:
         """A truncated SVD or a copy of every band; the mean of its words for a cluster."""
         embedding: AdaptiveEmbedding = task.build()
         if embedding.map is not None:
-            return reconstruct(embedding, task)
+            with torch.enable_grad():
+                return reconstruct(embedding, task)
         options, dim = embedding.options, embedding.embedding_dim
-        blocks = task.teacher.split(list(options.sizes(embedding.num_embeddings)))
+        blocks = task.teacher.split(embedding.sizes)
         for band, (block, width) in enumerate(zip(blocks, options.widths(dim), strict=True)):
             if width < dim or (band == 0 and options.head_projection == "both"):
                 codes, basis = truncated_svd(block, width)
             else:
                 codes, basis = block, torch.eye(width, dtype=block.dtype, device=block.device)
-            embedding._set_band(band, codes, basis)
+            for tables in (embedding.tables, embedding.output_tables):
+                if tables is not None:
+                    tables[str(band)].copy_(codes)
+            for projections in (embedding.projections, embedding.output_projections):
+                projection = projections.get(str(band)) if projections is not None else None
+                # The table does not determine a projection from hidden states of another width.
+                if projection is not None and projection.shape == basis.shape:
+                    projection.copy_(basis)
             if band == 0:
                 head = basis
             elif embedding.clusters is not None:
                 # The rows of the head are orthonormal, so this is the projection of the mean onto them.
-                embedding.clusters.data[band - 1] = head @ block.mean(dim=0)
+                embedding.clusters[band - 1] = head @ block.mean(dim=0)
         return embedding
-
-    @torch.no_grad()
-    def _set_band(self, band: int, codes: Tensor, basis: Tensor) -> None:
-        """Set the codes ``(V_i, d_i)`` and the projection ``(d_i, D)`` of a band on both sides."""
-        for tables in (self.tables, self.output_tables):
-            if tables is not None:
-                tables[str(band)].copy_(codes)
-        for projections in (self.projections, self.output_projections):
-            projection = projections.get(str(band)) if projections is not None else None
-            # The table does not determine a projection from hidden states of another width.
-            if projection is not None and projection.shape == basis.shape:
-                projection.copy_(basis)

@@ -183,16 +183,13 @@ class AloneEmbedding(SharedEmbedding):
             self.codebooks.copy_(entries * options.codebooks**-0.5)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         return self.row_function()(ids)
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        """As in the base class; without dropout."""
         return functools.partial(self._second_layer, self._hidden_function())
 
     @property
     def draws_per_token(self) -> bool:
-        """As in the base class: in training, until `relu_dropout` ends."""
         return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
@@ -214,7 +211,6 @@ class AloneEmbedding(SharedEmbedding):
         return functools.partial(self._hidden_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The filtered base of each word ``(n, D_o)``, the hidden units ``(n, H)``, and the output."""
         codes = self.codes.index_select(0, ids).long()
         filters = self.base.new_zeros((ids.size(0), self.base.size(0)))
         for number, codebook in enumerate(self.codebooks):
@@ -240,7 +236,6 @@ class AloneEmbedding(SharedEmbedding):
         return torch.relu(F.linear(mask.to(folded.dtype), folded))
 
     def _second_layer(self, hidden: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-        """``W2 max(0, hidden)``: ids ``(n,)`` -> rows ``(n, D)``."""
         return F.linear(hidden(ids), self.second)
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:

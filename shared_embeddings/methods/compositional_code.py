@@ -43,7 +43,6 @@ class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
         return self.num_codebooks * self.codebook_size * embedding_dim
 
     def index_entries(self, num_embeddings: int, embedding_dim: int) -> int:
-        """V * M, the number of codes."""
         return num_embeddings * self.num_codebooks
 
     @classmethod
@@ -94,11 +93,9 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         nn.init.normal_(self.codebooks, std=std)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         return self.row_function()(ids)
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        """As in the base class; packed codebooks are decoded once."""
         entries = dense(self.codebooks).flatten(0, 1)
 
         def rows(ids: Tensor) -> Tensor:
@@ -107,7 +104,6 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         return rows
 
     def code_scores(self, hidden: Tensor) -> Tensor:
-        """As in the base class."""
         return torch.einsum("nd,mkd->nmk", hidden, dense(self.codebooks))
 
     def output_factors(self) -> OutputFactors:

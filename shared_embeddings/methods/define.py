@@ -17,17 +17,13 @@ from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.registry import build, methods, num_parameters, options, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.options import OptionError, option, require, require_at_least
+from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_effect
 
 Transform = Literal["hgt", "glt", "linear"]
 Connection = Literal["mixer", "skip", "residual", "none"]
 
-_DEFAULT_GROUPS = 4
-# Widths between the layers of unit "delight" are multiples of at least this.
-_SMALLEST_MULTIPLE = 8
-# Options of a map that follow from the unit.
+# Options of a map that follow from the unit, and arguments of `build` besides the options of the map.
 _OF_THE_UNIT = ("output", "output_bias")
-# Arguments of `build` besides the options of the map.
 _NOT_OF_THE_MAP = ("method", "num_embeddings", "embedding_dim")
 
 
@@ -86,20 +82,17 @@ def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_gro
     """
     groups = plan_delight_groups(max_groups, depth)
     inputs = embedding_dim // 2
-    widths = [inputs + layer * (expand_dim - inputs) // (depth - 1) for layer in range(1, depth)]
-    outputs = [_round_up(width, max(groups[layer : layer + 2])) for layer, width in enumerate(widths)]
+    outputs = []
+    for layer in range(1, depth):
+        most = max(groups[layer - 1 : layer + 1])
+        step = most * math.ceil(8 / most)
+        outputs.append(step * math.ceil((inputs + layer * (expand_dim - inputs) // (depth - 1)) / step))
     outputs.append(embedding_dim)
     plans = [
         LayerPlan(count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer])
         for layer, count in enumerate(groups)
     ]
     return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
-
-
-def _round_up(width: int, groups: int) -> int:
-    """The smallest multiple of `groups`, in steps of at least 8, that is at least `width`."""
-    step = groups * math.ceil(_SMALLEST_MULTIPLE / groups)
-    return step * math.ceil(width / step)
 
 
 class GroupTransform(nn.Module):
@@ -120,11 +113,10 @@ class GroupTransform(nn.Module):
         return plan.inputs * plan.outputs // plan.groups**2
 
     def reset_parameters(self) -> None:
-        """Draw weights that keep the variance."""
+        # Keeps the variance.
         nn.init.normal_(self.weight, std=self.weight.size(0) ** -0.5)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, inputs)`` -> ``(n, outputs)``."""
         transformed = (vectors.unflatten(1, (self.groups, -1)) @ self.weight).flatten(1)
         return F.gelu(F.layer_norm(transformed, transformed.shape[1:]))
 
@@ -148,13 +140,11 @@ class GroupLinear(nn.Module):
         return plan.inputs * plan.outputs // plan.groups + plan.outputs + 2 * (plan.outputs // plan.groups)
 
     def reset_parameters(self) -> None:
-        """Draw weights that keep the variance; no biases and shifts, gains of one."""
         nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
         nn.init.zeros_(self.bias)
         self.norm.reset_parameters()
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """``(n, inputs)`` -> ``(n, outputs)``."""
         chunks = vectors.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
         transformed = torch.baddbmm(self.bias, chunks, self.weight).transpose(0, 1)
         return F.gelu(self.norm(transformed)).flatten(1)
@@ -194,29 +184,21 @@ class Expansion(nn.Module):
     def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
         """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, in order."""
         output = inputs
-        for position, layer in enumerate(self.layers):
+        for position, (layer, groups) in enumerate(zip(self.layers, self.groups)):
             previous = output
             if position > 0 and self.shuffle:
-                previous = _shuffled(previous, self.groups[position - 1])
-            linked = self._linked(inputs, previous, self.groups[position]) if position > 0 else previous
+                # The first element of every group, then the second of every group, and so on.
+                previous = previous.unflatten(1, (self.groups[position - 1], -1)).transpose(1, 2).flatten(1)
+            linked = previous
+            if position > 0 and self.connection == "mixer":
+                chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
+                linked = torch.cat(chunks, dim=2).flatten(1)
+            elif position > 0 and self.connection == "skip":
+                linked = torch.cat((inputs, previous), dim=1)
             output = layer(linked)
             if self.connection == "residual" and output.shape == previous.shape:
                 output = output + previous
             yield output
-
-    def _linked(self, inputs: Tensor, previous: Tensor, groups: int) -> Tensor:
-        """The input of a layer with `groups` groups: the previous output, and the stack's input if linked."""
-        if self.connection == "mixer":
-            chunks = (inputs.unflatten(1, (groups, -1)), previous.unflatten(1, (groups, -1)))
-            return torch.cat(chunks, dim=2).flatten(1)
-        if self.connection == "skip":
-            return torch.cat((inputs, previous), dim=1)
-        return previous
-
-
-def _shuffled(vectors: Tensor, groups: int) -> Tensor:
-    """``(n, width)`` interleaved: the first element of every group, then the second of every group, ..."""
-    return vectors.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1)
 
 
 @unset_fake_temporarily()
@@ -296,36 +278,39 @@ class DefineOptions(EmbeddingOptions):
             self.expand_dim >= self.map_dim,
             f"option 'expand_dim' is {self.expand_dim}, less than 'map_dim' {self.map_dim}; raise it",
         )
-        for name in ("max_groups", "shuffle"):
-            require(
-                self.transform != "linear" or not getattr(self, name),
-                f"option '{name}' has no effect with transform 'linear', which has one group; remove it",
-            )
+        if self.transform == "linear":
+            require_effect(self, ("max_groups", "shuffle"), "with transform 'linear', which has one group")
         if self.unit == "paper":
-            self._check_groups()
+            for layer, count in enumerate(plan_groups(self.transform, self._groups, self.depth), start=1):
+                require(
+                    self.map_dim % count == 0,
+                    f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer "
+                    f"{layer}; change it or 'max_groups' ({self._groups})",
+                )
         else:
-            self._check_delight()
-        require(
-            self.output == "map" or not self.output_projection,
-            f"option 'output_projection' has no effect with output '{self.output}'; remove it",
-        )
-        require(
-            self.output != "none" or not self.output_bias,
-            "option 'output_bias' has no effect with output 'none'; remove it",
-        )
+            require_effect(self, ("transform", "shuffle", "connection", "reduce"), "with unit 'delight'")
+            require(
+                self.depth >= 2,
+                f"option 'depth' is {self.depth}, but unit 'delight' widens in one layer and reduces in "
+                "another; choose at least 2",
+            )
+            require(
+                self._groups.bit_count() == 1,
+                f"option 'max_groups' is {self._groups}, but with unit 'delight' it must be a power of 2",
+            )
+        if self.output != "map":
+            require_effect(self, ("output_projection",), f"with output '{self.output}'")
+        if self.output == "none":
+            require_effect(self, ("output_bias",), "with output 'none'")
         require(
             not self.output_projection or "score_dim" not in self.map_options,
             "options 'output_projection' and 'score_dim' both project hidden states to the width of the map; "
             "remove one of them",
         )
-        require(
-            "output" not in self.map_options,
-            "option 'map_options' has an 'output', but that of the unit decides; remove it",
-        )
         for name in self.map_options:
             require(
-                isinstance(name, str) and name not in _NOT_OF_THE_MAP,
-                f"option 'map_options' has {name!r}, which is not an option of a map; remove it",
+                isinstance(name, str) and name not in (*_NOT_OF_THE_MAP, "output"),
+                f"option 'map_options' has {name!r}, which is set by the unit; remove it",
             )
 
     def __getattr__(self, name: str) -> object:
@@ -335,75 +320,19 @@ class DefineOptions(EmbeddingOptions):
             return map_options[name]
         raise AttributeError(f"'define' has no option '{name}'")
 
+    @property
+    def _groups(self) -> int:
+        return self.max_groups or 4
+
     def delight_entry(self, embedding_dim: int) -> LayerPlan:
         """The first layer of unit "delight", from n to D / 2."""
-        half = embedding_dim // 2
-        return LayerPlan(1, self.map_dim, half)
+        return LayerPlan(1, self.map_dim, embedding_dim // 2)
 
     def layers(self, embedding_dim: int) -> list[LayerPlan]:
-        """The sizes of the group transforms; in unit "delight" also of the linear layer that follows them."""
         if self.unit == "delight":
-            return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups())
+            return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups)
         return plan_layers(
-            self.map_dim, self.expand_dim, self.depth, self._groups(), self.transform, self.connection
-        )
-
-    def check_dim(self, embedding_dim: int) -> None:
-        """Raise `OptionError` unless the unit can output vectors of D dimensions."""
-        if self.unit == "delight":
-            self._check_halves(embedding_dim // 2)
-            return
-        width = self.layers(embedding_dim)[-1].outputs
-        require(
-            self.reduce or width == embedding_dim,
-            f"option 'reduce' is off, but the expanded vectors are {width} wide and the dimension is "
-            f"{embedding_dim}; change 'expand_dim' or leave 'reduce' on",
-        )
-
-    def _groups(self) -> int:
-        """g_max."""
-        return self.max_groups or _DEFAULT_GROUPS
-
-    def _check_groups(self) -> None:
-        """Raise `OptionError` unless the mapped vector splits into the groups of each layer."""
-        for layer, count in enumerate(plan_groups(self.transform, self._groups(), self.depth), start=1):
-            require(
-                self.map_dim % count == 0,
-                f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer {layer}; "
-                f"change it or 'max_groups' ({self._groups()})",
-            )
-
-    def _check_delight(self) -> None:
-        """Raise `OptionError` for options that the unit of the authors' later code does not have."""
-        defaults = {field.name: field.default for field in dataclasses.fields(DefineOptions)}
-        for name in ("transform", "shuffle", "connection", "reduce"):
-            value = getattr(self, name)
-            require(
-                value == defaults[name],
-                f"option '{name}' has no effect with unit 'delight', but it is {value!r}; remove it",
-            )
-        require(
-            self.depth >= 2,
-            f"option 'depth' is {self.depth}, but unit 'delight' widens in one layer and reduces in another; "
-            "choose at least 2",
-        )
-        require(
-            self._groups().bit_count() == 1,
-            f"option 'max_groups' is {self._groups()}, but with unit 'delight' it must be a power of 2",
-        )
-
-    def _check_halves(self, entry_width: int) -> None:
-        """Raise `OptionError` unless D / 2 is divisible by the number of groups and at most k."""
-        most = max(plan_delight_groups(self._groups(), self.depth))
-        require(
-            entry_width >= most and entry_width % most == 0,
-            f"option 'max_groups' leads to {most} groups, but with unit 'delight' half of the dimension, "
-            f"{entry_width}, must be a multiple of them; lower it",
-        )
-        require(
-            self.expand_dim >= entry_width,
-            f"option 'expand_dim' is {self.expand_dim}, less than half of the dimension, {entry_width}, "
-            "which unit 'delight' expands; raise it",
+            self.map_dim, self.expand_dim, self.depth, self._groups, self.transform, self.connection
         )
 
     @classmethod
@@ -415,7 +344,7 @@ class DefineOptions(EmbeddingOptions):
         own = {field.name for field in dataclasses.fields(DefineOptions)}
         of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
         beside = {name: given.pop(name) for name in list(given) if name in of_map}
-        nested = _mapping(given.pop("map_options", None))
+        nested: Any = given.pop("map_options", None) or {}
         for name in beside.keys() & nested.keys():
             raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
         map_options = {**nested, **beside}
@@ -424,13 +353,29 @@ class DefineOptions(EmbeddingOptions):
         return {**bias, **given, "map_options": map_options}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """Check the map, and D; see `check_dim`."""
         maps = [name for name in methods() if name != self.method]
-        if self.map not in maps:
-            raise OptionError(f"option 'map' is '{self.map}', but it must be one of {', '.join(maps)}")
-        # Counting checks the options of the map without building it.
+        require(self.map in maps, f"option 'map' is '{self.map}', but it must be one of {', '.join(maps)}")
+        # Checks the options of the map without building it.
         self._count_map(num_embeddings)
-        self.check_dim(embedding_dim)
+        if self.unit == "delight":
+            half, most = embedding_dim // 2, max(plan_delight_groups(self._groups, self.depth))
+            require(
+                half >= most and half % most == 0,
+                f"option 'max_groups' leads to {most} groups, but with unit 'delight' half of the dimension, "
+                f"{half}, must be a multiple of them; lower it",
+            )
+            require(
+                self.expand_dim >= half,
+                f"option 'expand_dim' is {self.expand_dim}, less than half of the dimension, {half}, which "
+                "unit 'delight' expands; raise it",
+            )
+        elif not self.reduce:
+            width = self.layers(embedding_dim)[-1].outputs
+            require(
+                width == embedding_dim,
+                f"option 'reduce' is off, but the expanded vectors are {width} wide and the dimension is "
+                f"{embedding_dim}; change 'expand_dim' or leave 'reduce' on",
+            )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """The map, the first layer, the group transforms, reduction and projection.
@@ -453,17 +398,19 @@ class DefineOptions(EmbeddingOptions):
         return layers[-1].outputs + linked
 
     def count_bias(self, num_embeddings: int) -> int:
-        """V with the option `output_bias`, unless it is counted with the map."""
+        # That of the map is counted with it.
         return 0 if self.output == "map" else super().count_bias(num_embeddings)
 
+    def build_options_of_map(self) -> dict[str, Any]:
+        """The options of the map, with an output side only if the unit uses it."""
+        if self.output == "map":
+            return {**self.map_options, "output_bias": self.output_bias}
+        has_output = hasattr(options(self.map), "output")
+        return {**self.map_options, **({"output": "none"} if has_output else {})}
+
     def _count_map(self, num_embeddings: int) -> int:
-        """The parameters of the map, by the formula of its method."""
-        return num_parameters(
-            self.map,
-            num_embeddings=num_embeddings,
-            embedding_dim=self.map_dim,
-            **_map_options(self),
-        )
+        sizes = {"num_embeddings": num_embeddings, "embedding_dim": self.map_dim}
+        return num_parameters(self.map, **sizes, **self.build_options_of_map())
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
@@ -485,14 +432,8 @@ class DefineOptions(EmbeddingOptions):
 
     @staticmethod
     def _unit(map_dim: int, expand_dim: int) -> Options:
-        """A unit of three layers and at most four groups."""
-        return {
-            "map_dim": map_dim,
-            "expand_dim": expand_dim,
-            "depth": 3,
-            "max_groups": 4,
-            "output": "table",
-        }
+        sizes = {"map_dim": map_dim, "expand_dim": expand_dim, "depth": 3, "max_groups": 4}
+        return {**sizes, "output": "table"}
 
 
 @register("define", DefineOptions)
@@ -533,7 +474,8 @@ class DefineEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        if options.output == "map":
+        self.ties_map = options.output == "map"
+        if self.ties_map:
             # The output side is that of the map, which has the bias, too.
             self.bias = None
         width = options.map_dim
@@ -543,7 +485,7 @@ class DefineEmbedding(SharedEmbedding):
             num_embeddings=num_embeddings,
             embedding_dim=width,
             padding_idx=padding_idx,
-            **_map_options(options),
+            **options.build_options_of_map(),
         )
         self.entry: nn.Linear | GroupLinear
         self.reduction: nn.Linear | None = None
@@ -563,7 +505,7 @@ class DefineEmbedding(SharedEmbedding):
             nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
         )
         self.has_output = options.output != "none"
-        if options.output == "map" and not options.output_projection:
+        if self.ties_map and not options.output_projection:
             self.score_dim = self.map.score_dim
         self.reset_parameters()
 
@@ -589,20 +531,16 @@ class DefineEmbedding(SharedEmbedding):
 
     @property
     def has_linear_scores(self) -> bool:
-        """That of the part that the output is tied to."""
-        return self.map.has_linear_scores if self.options.output == "map" else self.has_output
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``: map, expand, reduce."""
-        return self._deepened(self.map.rows(ids))
+        return self.map.has_linear_scores if self.ties_map else self.has_output
 
     @property
     def draws_per_token(self) -> bool:
-        """Whether the map does."""
         return self.map.draws_per_token
 
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._deepened(self.map.rows(ids))
+
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; the unit transforms every token if the map draws for each of them."""
         if not self.draws_per_token:
             return super().token_rows(words, inverse)
         rows = self._deepened(self.map.token_rows(words, inverse))
@@ -618,15 +556,12 @@ class DefineEmbedding(SharedEmbedding):
         return self.reduction(torch.cat((entry, expanded), dim=1) if is_linked else expanded)
 
     def inner_embedding(self) -> SharedEmbedding:
-        """As in the base class: that of the map if the output is tied to it."""
-        return self.map.inner_embedding() if self.options.output == "map" else self
+        return self.map.inner_embedding() if self.ties_map else self
 
     def with_inner_embedding(self, part: SharedEmbedding) -> SharedEmbedding:
-        """As in the base class; the layers after the map are those of this unit."""
-        if self.options.output != "map":
+        if not self.ties_map:
             return super().with_inner_embedding(part)
         part = self.map.with_inner_embedding(part)
-        # Whether the map has an output side follows from the unit.
         of_map = {name: value for name, value in part.stored_options().items() if name not in _OF_THE_UNIT}
         given: dict[str, Any] = {
             **self.stored_options(),
@@ -648,7 +583,6 @@ class DefineEmbedding(SharedEmbedding):
         return unit.train(self.training)  # type: ignore[no-any-return]
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class, if the map can remove words."""
         of_map, state_of_map = self.map.state_for_ids(ids)
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("map.")}
         state |= {f"map.{name}": tensor for name, tensor in state_of_map.items()}
@@ -661,7 +595,6 @@ class DefineEmbedding(SharedEmbedding):
         return options, state
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The layers of the map, the linear layer after it, every group transform, and the output."""
         *inner, mapped = self.map.layers(ids)
         entry = self.entry(mapped.values)
         depth = self.options.depth
@@ -677,45 +610,34 @@ class DefineEmbedding(SharedEmbedding):
     # With output "map", the output side is that of the map.
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As in the base class."""
-        if self.options.output != "map":
-            return super().logits(hidden)
-        return self.map.logits(self._projected(hidden))
+        return self.map.logits(self._projected(hidden)) if self.ties_map else super().logits(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """As in the base class."""
-        if self.options.output != "map":
-            return super().log_prob(hidden)
-        return self.map.log_prob(self._projected(hidden))
+        return self.map.log_prob(self._projected(hidden)) if self.ties_map else super().log_prob(hidden)
 
     def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """As in the base class."""
-        if self.options.output != "map":
+        if not self.ties_map:
             return super().flat_loss(hidden, targets, **options)
         return self.map.flat_loss(self._projected(hidden), targets, **options)
 
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """As in the base class."""
-        if self.options.output != "map":
+        if not self.ties_map:
             return super().flat_loss_and_predictions(hidden, targets, **options)
         return self.map.flat_loss_and_predictions(self._projected(hidden), targets, **options)
 
     def output_table(self) -> Tensor:
-        """As in the base class."""
-        if self.options.output != "map":
+        if not self.ties_map:
             return super().output_table()
         table = self.map.output_table()
         return table if self.output_projection is None else table @ self.output_projection.weight
 
     def output_bias(self) -> Tensor | None:
-        """As in the base class."""
-        return super().output_bias() if self.options.output != "map" else self.map.output_bias()
+        return self.map.output_bias() if self.ties_map else super().output_bias()
 
     def set_output_bias(self, bias: Tensor) -> None:
-        """As in the base class."""
-        if self.options.output == "map":
+        if self.ties_map:
             self.map.set_output_bias(bias)
         else:
             super().set_output_bias(bias)
@@ -726,19 +648,16 @@ class DefineEmbedding(SharedEmbedding):
         return hidden if self.output_projection is None else self.output_projection(hidden)
 
     def width_advice(self) -> str:
-        """As in the base class; `output_projection` accepts hidden states of D dimensions."""
-        if self.options.output != "map" or self.output_projection is not None:
+        if not self.ties_map or self.output_projection is not None:
             return super().width_advice()
         return "project them first, or build the embedding with output_projection=True"
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
-        """All but the projection of the output side and the parameters that only the map's output uses."""
         yield from self.map.input_parameters()
         for part in (self.entry, self.expansion, self.reduction):
             yield from part.parameters() if part is not None else ()
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the map and the projection, or of the whole unit."""
         if self.options.output == "table":
             yield from self.input_parameters()
             if self.bias is not None:
@@ -747,17 +666,3 @@ class DefineEmbedding(SharedEmbedding):
             yield from self.map.output_parameters()
         if self.output_projection is not None:
             yield from self.output_projection.parameters()
-
-
-def _map_options(unit: DefineOptions) -> Mapping[str, Any]:
-    """The options of the map, with an output side only if the unit uses it."""
-    if unit.output == "map":
-        return {**unit.map_options, "output_bias": unit.output_bias}
-    return (
-        {**unit.map_options, "output": "none"} if hasattr(options(unit.map), "output") else unit.map_options
-    )
-
-
-def _mapping(value: Any) -> Mapping[str, object]:
-    """`value`, or an empty mapping for None."""
-    return value or {}

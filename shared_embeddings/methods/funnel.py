@@ -44,7 +44,6 @@ class FunnelOptions(EmbeddingOptions["FunnelEmbedding"]):
     activation: Literal["relu", "gelu", "tanh"] = option("f of Eq. 3; the paper always uses relu.", "relu")
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The rank must be from 1 to D."""
         require_rank(self.rank, embedding_dim)
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
@@ -53,12 +52,10 @@ class FunnelOptions(EmbeddingOptions["FunnelEmbedding"]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All ranks."""
         yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A rank of D / 8."""
         return {"": {"rank": embedding_dim // 8}}
 
 
@@ -98,29 +95,23 @@ class FunnelEmbedding(SharedEmbedding):
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         return self._activated(F.embedding(ids, self.codes)) @ self.basis
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The codes ``(n, R)``, the activated codes, and the output."""
         codes = F.embedding(ids, self.codes)
         activated = Layer("activated codes", self._activated(codes))
         return [Layer("codes", codes), activated, *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
-        """The activated codes ``(V, R)`` and the basis ``(R, D)``."""
         return OutputFactors(self._activated(self.codes), self.basis)
 
     def output_rows(self) -> Callable[[Tensor], Tensor]:
-        """As in the base class."""
         return lambda ids: self._activated(F.embedding(ids, self.codes))
 
     def output_basis(self) -> Tensor:
-        """As in the base class."""
         return self.basis
 
     def _activated(self, codes: Tensor) -> Tensor:
-        """f of Eq. 3."""
         return _ACTIVATIONS[self.options.activation](codes)
 
     @classmethod

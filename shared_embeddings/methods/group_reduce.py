@@ -19,9 +19,6 @@ from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import (
     best_basis,
     blocks,
-    check_counts,
-    check_rank,
-    check_table,
     codes_in,
     restore_scale,
     shrink_codes,
@@ -34,11 +31,23 @@ from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_ten
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import OptionError, option, plain_options, require, require_at_least
+from shared_embeddings.utils.options import (
+    OptionError,
+    option,
+    plain_options,
+    require,
+    require_at_least,
+    require_effect,
+)
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
-# Bisection steps for the ranks.
-_HALVINGS = 40
+# The options that determine the groups without their sizes.
+_LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")
+# Parameters of one step of the search grid over those of the step before.
+_STEP = 1.004
+# The target of ignored tokens, after ids have been converted to places.
+_IGNORED = -100
+_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 class GroupLayout(NamedTuple):
@@ -82,7 +91,7 @@ def groups_within(
     """
     sizes, averages = _equal_shares(frequencies, num_groups)
     low, high = 0.0, float(dim)
-    for _ in range(_HALVINGS):
+    for _ in range(40):
         middle = (low + high) / 2
         layout = GroupLayout(sizes, _ranks(sizes, averages, middle, max_rank, dim))
         low, high = (middle, high) if layout.parameters(dim) <= num_parameters else (low, middle)
@@ -169,16 +178,8 @@ def group_reduce(
         num_groups, min_rank, max_rank: as in `frequency_groups`.
         num_parameters: as in `groups_within`; exactly one of this and `min_rank` is given.
         refinements: the maximum number of rounds in which words change groups.
-
-    Raises:
-        UserError: the table, the counts or the sizes are invalid.
     """
-    check_table(table)
     words, dim = table.shape
-    check_counts(token_counts, words)
-    if not 1 <= num_groups <= words:
-        raise UserError(f"num_groups is {num_groups}, but it must be from 1 to the {words} words")
-    _check_ranks(min_rank, max_rank, num_parameters, dim)
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
     # Unseen words count like the rarest seen one, since an average of zero would give no ranks.
@@ -208,16 +209,6 @@ def group_reduce(
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], rounds)
 
 
-def _check_ranks(min_rank: int | None, max_rank: int | None, num_parameters: int | None, dim: int) -> None:
-    """Raise UserError unless the options determine ranks from 1 to D."""
-    if (min_rank is None) == (num_parameters is None):
-        raise UserError("the ranks follow from min_rank or num_parameters; give exactly one of them")
-    if min_rank is not None:
-        check_rank(min_rank, dim)
-    if max_rank is not None and not (min_rank or 1) <= max_rank <= dim:
-        raise UserError(f"max_rank is {max_rank}, but it must be from min_rank {min_rank or 1} to {dim}")
-
-
 def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:
     """The best basis of each group, with at most as many rows as the group has words."""
     bases = []
@@ -245,7 +236,6 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
 
 
 def _round(losses: Tensor, groups: Tensor, bases: list[Tensor]) -> GroupRound:
-    """Error, sizes and parameters of an assignment with its bases."""
     sizes = groups.bincount(minlength=len(bases)).tolist()
     parameters = sum(len(basis) * (size + basis.size(1)) for size, basis in zip(sizes, bases))
     return GroupRound(float(losses.gather(1, groups.unsqueeze(1)).sum()), tuple(sizes), parameters)
@@ -262,42 +252,27 @@ def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int)
     budget = float(sizes[groups].sum())
     closed = sizes < min_rank
     stays = closed[groups]
-    stays[_faithful_words(losses, groups, len(ranks))] = True
+    own = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
+    gains = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1) - own
+    for group in range(len(ranks)):
+        stays[gains.masked_fill(groups != group, -math.inf).argmax()] = True
     open_losses = losses.masked_fill(closed, math.inf)
 
     def choice(price: float) -> Tensor:
         return torch.where(stays, groups, (open_losses + price * sizes).argmin(dim=1))
 
-    def is_affordable(chosen: Tensor) -> bool:
-        return float(sizes[chosen].sum()) <= budget
-
     # With the highest penalty, every word that may move is in an open group of the smallest rank.
     low, high = 0.0, float(losses.max()) + 1.0
     for _ in range(100):
         price = (low * high) ** 0.5 if low > 0.0 else high * 2.0**-10
-        if is_affordable(choice(price)):
+        if float(sizes[choice(price)].sum()) <= budget:
             high = price
         else:
             low = price
         if low > 0.0 and high / low < 1.0 + 1e-9:
             break
     chosen = choice(high)
-    return chosen if is_affordable(chosen) else groups
-
-
-def _faithful_words(losses: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """``(G,)`` for each group, the word that would lose most in the best other group."""
-    own = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
-    others = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1)
-    gain = others - own
-    return torch.stack([gain.masked_fill(groups != group, -math.inf).argmax() for group in range(num_groups)])
-
-
-# The options that determine the groups without their sizes.
-_LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")
-# Parameters of one step of the search grid over those of the step before.
-_STEP = 1.004
-_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+    return chosen if float(sizes[chosen].sum()) <= budget else groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,8 +311,7 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
         for name in _LAYOUT:
             require_at_least(name, getattr(self, name), 1)
         if self.group_sizes is None and self.ranks is None:
-            needed = ("num_groups", "min_rank") if self.num_parameters is None else ("num_groups",)
-            for name in needed:
+            for name in ("num_groups", "min_rank") if self.num_parameters is None else ("num_groups",):
                 require(
                     getattr(self, name) is not None,
                     f"option '{name}' is missing; give it a value, or give 'group_sizes' and 'ranks'",
@@ -351,52 +325,38 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
                 f"option 'max_rank' is {self.max_rank}, less than 'min_rank' {self.min_rank}; raise it",
             )
             return
-        self._check_explicit()
-
-    def _check_explicit(self) -> None:
-        """Check that sizes and ranks match and that no other option of the layout is set."""
-        for name, other in (("group_sizes", self.ranks), ("ranks", self.group_sizes)):
+        require_effect(self, _LAYOUT, "when 'group_sizes' and 'ranks' are given")
+        for name in ("group_sizes", "ranks"):
             require(
-                other is None or getattr(self, name) is not None, f"option '{name}' is missing; also give it"
+                bool(getattr(self, name)), f"option '{name}' is missing or empty; give one for each group"
             )
-        for name in _LAYOUT:
-            require(
-                getattr(self, name) is None,
-                f"option '{name}' has no effect when 'group_sizes' and 'ranks' are given; remove it",
-            )
+            for value in getattr(self, name):
+                require_at_least(name, value, 1)
         sizes, ranks = self.group_sizes or (), self.ranks or ()
-        require(len(sizes) > 0, "option 'group_sizes' is empty; give the size of at least one group")
         require(
             len(sizes) == len(ranks),
             f"option 'group_sizes' has {len(sizes)} groups, 'ranks' has {len(ranks)}; give as many of both",
         )
-        for name, values in (("group_sizes", sizes), ("ranks", ranks)):
-            for value in values:
-                require_at_least(name, value, 1)
 
     def layout(self, num_embeddings: int, embedding_dim: int) -> GroupLayout:
         """The sizes and ranks of all groups for V words in D dimensions."""
         if self.group_sizes is not None and self.ranks is not None:
             return GroupLayout(self.group_sizes, self.ranks)
-        assert self.num_groups is not None
         zipf = 1.0 / np.arange(1, num_embeddings + 1)
+        assert self.num_groups is not None
         if self.num_parameters is not None:
             return groups_within(zipf, self.num_groups, self.num_parameters, self.max_rank, embedding_dim)
         assert self.min_rank is not None
         return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The groups must contain V words in total, and ranks are at most D."""
         require(
             self.num_groups is None or self.num_groups <= num_embeddings,
             f"option 'num_groups' is {self.num_groups}, more than the {num_embeddings} words; "
             f"choose at most {num_embeddings}",
         )
-        for name, rank in (
-            ("min_rank", self.min_rank),
-            ("max_rank", self.max_rank),
-            ("ranks", max(self.ranks or (1,))),
-        ):
+        ranks = {"min_rank": self.min_rank, "max_rank": self.max_rank, "ranks": max(self.ranks or (1,))}
+        for name, rank in ranks.items():
             require(
                 rank is None or rank <= embedding_dim,
                 f"option '{name}' has rank {rank}, more than the dimension {embedding_dim}; "
@@ -479,20 +439,14 @@ class GroupReduceEmbedding(SharedEmbedding):
                 basis.mul_(entry_std(self.embedding_dim) / norm)
 
     def stored_options(self) -> dict[str, object]:
-        """As in the base class, with the sizes and ranks of the groups."""
-        resolved = dataclasses.replace(
-            self.options,
-            num_groups=None,
-            min_rank=None,
-            max_rank=None,
-            num_parameters=None,
-            group_sizes=tuple(self.layout.sizes),
-            ranks=tuple(self.layout.ranks),
-        )
-        return plain_options(resolved)
+        explicit: dict[str, Any] = {
+            "group_sizes": self.layout.sizes,
+            "ranks": self.layout.ranks,
+            **dict.fromkeys(_LAYOUT),
+        }
+        return plain_options(dataclasses.replace(self.options, **explicit))
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; groups without a word are removed, with their basis."""
         options, state = super().state_for_ids(ids)
         starts = torch.tensor([0, *itertools.accumulate(self.layout.sizes)], device=ids.device)
         places = self._places().index_select(0, ids) - starts[state["groups"].long()]
@@ -514,10 +468,14 @@ class GroupReduceEmbedding(SharedEmbedding):
         places, permutation = places.sort()
         starts = [0, *itertools.accumulate(self.layout.sizes)]
         borders = torch.searchsorted(places, torch.tensor(starts, device=places.device)).tolist()
-        parts = [
-            self._group_rows(group, places[begin:end] - starts[group])
-            for group, (begin, end) in enumerate(itertools.pairwise(borders))
-        ]
+        parts = []
+        for codes, basis, start, (begin, end) in zip(self.codes, self.bases, starts, pairwise(borders)):
+            members = places[begin:end] - start
+            if len(members) >= len(codes):
+                # For a small group of frequent words this is cheaper than one product for each occurrence.
+                parts.append(F.embedding(members, self._activated(codes) @ basis))
+            else:
+                parts.append(self._activated(F.embedding(members, codes)) @ basis)
         return torch.cat(parts).index_select(0, _inverse(permutation))
 
     def _rows_of_fixed_shapes(self, places: Tensor) -> Tensor:
@@ -532,7 +490,6 @@ class GroupReduceEmbedding(SharedEmbedding):
         return torch.cat(parts, dim=1) @ torch.cat(list(self.bases))
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The codes of every group, of those words that are in it, and the output."""
         members = self.groups.index_select(0, ids).long()
         places = self._places().index_select(0, ids)
         starts = itertools.accumulate(self.layout.sizes, initial=0)
@@ -542,26 +499,15 @@ class GroupReduceEmbedding(SharedEmbedding):
         ]
         return [*inner, *super().layers(ids)]
 
-    def _group_rows(self, group: int, members: Tensor) -> Tensor:
-        """Rows ``(n, D)`` of the words at the places `members` ``(n,)`` of a group."""
-        codes, basis = self.codes[group], self.bases[group]
-        if len(members) >= len(codes):
-            # For a small group of frequent words this is cheaper than one product for each occurrence.
-            return F.embedding(members, self._activated(codes) @ basis)
-        return self._activated(F.embedding(members, codes)) @ basis
-
     def all_rows(self) -> Tensor:
-        """The rows ``(V, D)`` of all words."""
         products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
         return torch.cat(products).index_select(0, self._places())
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The scores ``(..., V)`` of all words for hidden states ``(..., D)``, group by group."""
         self.check_hidden(hidden)
         return self.completed(self.block_scores(hidden.reshape(-1, self.embedding_dim)), hidden.shape[:-1])
 
     def block_scores(self, hidden: Tensor) -> Tensor:
-        """As in the base class, group by group."""
         parts = zip(*self._projected(hidden))
         scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
         return scores.index_select(-1, self._places())
@@ -569,7 +515,6 @@ class GroupReduceEmbedding(SharedEmbedding):
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """As in the base class, with the groups side by side in one softmax."""
         if self.scores_by_blocks():
             return super().flat_loss_and_predictions(hidden, targets, **options)
         places = self._places()
@@ -584,10 +529,17 @@ class GroupReduceEmbedding(SharedEmbedding):
             codes = [part.masked_fill(padding, 0.0) for part, padding in zip(codes, paddings)]
         elif self.padding_idx is not None:
             masked = int(places[self.padding_idx])
+        ignored = targets == ignore_index
+        targets = targets.masked_fill(ignored, 0)
+        if targets.device.type == "cpu" and targets.numel() and not needs_fixed_shapes(targets):
+            for word in (int(targets.min()), int(targets.max())):
+                if not 0 <= word < self.num_embeddings:
+                    count = self.num_embeddings
+                    raise IndexError(f"Target {word} is out of bounds: the vocabulary has {count} words")
         loss, predictions = linear_cross_entropy(
             hiddens,
             codes,
-            self._target_places(targets, ignore_index, places),
+            places.index_select(0, targets).masked_fill(ignored, _IGNORED),
             bias=None if bias is None else bias.index_select(0, words),
             masked_word=masked,
             ignore_index=_IGNORED,
@@ -595,31 +547,18 @@ class GroupReduceEmbedding(SharedEmbedding):
         )
         return loss, words[predictions]
 
-    def _target_places(self, targets: Tensor, ignore_index: int, places: Tensor) -> Tensor:
-        """The places ``(N,)`` of target ids, and _IGNORED for those that do not count."""
-        ignored = targets == ignore_index
-        words = targets.masked_fill(ignored, 0)
-        if words.device.type == "cpu" and words.numel() and not needs_fixed_shapes(words):
-            for word in (int(words.min()), int(words.max())):
-                if not 0 <= word < self.num_embeddings:
-                    count = self.num_embeddings
-                    raise IndexError(f"Target {word} is out of bounds: the vocabulary has {count} words")
-        return places.index_select(0, words).masked_fill(ignored, _IGNORED)
-
     def _projected(self, hidden: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Each group's projection ``(..., r_g)`` of hidden states ``(..., D)``; its codes ``(V_g, r_g)``."""
         if self.scores_by_blocks():
             codes = [self._activated(codes) for codes in self.codes]
             return [F.linear(hidden, basis) for basis in self.bases], codes
-        codes, basis = self.cached("groups", self._group_factors)
+        codes, basis = self.cached(
+            "groups",
+            lambda: ([self._activated(codes) for codes in self.codes], torch.cat(list(self.bases))),
+        )
         return list(F.linear(hidden, basis).split(self.layout.ranks, dim=-1)), codes
 
-    def _group_factors(self) -> tuple[list[Tensor], Tensor]:
-        """The codes ``(V_g, r_g)`` of each group as its basis meets them, and all bases as one matrix."""
-        return [self._activated(codes) for codes in self.codes], torch.cat(list(self.bases))
-
     def _activated(self, codes: Tensor) -> Tensor:
-        """f, or the codes themselves."""
         return codes if self.options.activation is None else _ACTIVATIONS[self.options.activation](codes)
 
     def _places(self) -> Tensor:
@@ -690,17 +629,11 @@ class GroupReduceEmbedding(SharedEmbedding):
         return embedding
 
 
-# The target of ignored tokens, after ids have been converted to places.
-_IGNORED = -100
-
-
 def _places_of(groups: Tensor) -> Tensor:
-    """The place ``(V,)`` of each word in the order of groups ``(V,)``."""
     return _inverse(groups.long().argsort(stable=True))
 
 
 def _inverse(permutation: Tensor) -> Tensor:
-    """The inverse ``(n,)`` of a permutation ``(n,)``."""
     inverse = torch.empty_like(permutation)
     inverse[permutation] = torch.arange(len(permutation), device=permutation.device)
     return inverse

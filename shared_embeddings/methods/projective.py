@@ -30,7 +30,6 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
     rank: int = option("R, the width of the narrow vectors, from 1 to D.")
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The rank must be from 1 to D."""
         require_rank(self.rank, embedding_dim)
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
@@ -39,7 +38,6 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All ranks."""
         yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
 
     @classmethod
@@ -49,7 +47,6 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A rank of D / 8."""
         return {"": {"rank": embedding_dim // 8}}
 
 
@@ -80,15 +77,12 @@ class ProjectiveEmbedding(SharedEmbedding):
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         return F.embedding(ids, self.codes) @ self.basis
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The codes ``(n, R)`` and the output."""
         return [Layer("codes", F.embedding(ids, self.codes)), *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
-        """The codes ``(V, R)`` and the basis ``(R, D)``."""
         return OutputFactors(self.codes, self.basis)
 
     @classmethod

@@ -26,17 +26,14 @@ class StandardOptions(EmbeddingOptions["StandardEmbedding"]):
     fit_bound = 1e-6
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """V * D."""
         return num_embeddings * embedding_dim
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """A single step: there is nothing to choose."""
         yield SearchGrid(1, lambda step: {})
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Without options."""
         return {"": {}}
 
 
@@ -62,20 +59,16 @@ class StandardEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def init_weights(self) -> None:
-        """Normal entries with std D**-0.5."""
         nn.init.normal_(self.weight, std=entry_std(self.embedding_dim))
         zero_padding_row(self.weight, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` of the table for ids ``(n,)``."""
         return F.embedding(ids, self._used())
 
     def output_factors(self) -> OutputFactors:
-        """The table itself ``(V, D)``."""
         return OutputFactors(self._used(), None)
 
     def _used(self) -> Tensor:
-        """The table ``(V, D)`` that both sides use."""
         return self.weight if self.effective_table is None else self.effective_table(self.weight)
 
     @classmethod

@@ -45,7 +45,6 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
         require_seed(self.seed)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The groups must divide D, and there can be no more clusters than words."""
         require(
             embedding_dim % self.num_groups == 0,
             f"option 'num_groups' is {self.num_groups}, which does not divide the dimension "
@@ -107,16 +106,13 @@ class StructuredEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def init_weights(self) -> None:
-        """Codes from the seed, and normal centroids with std D**-0.5."""
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         return self.row_function()(ids)
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        """As in the base class; packed centroids are decoded once."""
         centroids = dense(self.centroids).flatten(0, 1)
         starts = torch.arange(self.options.num_groups, device=centroids.device) * self.options.num_clusters
 
@@ -126,7 +122,6 @@ class StructuredEmbedding(SharedEmbedding):
         return rows
 
     def code_scores(self, hidden: Tensor) -> Tensor:
-        """As in the base class: products of pieces."""
         pieces = hidden.unflatten(1, (self.options.num_groups, -1))
         return torch.einsum("ngd,gkd->ngk", pieces, dense(self.centroids))
 
@@ -144,7 +139,6 @@ class StructuredEmbedding(SharedEmbedding):
         return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The output, whose pieces are independent groups."""
         return [Layer("output", self.rows(ids), self.options.num_groups)]
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
@@ -153,7 +147,6 @@ class StructuredEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> StructuredEmbedding:
-        """Product quantization by k-means."""
         embedding: StructuredEmbedding = task.build()
         sizes = (embedding.options.num_groups, embedding.options.num_clusters)
         codes, centroids = product_quantization(task.teacher, *sizes, task.seed, task.progress)

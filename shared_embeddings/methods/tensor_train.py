@@ -65,7 +65,6 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
         return [(r, v, d, s) for (r, s), v, d in zip(ranks, self.vocab_shape, self.dim_shape)]
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The factors must cover V words and give exactly D dimensions."""
         words, dim = math.prod(self.vocab_shape), math.prod(self.dim_shape)
         require(
             words >= num_embeddings,
@@ -84,7 +83,6 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Three cores, as in Distilled Embedding, and all ranks."""
         words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
         # A higher inner rank cannot represent more tables.
         highest = min(words[0] * dims[0], words[2] * dims[2])
@@ -188,7 +186,6 @@ class TensorTrainEmbedding(SharedEmbedding):
         return digits
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """As in torch; a checkpoint with another number of words is an error."""
         stored = state_dict.get(prefix + "vocabulary_size")
         if stored is not None and int(stored) != self.num_embeddings:
             error_messages: list[str] = rest[-1]
@@ -200,7 +197,6 @@ class TensorTrainEmbedding(SharedEmbedding):
 
     @classmethod
     def fit(cls, task: FitTask) -> TensorTrainEmbedding:
-        """TT-SVD."""
         embedding: TensorTrainEmbedding = task.build()
         options = embedding.options
         cores = tt_svd(task.teacher, options.vocab_shape, options.dim_shape, options.rank)

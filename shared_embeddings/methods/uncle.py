@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -55,18 +54,40 @@ class Level:
     assignment: np.ndarray
 
 
-def level_of_ids(num_embeddings: int, source: Source, num_classes: int | None) -> Level:
-    """The level of a class file of the same vocabulary, or of given class indices.
+def load_level(
+    source: Source, num_classes: int | None, num_embeddings: int, words: Sequence[str] | None = None
+) -> Level:
+    """The level of given class indices, or of a class file.
+
+    Args:
+        source: a class file, or one index for each word.
+        num_classes: how many classes there must be, if given.
+        num_embeddings: V.
+        words: the V words, by which those of a class file are looked up; by default it has the same ones.
 
     Raises:
-        OptionError: the class file cannot be read or has another vocabulary, or a class is out of range.
+        OptionError: the class file cannot be read or is of other words, or a class is out of range.
     """
     if isinstance(source, str):
-        loaded = _loaded(source, num_classes)
-        assignment, known, named = loaded.classes, loaded.num_classes, f"the class file {source}"
+        named = f"the class file {source}"
+        try:
+            loaded = WordClasses.load(source)
+            require(
+                num_classes in (None, loaded.num_classes),
+                f"option 'num_classes' is {num_classes}, but {source} has {loaded.num_classes} classes; "
+                "remove it",
+            )
+            if words is not None:
+                loaded = loaded.for_vocabulary(words)
+        except OptionError:
+            raise
+        except ValueError as error:
+            reason = str(error) if source in str(error) else f"{source}: {error}"
+            raise OptionError(f"option 'classes': {reason}") from None
+        assignment, known = loaded.classes, loaded.num_classes
     else:
-        assignment, known = np.asarray(source), num_classes or max(source) + 1
         named = "option 'classes'"
+        assignment, known = np.asarray(source), num_classes or max(source) + 1
     require(
         len(assignment) == num_embeddings,
         f"{named} has {len(assignment)} words, but the vocabulary has {num_embeddings}; make the classes of "
@@ -81,40 +102,6 @@ def level_of_ids(num_embeddings: int, source: Source, num_classes: int | None) -
     return Level(known, assignment)
 
 
-def level_of_words(words: Sequence[str], source: Source, num_classes: int | None) -> Level:
-    """The level of given class indices, or of a class file, in which words are looked up by name.
-
-    Raises:
-        OptionError: as in `level_of_ids`, or the class file lacks most of the words.
-    """
-    if not isinstance(source, str):
-        return level_of_ids(len(words), source, num_classes)
-    with _naming_the_option(source):
-        resolved = _loaded(source, num_classes).for_vocabulary(words)
-    return Level(resolved.num_classes, resolved.classes)
-
-
-def _loaded(path: str, num_classes: int | None) -> WordClasses:
-    """The class file `path`, which must have `num_classes` classes unless that is None."""
-    with _naming_the_option(path):
-        loaded = WordClasses.load(path)
-    require(
-        num_classes in (None, loaded.num_classes),
-        f"option 'num_classes' is {num_classes}, but {path} has {loaded.num_classes} classes; remove it",
-    )
-    return loaded
-
-
-@contextlib.contextmanager
-def _naming_the_option(path: str) -> Iterator[None]:
-    """Turn a ValueError about a class file into an `OptionError`."""
-    try:
-        yield
-    except ValueError as error:
-        named = str(error) if path in str(error) else f"{path}: {error}"
-        raise OptionError(f"option 'classes': {named}") from None
-
-
 def plain_classes(value: Any) -> object:
     """The option `classes` in plain types; values that are neither files nor indices are returned unchanged.
 
@@ -123,15 +110,10 @@ def plain_classes(value: Any) -> object:
     """
     levels = (str, os.PathLike, list, tuple, np.ndarray, Tensor)
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], levels):
-        return [_plain_level(level) for level in value]
-    return _plain_level(value)
-
-
-def _plain_level(value: Any) -> object:
-    """A class file as text, or class indices as a list of numbers."""
+        return [plain_classes(level) for level in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if not isinstance(value, (list, tuple, np.ndarray, Tensor)):
+    if not isinstance(value, levels[2:]):
         return value
     try:
         indices = np.asarray(value.tolist() if isinstance(value, Tensor) else value)
@@ -200,13 +182,7 @@ def class_cross_entropy(
     Raises:
         IndexError, ValueError: as in `linear_cross_entropy`.
     """
-    return blockwise_cross_entropy(
-        _ClassScores,
-        (hidden, unique, *class_tables),
-        index,
-        targets,
-        **options,
-    )
+    return blockwise_cross_entropy(_ClassScores, (hidden, unique, *class_tables), index, targets, **options)
 
 
 class _ClassScores(Scores):
@@ -225,15 +201,11 @@ class _ClassScores(Scores):
         self.widths = [table.size(1) for table in tables]
         self.hidden = hidden.to(settings.product_dtype)
         self.parts = self.hidden.split(self.widths, dim=1)
-        self.class_sizes = self._count_words()
-        self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
-
-    def _count_words(self) -> Tensor:
-        """``(K,)`` the number of words of each class, without the masked one."""
-        sizes = self.index.starts.diff().to(self.dtype)
+        # ``(K,)`` the number of words of each class, without the masked one.
+        self.class_sizes = self.index.starts.diff().to(self.dtype)
         if self.masked_word is not None:
-            sizes[self.index.classes[:, self.masked_word]] -= 1.0
-        return sizes
+            self.class_sizes[self.index.classes[:, self.masked_word]] -= 1.0
+        self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
 
     def _sum_of_tables(self, tables: Sequence[Tensor]) -> Tensor:
         """``(D,)`` the sum of the rows of all words but the masked one, for label smoothing."""
@@ -242,11 +214,9 @@ class _ClassScores(Scores):
         if self.masked_word is not None:
             total = total - unique[self.masked_word].to(self.dtype)
         sizes = self.class_sizes.split([level.size(0) for level in levels])
-        sums = (size @ level.to(self.dtype) for size, level in zip(sizes, levels))
-        return torch.cat((total, *sums))
+        return torch.cat((total, *(size @ level.to(self.dtype) for size, level in zip(sizes, levels))))
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
-        """The scores of the classes, then those of the unique parts on top."""
         unique, *levels = self.tables
         of_unique, *of_levels = (part[rows].t() for part in self.parts)
         by_class = torch.cat([level @ part for level, part in zip(levels, of_levels)]).to(self.dtype)
@@ -276,7 +246,6 @@ class _ClassScores(Scores):
         ]
 
     def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
-        """The error of a class is the sum of the errors of its words."""
         words, starts = self.index.words, self.index.starts
         by_class = F.embedding_bag(words, errors, starts, mode="sum", include_last_offset=True)
         by_level = by_class.to(self.error_dtype).split([table.size(0) for table in self.tables[1:]])
@@ -290,7 +259,10 @@ class _ClassScores(Scores):
             gradient = self.of_tables[number]
             if gradient is not None:
                 hidden = (self.parts[number][rows] * weights).to(self.error_dtype)
-                _add_product(gradient, part_errors, hidden)
+                if gradient.dtype == part_errors.dtype:
+                    gradient.addmm_(part_errors, hidden)
+                else:
+                    gradient.add_(torch.mm(part_errors, hidden))
 
     def finish_gradients(self, smoothing: float) -> Gradients:
         if self.table_sum is None:
@@ -309,14 +281,6 @@ class _ClassScores(Scores):
             if level is not None:
                 level.addr_(size, of_level, alpha=-smoothing)
         return [self.of_hidden, *self.of_tables]
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to `total`, which may be of a wider type."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(torch.mm(left, right))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,23 +314,6 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
     def __post_init__(self) -> None:
         require_at_least("unique_dim", self.unique_dim, 1)
         require_at_least("seed", self.seed, 0)
-        self._check_source()
-        for name in ("num_classes", "class_dims"):
-            values = getattr(self, name)
-            for value in values if isinstance(values, tuple) else (values,):
-                require_at_least(name, value, 1)
-            require(values != (), f"option '{name}' is an empty list; give one number for each level")
-        levels = self.levels()
-        for name in ("num_classes", "class_dims"):
-            values = getattr(self, name)
-            given = len(values) if isinstance(values, tuple) else 1
-            require(
-                values is None or given == levels,
-                f"option '{name}' has {given} numbers for {levels} levels of classes; give one for each",
-            )
-
-    def _check_source(self) -> None:
-        """Raise `OptionError` unless the options define classes in exactly one way."""
         require(
             self.classes is not None or self.random_classes,
             "option 'classes' is missing; give a class file, or set random_classes: true. Without class "
@@ -389,6 +336,15 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             self.classes not in ((), ""),
             f"option 'classes' is {self.classes!r}; give a class file or one class for each word",
         )
+        for name in ("num_classes", "class_dims"):
+            given = getattr(self, name)
+            values = given if isinstance(given, tuple) else (given,)
+            for value in values:
+                require_at_least(name, value, 1)
+            require(
+                given is None or 0 < len(values) == self.levels(),
+                f"option '{name}' has {len(values)} numbers; give one for each level of classes",
+            )
 
     def levels(self) -> int:
         """L, how many classes each word has."""
@@ -409,11 +365,7 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         return given if isinstance(given, tuple) else (given,) * self.levels()
 
     def assignments(self, num_embeddings: int) -> list[Level]:
-        """The classes of all V words at every level.
-
-        Raises:
-            OptionError: as in `level_of_ids`.
-        """
+        """The classes of all V words at every level."""
         counts = self.counts()
         if self.random_classes:
             random = np.random.default_rng(self.seed)
@@ -421,7 +373,7 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         if self.classes == STORED:
             # A placeholder until the stored assignment is loaded.
             return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-        return [level_of_ids(num_embeddings, *given) for given in zip(self.sources(), counts)]
+        return [load_level(*given, num_embeddings) for given in zip(self.sources(), counts)]
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
         """The width of every level's class vectors."""
@@ -432,22 +384,18 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
 
     @classmethod
     def normalize(cls, given: dict[str, object]) -> dict[str, object]:
-        """Class files and indices as plain text and numbers."""
         if "classes" not in given:
             return given
         return {**given, "classes": plain_classes(given["classes"])}
 
     @classmethod
     def for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
-        """As in the base class: class files are looked up by word.
-
-        Words that a class file does not contain, such as a host's markers, are treated as words that never
-        occurred (`WordClasses.for_vocabulary`).
-        """
+        # Words that a file lacks, such as a host's markers, are like words that never occurred.
         options = parse_options(cls.method, UncleOptions, cls.normalize(given))
         if options.classes in (None, STORED):
             return given
-        levels = [level_of_words(words, *source) for source in zip(options.sources(), options.counts())]
+        sources = zip(options.sources(), options.counts())
+        levels = [load_level(*source, len(words), words) for source in sources]
         return {
             **given,
             "classes": [level.assignment.tolist() for level in levels],
@@ -455,7 +403,6 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         }
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """Both parts must have a width, and there are at most as many classes as words."""
         require(
             self.unique_dim < embedding_dim,
             f"option 'unique_dim' is {self.unique_dim}, which leaves no dimension of {embedding_dim} for "
@@ -490,7 +437,6 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """A unique part of D / 8, and V / 11 random classes, at most 1,000."""
         classes = min(num_embeddings // 11, 1000)
         return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
 
@@ -517,7 +463,8 @@ class UncleEmbedding(SharedEmbedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         levels = options.assignments(num_embeddings)
         self.num_classes = tuple(level.num_classes for level in levels)
-        dtype = _index_dtype(max(self.num_classes))
+        # The smallest type that NCCL supports, which excludes int16.
+        dtype = torch.uint8 if max(self.num_classes) <= 2**8 else torch.int32
         # Kept until classes are loaded, so that parameters can be reset without the class file.
         assignment = np.stack([level.assignment for level in levels], axis=1)
         self._assignment: Tensor | None = torch.tensor(assignment, dtype=dtype, device="cpu")
@@ -538,24 +485,17 @@ class UncleEmbedding(SharedEmbedding):
         zero_padding_row(self.unique, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)``."""
         classes = self.classes.index_select(0, ids).long().unbind(dim=1)
         shared = (F.embedding(level, table) for level, table in zip(classes, self.class_tables))
         return torch.cat((F.embedding(ids, self.unique), *shared), dim=1)
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        """The unique part, the class vector of each level, and the output."""
         rows = self.rows(ids)
         names = ["unique", *(f"classes {level}" for level in range(1, len(self.widths)))]
         parts = zip(names, rows.split(self.widths, dim=1))
         return [*(Layer(name, part) for name, part in parts), Layer("output", rows)]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The scores ``(..., V)`` of all words for hidden states ``(..., D)``: unique plus class scores.
-
-        Raises:
-            ValueError: the last axis of `hidden` is not D.
-        """
         self.check_hidden(hidden)
         first, *parts = hidden.split(self.widths, dim=-1)
         scores = F.linear(first, self.unique, self.output_bias())
@@ -571,19 +511,13 @@ class UncleEmbedding(SharedEmbedding):
         """As in the base class, with the scores of a class computed once for all of its words."""
         if self.scores_by_blocks():
             return super().flat_loss_and_predictions(hidden, targets, **options)
-        index = self.cached("index", self._index)
-        tables = tuple(self.class_tables)
-        bias, padding = self.output_bias(), self.padding_idx
+        index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
+        masked: Any = {"bias": self.output_bias(), "masked_word": self.padding_idx}
         return class_cross_entropy(
-            hidden, self.unique, tables, index, targets, bias=bias, masked_word=padding, **options
+            hidden, self.unique, tuple(self.class_tables), index, targets, **masked, **options
         )
 
-    def _index(self) -> ClassIndex:
-        """Words by class and classes by word."""
-        return class_index(self.classes, self.num_classes)
-
     def stored_options(self) -> dict[str, object]:
-        """As in the base class; the classes are in the state dict."""
         resolved = dataclasses.replace(
             self.options,
             num_classes=self.num_classes,
@@ -595,7 +529,6 @@ class UncleEmbedding(SharedEmbedding):
         return plain_options(resolved)
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; classes without a word are removed."""
         options, state = super().state_for_ids(ids)
         used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
         tables = {
@@ -637,21 +570,13 @@ class UncleEmbedding(SharedEmbedding):
     @classmethod
     def _clustered(cls, task: FitTask) -> Tensor:
         """The class ``(V,)`` of every word, by k-means over the teacher's rows without the unique part."""
-        options = parse_options(UncleOptions.method, UncleOptions, {**task.options, "classes": STORED})
+        words, dim = task.teacher.shape
+        options = UncleOptions.resolve(words, dim, {**task.options, "classes": STORED})
         if not isinstance(options.num_classes, int):
             raise OptionError(
                 f"uncle: option 'num_classes' is {options.num_classes}, but a fit has one level of "
                 "classes; give one number, or 'classes'"
             )
         part = task.teacher[:, options.unique_dim :]
-        if part.size(1) == 0:
-            raise OptionError(
-                f"uncle: option 'unique_dim' is {options.unique_dim}, which leaves nothing to share; lower it"
-            )
         codes, _ = product_quantization(part, 1, options.num_classes, task.seed, task.progress)
         return codes.flatten()
-
-
-def _index_dtype(num_classes: int) -> torch.dtype:
-    """The smallest integer type for class indices that NCCL supports, which excludes int16."""
-    return torch.uint8 if num_classes <= 2**8 else torch.int32

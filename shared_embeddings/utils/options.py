@@ -165,6 +165,20 @@ def require_at_least(name: str, value: float | None, minimum: float) -> None:
     )
 
 
+def require_effect(options: Any, names: Iterable[str], condition: str) -> None:
+    """Raise `OptionError` if one of the named options differs from its default, but has no effect.
+
+    Args:
+        options: an options dataclass.
+        condition: when they have none, such as "with output 'none'".
+    """
+    for name, value in plain_options(options).items():
+        require(
+            name not in names,
+            f"option '{name}' is {quote(value)}, which has no effect {condition}; remove it",
+        )
+
+
 def require_layers(name: str, value: int) -> None:
     """Raise `OptionError` unless 1 <= `value` <= `MOST_LAYERS`."""
     require_at_least(name, value, 1)

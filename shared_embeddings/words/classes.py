@@ -14,18 +14,19 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from tqdm import tqdm
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import UNREADABLE, check_archive, replacing, staged
 from shared_embeddings.utils.path_options import Given, PathOption, check_paths
 from shared_embeddings.utils.reading import parse_json
-from shared_embeddings.words.token_counts import split_count
+from shared_embeddings.words.token_counts import split_count, text_lines
 
 Path = str | os.PathLike[str]
 _FORMAT = 1
@@ -53,24 +54,27 @@ class WordClasses:
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_words(self.words)
+        words, repeated = len(self.words), [word for word, count in Counter(self.words).items() if count > 1]
+        if not words:
+            raise UserError("there are no words")
+        if repeated:
+            raise UserError(f"the word {repeated[0]!r} is repeated; every word needs one id")
+        broken = next((word for word in self.words if not word or "\n" in word), None)
+        if broken is not None:
+            raise UserError(f"{broken!r} is not a word: it is empty or spans lines")
         if not isinstance(self.settings, Mapping):
             raise UserError(f"settings must be a mapping, not {self.settings!r:.40}")
-        if self.classes.dtype.kind not in "iu" or self.classes.shape != (len(self.words),):
-            raise UserError(f"classes must be one whole number for each of the {len(self.words)} words")
-        shapes = self.centers.shape, self.vectors.shape
-        if len(shapes[0]) != 2 or shapes[1] != (len(self.words), shapes[0][1]) or not shapes[0][0]:
+        if self.classes.dtype.kind not in "iu" or self.classes.shape != (words,):
+            raise UserError(f"classes must be one whole number for each of the {words} words")
+        centers, vectors = self.centers, self.vectors
+        if centers.ndim != 2 or vectors.shape != (words, centers.shape[1]) or not len(centers):
             raise UserError(
-                f"centers {shapes[0]} and vectors {shapes[1]} do not fit {len(self.words)} words; "
-                "they must be (K, d) and (V, d)"
+                f"centers {centers.shape} and vectors {vectors.shape} do not fit {words} words; they must be "
+                "(K, d) and (V, d)"
             )
-        if self.centers.dtype.kind != "f" or self.vectors.dtype.kind != "f":
-            raise UserError(
-                f"centers ({self.centers.dtype}) and vectors ({self.vectors.dtype}) must be of "
-                "floating-point numbers"
-            )
-        if not (np.isfinite(self.centers).all() and np.isfinite(self.vectors).all()):
-            raise UserError("centers or vectors have values that are not finite")
+        for array in (centers, vectors):
+            if array.dtype.kind != "f" or not np.isfinite(array).all():
+                raise UserError("centers or vectors have values that are not finite floating-point numbers")
         if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
             raise UserError(f"classes must be from 0 to {self.num_classes - 1}")
 
@@ -82,30 +86,11 @@ class WordClasses:
     @property
     def vocabulary_hash(self) -> str:
         """SHA-256 of the words in order."""
-        return hashlib.sha256(_encoded(self.words)).hexdigest()
+        return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
 
     def sizes(self) -> np.ndarray:
         """``(K,)`` the number of words in each class."""
         return np.bincount(self.classes, minlength=self.num_classes)
-
-    def check_vocabulary(self, words: Sequence[str]) -> None:
-        """Raise UserError with the first difference unless `words` equals these words in this order."""
-        if len(words) != len(self.words):
-            raise UserError(
-                f"the class file has {len(self.words)} words, but the vocabulary has {len(words)}; make the "
-                "classes of this vocabulary"
-            )
-        for position, (own, other) in enumerate(zip(self.words, words)):
-            if own != other:
-                raise UserError(
-                    f"the class file has another vocabulary: word {position} is {own!r} there and {other!r} "
-                    "here; make the classes of this vocabulary"
-                )
-
-    def missing(self, words: Sequence[str]) -> list[str]:
-        """The words without a class."""
-        known = frozenset(self.words)
-        return [word for word in words if word not in known]
 
     def for_vocabulary(self, words: Sequence[str]) -> WordClasses:
         """The same classes for a model's vocabulary, in the order of its ids.
@@ -116,15 +101,14 @@ class WordClasses:
         Raises:
             UserError: fewer than half of the words have a class, or a word is repeated.
         """
-        missing = len(self.missing(words))
-        if 2 * missing > len(words):
-            raise UserError(
-                f"{missing} of the {len(words)} words of the vocabulary have no class; make the classes of "
-                "this vocabulary"
-            )
         places = {word: place for place, word in enumerate(self.words)}
         rows = np.array([places.get(word, -1) for word in words], dtype=np.int64)
         known = rows >= 0
+        if 2 * known.sum() < len(words):
+            raise UserError(
+                f"{(~known).sum()} of the {len(words)} words of the vocabulary have no class; make the "
+                "classes of this vocabulary"
+            )
         vectors = np.where(known[:, None], self.vectors[rows], np.zeros((), self.vectors.dtype))
         classes = np.where(known, self.classes[rows], class_of_unseen(self.centers))
         return WordClasses(tuple(words), classes, self.centers, vectors, self.settings)
@@ -133,7 +117,7 @@ class WordClasses:
         """Write an .npz file of numbers and text, atomically."""
         arrays: dict[str, Any] = {
             "format": np.array(_FORMAT),
-            "words": np.frombuffer(_encoded(self.words), dtype=np.uint8),
+            "words": np.frombuffer("\n".join(self.words).encode("utf-8"), dtype=np.uint8),
             "vocabulary_hash": np.array(self.vocabulary_hash),
             "classes": self.classes,
             "centers": self.centers,
@@ -154,8 +138,21 @@ class WordClasses:
             raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
         try:
             check_archive(path)
-            with open(path, "rb") as file:
-                return cls._read(file)
+            if not zipfile.is_zipfile(path):
+                raise UserError("not a .npz file")
+            with np.load(path, allow_pickle=False) as arrays:
+                if int(arrays["format"]) != _FORMAT:
+                    raise UserError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
+                found = cls(
+                    tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
+                    arrays["classes"],
+                    arrays["centers"],
+                    arrays["vectors"],
+                    parse_json(str(arrays["settings"]), "settings"),
+                )
+                if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
+                    raise UserError("the words do not match their checksum")
+                return found
         except (*UNREADABLE, NotImplementedError, SyntaxError, zlib.error) as error:
             lines = str(error).strip("'\" \n").splitlines()
             reason = lines[0] if lines else type(error).__name__
@@ -163,26 +160,6 @@ class WordClasses:
                 f"classes {path}: cannot be read ({reason[:120]}); truncated, or not a class file: make one "
                 "with 'shared-embeddings classes'"
             ) from None
-
-    @classmethod
-    def _read(cls, file: IO[bytes]) -> WordClasses:
-        """Read the classes from an open file."""
-        if not zipfile.is_zipfile(file):
-            raise UserError("not a .npz file")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            if int(arrays["format"]) != _FORMAT:
-                raise UserError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
-            found = cls(
-                tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
-                arrays["classes"],
-                arrays["centers"],
-                arrays["vectors"],
-                parse_json(str(arrays["settings"]), "settings"),
-            )
-            if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
-                raise UserError("the words do not match their checksum")
-        return found
 
 
 def class_of_unseen(centers: np.ndarray) -> int:
@@ -193,34 +170,7 @@ def class_of_unseen(centers: np.ndarray) -> int:
     return int(np.linalg.norm(centers, axis=1).argmin())
 
 
-def _check_words(words: Sequence[str]) -> None:
-    """Raise UserError unless there are words, all distinct and on one line each."""
-    if not words:
-        raise UserError("there are no words")
-    if len(set(words)) < len(words):
-        seen: set[str] = set()
-        repeated = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise UserError(f"the word {repeated!r} is repeated; every word needs one id")
-    broken = next((word for word in words if not word or "\n" in word), None)
-    if broken is not None:
-        raise UserError(f"{broken!r} is not a word: it is empty or spans lines")
-
-
-def _encoded(words: Sequence[str]) -> bytes:
-    """The words in the form that is stored and hashed."""
-    return "\n".join(words).encode("utf-8")
-
-
-class ClassEmbedding(Protocol):
-    """The tensors of an `uncle` embedding, see `UncleEmbedding`."""
-
-    padding_idx: int | None
-    unique: nn.Parameter
-    class_tables: nn.ParameterList
-    classes: Tensor
-
-
-def out_of_vocabulary_row(embedding: ClassEmbedding, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
+def out_of_vocabulary_row(embedding: Any, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
     """The row ``(D,)`` of an out-of-vocabulary word, computed from its word vector (A.5).
 
     Its class is the non-empty one whose center has the highest cosine similarity. Its unique part is the
@@ -294,7 +244,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
         UserError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
         ImportError: scikit-learn is not installed.
     """
-    _check_settings(num_classes, seed)
+    _check_clusters(num_classes, seed)
     if not np.isfinite(vectors).all():
         raise UserError("word vectors contain NaN or infinity; train them again")
     seen = vectors.any(axis=1)
@@ -305,9 +255,8 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
             f"num_classes is {num_classes}, but only {different} words have distinct vectors; lower it, or "
             "provide more text"
         )
-    fitted = (
-        require("sklearn.cluster").KMeans(n_clusters=num_classes, n_init=1, random_state=seed).fit(directions)
-    )
+    kmeans = require("sklearn.cluster").KMeans(n_clusters=num_classes, n_init=1, random_state=seed)
+    fitted = kmeans.fit(directions)
     classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
     classes[seen] = fitted.labels_
     return Clusters(classes, fitted.cluster_centers_)
@@ -321,19 +270,13 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     Raises:
         UserError: the file is missing, empty or not UTF-8, or has a line without a word.
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n") as file:
-            lines = file.read().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"vocabulary {path}: is not UTF-8 ({error.reason}); convert it") from None
-    except OSError as error:
-        raise UserError(f"vocabulary {path}: cannot be read ({error.strerror}); check the path") from None
-    if lines == [""]:
+    lines = list(_lines("vocabulary", path))
+    if not any(lines):
         raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        entry = split_count(line.rstrip("\r"))
-        word = line.rstrip("\r") if entry is None else entry[0]
+        entry = split_count(line)
+        word = line if entry is None else entry[0]
         if not word or word.startswith("\t"):
             raise UserError(f"vocabulary {path}: line {number} has no word; remove it")
         if word in first_line:
@@ -377,8 +320,7 @@ def make_classes(
     """
     words = read_vocabulary(vocab_file)
     inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
-    _check_before_work(len(words), num_classes, seed)
-    _check_files(inputs, output, figure, force)
+    _check_before_work(inputs, len(words), num_classes, seed, output, figure, force)
     vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
     settings = {
         "texts": [os.path.basename(text) for text in texts],
@@ -414,37 +356,38 @@ def regroup(
         ValueError, ImportError: as in the functions called.
     """
     known = WordClasses.load(classes)
-    _check_before_work(len(known.words), num_classes, seed)
-    _check_files({"--vectors-of": (PathOption.FILE, classes)}, output, figure, force)
+    inputs = {"--vectors-of": (PathOption.FILE, classes)}
+    _check_before_work(inputs, len(known.words), num_classes, seed, output, figure, force)
     clusters = cluster(known.vectors, num_classes, seed)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
     return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
 
 
-def _check_settings(num_classes: int, seed: int) -> None:
-    """Raise UserError for an invalid number of classes or seed."""
-    if num_classes < 1:
-        raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
-    if not 0 <= seed < 2**32:
-        raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
-
-
-def _check_before_work(words: int, num_classes: int, seed: int) -> None:
+def _check_before_work(
+    inputs: Mapping[str, tuple[PathOption, Given]],
+    words: int,
+    num_classes: int,
+    seed: int,
+    output: Path,
+    figure: Path | None,
+    force: bool,
+) -> None:
     """Raise errors early that would otherwise appear after the long work."""
     require("sklearn.cluster")
-    _check_settings(num_classes, seed)
+    _check_clusters(num_classes, seed)
     if num_classes > words:
         raise UserError(f"num_classes is {num_classes}, more than the {words} words; lower it")
-
-
-def _check_files(
-    inputs: Mapping[str, tuple[PathOption, Given]], output: Path, figure: Path | None, force: bool
-) -> None:
-    """Check the files, and that matplotlib is available if a figure is requested."""
     outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
     check_paths({**inputs, **outputs}, force)
     if figure is not None:
         require("matplotlib.figure")
+
+
+def _check_clusters(num_classes: int, seed: int) -> None:
+    if num_classes < 1:
+        raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
 
 
 def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
@@ -464,9 +407,6 @@ def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
     return "\n".join([*lines, f"classes: {output}"])
 
 
-_BAR = 40
-
-
 def describe_sizes(word_classes: WordClasses) -> str:
     """A text histogram of the class sizes."""
     sizes = word_classes.sizes()
@@ -479,7 +419,7 @@ def describe_sizes(word_classes: WordClasses) -> str:
     for power, count in enumerate(bins):
         low, high = (1 << power) >> 1, max((1 << power) - 1, 0)
         label = f"{low:,}" if high == low else f"{low:,}-{high:,}"
-        bar = "#" * int(np.ceil(_BAR * count / bins.max()))
+        bar = "#" * int(np.ceil(40 * count / bins.max()))
         if count or power:
             lines.append(f"{label:>15} words  {count:>7,} classes  {bar}".rstrip())
     return "\n".join(lines)
@@ -538,8 +478,12 @@ def train_word_vectors(
             raise UserError(f"{name} is {value}, but it must be at least 1; raise it")
     if seed < 0:
         raise UserError(f"seed is {seed}, but it must be at least 0; raise it")
-    sentences = _Sentences(texts, vocabulary)
-    counts, number = sentences.count()
+    sentences = _Sentences(texts, frozenset(vocabulary))
+    counts: Counter[str] = Counter()
+    number = 0
+    for words in sentences:
+        counts.update(words)
+        number += 1
     if not counts:
         raise UserError("no word of the vocabulary occurs in the texts; tokenize the texts as the vocabulary")
     model = require("gensim.models").Word2Vec(
@@ -547,7 +491,8 @@ def train_word_vectors(
     )
     # In vocabulary order, so that ties between counts are always broken the same way.
     model.build_vocab_from_freq({word: counts[word] for word in vocabulary if word in counts})
-    with _progress(number * epochs) as bar:
+    # Shown on a terminal only.
+    with tqdm(total=number * epochs, desc="word vectors", unit=" sentences", disable=None) as bar:
         sentences.bar = bar
         model.train(sentences, total_examples=number, epochs=epochs)
     vectors = np.zeros((len(vocabulary), dim), dtype=np.float32)
@@ -557,46 +502,29 @@ def train_word_vectors(
     return vectors
 
 
-def _progress(total: int) -> Any:
-    """A progress bar over sentences, shown on a terminal only."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="word vectors", unit=" sentences", disable=None)
-
-
 class _Sentences:
     """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
 
-    def __init__(self, texts: Sequence[Path], vocabulary: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[Path], vocabulary: frozenset[str]) -> None:
         self.texts = texts
-        self.vocabulary = frozenset(vocabulary)
+        self.vocabulary = vocabulary
         self.bar: Any = None
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts:
-            for line in _lines(text):
+            for line in _lines("text", text):
                 words = [word for word in line.split() if word in self.vocabulary]
                 for start in range(0, len(words), _LONGEST_SENTENCE):
                     if self.bar is not None:
                         self.bar.update()
                     yield words[start : start + _LONGEST_SENTENCE]
 
-    def count(self) -> tuple[Counter[str], int]:
-        """Word counts and the number of sentences."""
-        counts: Counter[str] = Counter()
-        number = 0
-        for words in self:
-            counts.update(words)
-            number += 1
-        return counts, number
 
-
-def _lines(text: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file; raises ValueError with its name if it cannot be read."""
+def _lines(kind: str, path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file; raises UserError with its kind and name if it cannot be read."""
     try:
-        with open(text, encoding="utf-8-sig") as file:
-            yield from file
-    except UnicodeDecodeError as error:
-        raise UserError(f"text {text}: is not UTF-8 ({error.reason}); convert it") from None
+        yield from text_lines(pathlib.Path(path))
+    except UserError as error:
+        raise UserError(f"{kind} {error}") from None
     except OSError as error:
-        raise UserError(f"text {text}: cannot be read ({error.strerror}); check the path") from None
+        raise UserError(f"{kind} {path}: cannot be read ({error.strerror}); check the path") from None

@@ -9,7 +9,7 @@ import gzip
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,6 @@ _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 _NUMBERS = b"0123456789+-.eE naifityNAIFITY"
 # Longer than any line of a text file; binary files may have no line end.
 _LONGEST_LINE = 1 << 20
-# Where the pickles of gensim name it.
-_PICKLE_BYTES = 4096
 
 
 class WordVectors(NamedTuple):
@@ -63,7 +61,12 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     if kind in ("lines", "lines below a header"):
         _check_lines(path, has_header=kind != "lines", limit=limit)
     try:
-        keyed = _load(path, kind, limit)
+        if kind == "a fastText model":
+            keyed = require("gensim.models.fasttext").load_facebook_vectors(str(path))
+        else:
+            keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
+                str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
+            )
     # gensim's binary readers raise many kinds of errors for other files.
     except (*UNREADABLE, MemoryError, NotImplementedError) as error:
         raise UserError(
@@ -77,7 +80,14 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
             raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
     number = min(number, limit or number)
     found = WordVectors(keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number])
-    _check_content(path, found)
+    if found.vectors.ndim != 2 or 0 in found.vectors.shape:
+        raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
+    broken = ~np.isfinite(found.vectors).all(axis=1)
+    if broken.any():
+        raise UserError(
+            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
+            "infinity; replace the file"
+        )
     return found
 
 
@@ -90,21 +100,23 @@ def looks_like_vectors(path: Path) -> bool:
         return False
     if first.startswith(_FASTTEXT_MAGIC) or _is_pickle(first + second):
         return True
-    return _is_header(first) and bool(second) or _is_row(first)
-
-
-def _is_pickle(start: bytes) -> bool:
-    """Whether a file is gensim's own, from its first bytes."""
-    return start.startswith(b"\x80") and b"gensim" in start[:_PICKLE_BYTES]
-
-
-def _is_row(line: bytes) -> bool:
-    """Whether a line consists of a word and two numbers or more."""
-    numbers = line.split()[1:]
+    if _is_header(first):
+        return bool(second)
+    numbers = first.split()[1:]
     try:
         return len(numbers) > 1 and all(math.isfinite(float(number)) for number in numbers)
     except ValueError:
         return False
+
+
+def _is_pickle(start: bytes) -> bool:
+    return start.startswith(b"\x80") and b"gensim" in start[:4096]
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line consists of V and D."""
+    fields = line.split()
+    return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
 
 
 def write_vectors(path: Path, found: WordVectors) -> None:
@@ -121,15 +133,6 @@ def write_vectors(path: Path, found: WordVectors) -> None:
         file.write(f"{len(found.words)} {found.vectors.shape[1]}\n")
         for word, row in zip(found.words, found.vectors.tolist()):
             file.write(f"{word} {' '.join(f'{number:.6g}' for number in row)}\n")
-
-
-def _load(path: Path, kind: str, limit: int | None) -> Any:
-    """Load a file with gensim."""
-    if kind == "a fastText model":
-        return require("gensim.models.fasttext").load_facebook_vectors(str(path))
-    return require("gensim.models").KeyedVectors.load_word2vec_format(
-        str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
-    )
 
 
 def _kind_of(path: Path) -> str:
@@ -150,21 +153,11 @@ def _kind_of(path: Path) -> str:
         raise UserError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):
         return "lines"
-    return "lines below a header" if _is_text(second) else "binary vectors"
-
-
-def _is_header(line: bytes) -> bool:
-    """Whether a line consists of V and D."""
-    fields = line.split()
-    return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
-
-
-def _is_text(line: bytes) -> bool:
-    """Whether a line is printable text rather than binary numbers."""
     try:
-        return all(character.isprintable() or character.isspace() for character in line.decode("utf-8"))
+        is_text = all(character.isprintable() or character.isspace() for character in second.decode("utf-8"))
     except UnicodeDecodeError:
-        return False
+        is_text = False
+    return "lines below a header" if is_text else "binary vectors"
 
 
 def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
@@ -179,42 +172,31 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
             count, dim = (int(field) for field in line.split())
             wanted, expected = dim, min(count, limit or count)
             continue
-        if line.startswith(b" "):
-            raise UserError(f"vectors {path}: line {number} starts with a space, not a word; correct it")
-        dim = line.rstrip().count(b" ")
-        wanted = wanted or dim
-        if dim != wanted or dim == 0:
-            raise UserError(
-                f"vectors {path}: line {number} has {dim} numbers after its word, expected "
-                f"{wanted or 'some'}; correct or remove it"
-            )
         word, _, numbers = line.rstrip().partition(b" ")
-        if numbers.translate(None, _NUMBERS):
-            odd = next(field for field in numbers.split(b" ") if field.translate(None, _NUMBERS))
-            raise UserError(
-                f"vectors {path}: line {number} has {odd.decode(errors='replace')[:40]!r}, expected a "
-                "number; correct it"
-            )
-        if first.setdefault(word, number) != number:
-            raise UserError(
-                f"vectors {path}: line {number} repeats {word.decode(errors='replace')[:60]!r} of line "
-                f"{first[word]}; remove one of them"
-            )
-    if expected is not None and number - 1 < expected:
+        fields = numbers.split(b" ") if numbers else []
+        wanted = wanted or len(fields)
+        shown = word.decode(errors="replace")[:60]
+        odd = next((field for field in fields if field.translate(None, _NUMBERS)), None)
+        if not word:
+            reason = "starts with a space, not a word"
+        elif len(fields) != wanted or not fields:
+            reason = f"has {len(fields)} numbers after its word, expected {wanted or 'some'}"
+        elif odd is not None:
+            reason = f"has {odd.decode(errors='replace')[:40]!r}, expected a number"
+        elif first.setdefault(word, number) != number:
+            reason = f"repeats {shown!r} of line {first[word]}"
+        else:
+            continue
+        raise UserError(f"vectors {path}: line {number} {reason}; correct or remove it")
+    # gensim would ignore lines after those that are announced.
+    if expected is not None and (number - 1 < expected or (limit is None and number - 1 > expected)):
         raise UserError(
             f"vectors {path}: its header announces {expected} words, but there are {number - 1}; it is "
-            "truncated"
-        )
-    if expected is not None and limit is None and number - 1 > expected:
-        # gensim would ignore the rest.
-        raise UserError(
-            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; correct "
-            "the header"
+            "truncated, or the header is wrong"
         )
 
 
 def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
-    """The lines of the file, up to the limit."""
     try:
         with require("gensim.utils").open(str(path), "rb") as file:
             for number, line in enumerate(file):
@@ -223,15 +205,3 @@ def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
                 yield line
     except (OSError, EOFError) as error:
         raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
-
-
-def _check_content(path: Path, found: WordVectors) -> None:
-    """Raise UserError unless there are vectors and all are finite."""
-    if found.vectors.ndim != 2 or 0 in found.vectors.shape:
-        raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
-    broken = ~np.isfinite(found.vectors).all(axis=1)
-    if broken.any():
-        raise UserError(
-            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
-            "infinity; replace the file"
-        )

@@ -412,7 +412,7 @@ SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
         ({"cutoffs": [9], "factor": 1, "tie": "none", "map": "standard"}, "map", "'tie'"),
         ({"cutoffs": [9], "factor": 1, "map": "define"}, "map", "define"),
         ({"cutoffs": [9], "factor": 1, "map_options": {"rank": 2}}, "map_options", "'map'"),
-        ({"cutoffs": [9], "factor": 1, "map": "nothing"}, "nothing", "Methods: "),
+        ({"cutoffs": [9], "factor": 1, "map": "nothing"}, "nothing", "Valid "),
         ({"cutoffs": [9], "factor": 1, "map": "projective"}, "rank", "missing"),
         *(
             (

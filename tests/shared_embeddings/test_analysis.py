@@ -16,10 +16,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.analysis import similarity as analysis
-from shared_embeddings.analysis.correlation import layer_correlations
+from shared_embeddings.analysis.correlation import CorrelationMap, LayerCorrelation, layer_correlations
 from shared_embeddings.analysis.similarity import (
-    CorrelationMap,
     WordPair,
     WordPairs,
     layer_cosines,
@@ -84,6 +82,10 @@ def test_first_occurrence_of_a_repeated_word_counts() -> None:
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
 
 
+def summary(correlations: torch.Tensor, groups: int = 1) -> dict[str, Any]:
+    return LayerCorrelation("words", "output", 3, correlations, groups).summary()
+
+
 def test_correlation_of_three_dimensions_by_hand() -> None:
     # Means 2, 2, 5; around them -1, 0, 1 and -1, 1, 0, so that r = 1 / 2; the third is constant.
     vectors = torch.tensor([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0], [3.0, 2.0, 5.0]])
@@ -94,8 +96,8 @@ def test_correlation_of_three_dimensions_by_hand() -> None:
     correlations = found.matrix()
     torch.testing.assert_close(correlations[:2, :2], torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
     assert correlations[2].isnan().all() and correlations[:, 2].isnan().all()
-    assert analysis.constant_dimensions(correlations) == 1
-    assert analysis.mean_off_diagonal(correlations) == pytest.approx(0.5)
+    found = summary(correlations)
+    assert found["constant"] == 1 and found["mean_correlation"] == pytest.approx(0.5)
 
 
 def test_blocks_of_words_equal_all_words() -> None:
@@ -112,17 +114,20 @@ def test_blocks_of_words_equal_all_words() -> None:
 def test_rounded_constants_are_constant() -> None:
     found = CorrelationMap(2)
     found.add(torch.tensor([[0.1, 1.0], [0.1 + 1e-9, 2.0], [0.1, 3.0]], dtype=torch.float64))
-    assert analysis.constant_dimensions(found.matrix()) == 1
+    assert summary(found.matrix())["constant"] == 1
 
 
 def test_groups_by_hand() -> None:
     correlations = torch.tensor(
         [[1.0, 0.2, 0.4, -0.4], [0.2, 1.0, 0.4, 0.4], [0.4, 0.4, 1.0, -0.6], [-0.4, 0.4, -0.6, 1.0]]
     )
-    assert analysis.mean_between_groups(correlations, 2) == pytest.approx(0.4)
-    within = [analysis.mean_off_diagonal(block) for block in analysis.blocks_of_groups(correlations, 2)]
+    assert summary(correlations, 2)["between_groups"] == pytest.approx(0.4)
+    groups = LayerCorrelation("words", "output", 3, correlations, 2).by_group()
+    assert [group.layer for group in groups] == ["output, group 1", "output, group 2"]
+    within = [group.summary()["mean_correlation"] for group in groups]
     assert within == [pytest.approx(0.2), pytest.approx(0.6)]
-    assert analysis.mean_off_diagonal(torch.ones(1, 1)) is None
+    alone = summary(torch.ones(1, 1))
+    assert alone["mean_correlation"] is None and alone["between_groups"] is None
 
 
 def _embedding(case: Case) -> WordEmbedding:
@@ -286,7 +291,7 @@ def test_all_notations_of_numbers(tmp_path: Path) -> None:
         ("a 1 2\nb 3\nc 5 6\n", "line 2 has 1 numbers after its word, expected 2"),
         ("3 2\na 1 2\nb 3 4\nc 5 6 7\n", "line 4 has 3 numbers"),
         ("3 2\na 1 2\nb 3 4\n", "announces 3 words, but there are 2; it is truncated"),
-        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "announces 2 words, but there are 3; correct the header"),
+        ("2 2\na 1 2\nb 3 4\nc 5 6\n", "announces 2 words, but there are 3"),
         ("a 1 2\n 3 4\n", "line 2 starts with a space"),
         ("a 1 2\nb 3 x\n", "line 2 has 'x', expected a number"),
         ("a 1 2\nb 3 1_0\n", "line 2 has '1_0', expected a number"),

@@ -99,13 +99,6 @@ def test_every_text_counts(text: Path, tmp_path: Path) -> None:
     assert vectors.any(axis=1).all()
 
 
-def test_tokens_outside_the_vocabulary_are_skipped(text: Path) -> None:
-    sentences = classes_module._Sentences([text], ["the", "cat"])
-    assert {word for sentence in sentences for word in sentence} == {"the", "cat"}
-    counts, number = sentences.count()
-    assert set(counts) == {"the", "cat"} and counts["the"] == 400 == number
-
-
 def test_long_lines_are_split_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes_module, "_LONGEST_SENTENCE", 4)
     path = tmp_path / "long.txt"

@@ -142,15 +142,6 @@ def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # Vocabularies
 
 
-def test_the_vocabulary_is_checked_word_by_word() -> None:
-    made = example_classes()
-    made.check_vocabulary(["a", "b", "c", "d", "e"])
-    with pytest.raises(ValueError, match="5 words, but the vocabulary has 4"):
-        made.check_vocabulary(["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match="word 1 is 'b' there and 'c' here"):
-        made.check_vocabulary(["a", "c", "b", "d", "e"])
-
-
 def test_the_hash_distinguishes_vocabularies() -> None:
     hashes = {
         example_classes(words=words).vocabulary_hash
@@ -169,7 +160,6 @@ def test_classes_follow_the_words_of_another_vocabulary() -> None:
     assert resolved.classes.tolist() == [1, 1, 2, 1, 0, 1]
     assert resolved.vectors.tolist() == [[0, 0], [0, 0], [-2, 0], [3, 4], [2, 0], [0, 0]]
     assert np.array_equal(resolved.centers, made.centers)
-    assert made.missing(words) == ["<unk>", "<blank>", "filler0"]
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, unique_dim=2, classes=resolved.classes)
     assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
 

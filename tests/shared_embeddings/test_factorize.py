@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -360,84 +359,3 @@ def test_results_can_be_loaded_into_embeddings() -> None:
         ranks=[len(part) for part in groups.bases],
     )
     torch.testing.assert_close(found, rebuilt(groups))
-
-
-# Errors
-
-ALGORITHMS: dict[str, Callable[[Tensor], object]] = {
-    "truncated_svd": lambda table: factorization.truncated_svd(table, 2),
-    "tt_svd": lambda table: factorization.tt_svd(table, (4, 5), (2, 3), 2),
-    "product_quantization": lambda table: codes_of.product_quantization(table, 2, 3),
-    "learn_codes": lambda table: codes_of.learn_codes(table, 2, 2),
-    "group_reduce": lambda table: group_reduction.group_reduce(table, torch.ones(len(table)), 2, 2),
-}
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
-def test_a_table_with_nan_fails(algorithm: Callable[[Tensor], object], wrong: float) -> None:
-    table = torch.randn(20, 6)
-    algorithm(table)
-    table[17, 2] = wrong
-    with pytest.raises(ValueError, match="row 17") as error:
-        algorithm(table)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize(
-    "table",
-    [torch.zeros(0, 6), torch.ones(6), torch.ones(20, 6).long()],
-    ids=["empty", "vector", "integers"],
-)
-def test_invalid_tables_fail(algorithm: Callable[[Tensor], object], table: Tensor) -> None:
-    with pytest.raises(ValueError, match="table"):
-        algorithm(table)
-
-
-@pytest.mark.parametrize(
-    ("counts", "named"),
-    [
-        (torch.ones(19), r"\(19,\).*20 words"),
-        (torch.ones(20, 1), r"\(20, 1\)"),
-        (torch.tensor([1.0] * 5 + [-2.0] + [1.0] * 14), "word 5 is -2.0.*negative"),
-        (torch.tensor([float("nan")] + [1.0] * 19), "word 0.*not finite"),
-        (torch.zeros(20), "zero"),
-    ],
-    ids=["short", "shape", "negative", "nan", "zero"],
-)
-def test_invalid_counts(counts: Tensor, named: str) -> None:
-    table = torch.randn(20, 6)
-    for call in (
-        lambda: group_reduction.group_reduce(table, counts, 2, 2),
-        lambda: factorization.truncated_svd(table, 2, counts),
-    ):
-        with pytest.raises(ValueError, match=named) as error:
-            call()
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda table: factorization.truncated_svd(table, 0), "rank is 0"),
-        (lambda table: factorization.truncated_svd(table, 7), "rank is 7.*6"),
-        (lambda table: factorization.tt_svd(table, (3, 5), (2, 3), 2), "vocab_shape.*15.*20"),
-        (lambda table: factorization.tt_svd(table, (4, 5), (2, 2), 2), "dim_shape.*4.*6"),
-        (lambda table: factorization.tt_svd(table, (4, 5), (2, 3), (2, 2)), "ranks"),
-        (lambda table: factorization.tt_svd(table, (4, 5), (2, 3), 0), "ranks"),
-        (lambda table: factorization.tt_svd(table, (20,), (6,), ()), "K >= 2"),
-        (lambda table: codes_of.product_quantization(table, 4, 3), "num_groups is 4.*6"),
-        (lambda table: codes_of.product_quantization(table, 2, 21), "num_clusters is 21.*20 words"),
-        (lambda table: codes_of.product_quantization(table, 2, 0), "num_clusters is 0"),
-        (lambda table: codes_of.learn_codes(table, 0, 2), "num_codebooks is 0"),
-        (lambda table: codes_of.learn_codes(table, 2, 0), "codebook_size is 0"),
-        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 21, 2), "num_groups is 21.*20"),
-        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 0, 2), "num_groups is 0"),
-        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 0), "rank is 0"),
-        (lambda table: group_reduction.group_reduce(table, torch.ones(20), 2, 3, 2), "max_rank is 2"),
-    ],
-)
-def test_impossible_sizes_fail(call: Callable[[Tensor], object], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        call(torch.randn(20, 6))
