@@ -16,27 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.embeddings import shared_embeddings_of, unique_state
-from shared_embeddings.checkpoints.checksums import (
-    KEY,
-    is_verified,
-    load_safetensors,
-    recorded_checksum,
-    save_safetensors,
-    verified,
-    with_checksum,
-)
-from shared_embeddings.checkpoints.tensors import (
-    PartType,
-    building,
-    check_finite,
-    check_parts,
-    is_optimizer,
-    is_state,
-    is_words,
-    loaded,
-    mapped,
-    unreadable,
-)
+from shared_embeddings.checkpoints import checksums, tensors
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
 from shared_embeddings.registry import options
@@ -59,14 +39,14 @@ SUBWORDS = "subwords"
 
 
 def _is_vocabulary(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(is_words(value.get(side)) for side in ("src", "tgt")):
+    if not isinstance(value, dict) or not all(tensors.is_words(value.get(side)) for side in ("src", "tgt")):
         return False
     features = value.get("src_feats", [])
     return (
         isinstance(value.get("data_task"), str)
         and isinstance(value.get("decoder_start_token", ""), str)
         and isinstance(features, list)
-        and all(map(is_words, features))
+        and all(map(tensors.is_words, features))
     )
 
 
@@ -77,7 +57,7 @@ def _is_optim(value: Any) -> bool:
     steps = (value.get("training_step"), value.get("decay_step", 1))
     inner = value.get("optimizer", [])
     return all(type(step) is int and step >= 0 for step in steps) and all(
-        map(is_optimizer, inner if isinstance(inner, list) else [inner])
+        map(tensors.is_optimizer, inner if isinstance(inner, list) else [inner])
     )
 
 
@@ -109,15 +89,15 @@ def _is_run(value: Any) -> bool:
     return isinstance(settings, dict) and "train_from" in settings
 
 
-PARTS: dict[str, PartType] = {
+PARTS: dict[str, tensors.PartType] = {
     "opt": ("the options of a model", lambda value: isinstance(value, Namespace)),
     "vocab": ("the words of both sides", _is_vocabulary),
-    "model": ("dense tensors by their names", is_state),
-    "generator": ("dense tensors by their names", lambda value: value is None or is_state(value)),
+    "model": ("dense tensors by their names", tensors.is_state),
+    "generator": ("dense tensors by their names", lambda value: value is None or tensors.is_state(value)),
     "optim": ("the state of an optimizer, or None", lambda value: value is None or _is_optim(value)),
     "resume": ("the state of every process, or None", lambda value: value is None or _is_resume(value)),
     "run": ("the settings of a run, or None", lambda value: value is None or _is_run(value)),
-    SUBWORDS: ("bytes by the names of options", is_state),
+    SUBWORDS: ("bytes by the names of options", tensors.is_state),
 }
 
 
@@ -130,17 +110,15 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
             ("opt", "vocab") if not isinstance(checkpoint, dict) else {"opt", "vocab"} - checkpoint.keys()
         )
         raise UserError(
-            f"checkpoint {path}: it has no {' and no '.join(sorted(lacking))}; use one written by onmt_train"
+            f"checkpoint {path}: has no {' and no '.join(sorted(lacking))}; use one of onmt_train"
         )
-    check_parts(checkpoint, PARTS, f"checkpoint {path}")
+    tensors.check_parts(checkpoint, PARTS, f"checkpoint {path}")
     for file in [] if "model" in checkpoint else safetensors_of(path):
         try:
-            found = recorded_checksum(file)  # reads the header only
+            found = checksums.recorded_checksum(file)  # reads the header only
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"checkpoint {file}: cannot be read ({error}); it is truncated or damaged"
-            ) from error
-        if found != checkpoint.get(WEIGHTS) and is_verified():
+            raise UserError(f"checkpoint {file}: is truncated or damaged ({error})") from error
+        if found != checkpoint.get(WEIGHTS) and checksums.is_verified():
             raise UserError(
                 f"checkpoint {path}: {file} has the weights of another checkpoint; use an earlier step, or "
                 "both files of the same step"
@@ -172,9 +150,7 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
     if Path(path).is_dir():
         raise UserError(f"{option}: {path} is a folder; choose a file")
     if not can_be_created(path):
-        raise UserError(
-            f"{option}: the folder {Path(path).parent} cannot be created or written to; choose another one"
-        )
+        raise UserError(f"{option}: the folder {Path(path).parent} cannot be written to; choose another one")
 
 
 def remove_leftovers(save_model: str) -> None:
@@ -188,7 +164,7 @@ def remove_leftovers(save_model: str) -> None:
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
     with replacing(Path(path)) as temporary:
-        save_tensors(with_checksum(checkpoint), temporary)
+        save_tensors(checksums.with_checksum(checkpoint), temporary)
 
 
 def allow_checkpoint_types() -> None:
@@ -209,7 +185,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
+        raise tensors.unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
 
 
 @contextlib.contextmanager
@@ -219,7 +195,7 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
         yield
         return
     try:
-        with building(*_stored(path)):
+        with tensors.building(*_stored(path)):
             yield
     except (torch.OutOfMemoryError, OSError):
         raise
@@ -241,27 +217,27 @@ def _stored(path: str | os.PathLike[str]) -> tuple[int, int]:
         return len(checkpoint["model"]) + len(checkpoint.get("generator") or ()), os.path.getsize(name)
     from safetensors import safe_open
 
-    files, tensors = safetensors_of(name), 0
+    files, count = safetensors_of(name), 0
     for file in files:
         with safe_open(file, "pt") as opened:
-            tensors += len(opened.keys())
-    return tensors, sum(map(os.path.getsize, files))
+            count += len(opened.keys())
+    return count, sum(map(os.path.getsize, files))
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read and verify a checkpoint without running code from it."""
     name = os.fspath(path)
     with reading_checkpoint(name):
-        checkpoint = loaded(name)
+        checkpoint = tensors.loaded(name)
         check_checkpoint(name, checkpoint)
-        return with_unpacked_tensors(name, verified(checkpoint, f"checkpoint {name}"), unpack)
+        return with_unpacked_tensors(name, checksums.verified(checkpoint, f"checkpoint {name}"), unpack)
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint without loading or verifying its tensors."""
     name = os.fspath(path)
     with reading_checkpoint(name):
-        checkpoint = mapped(name)
+        checkpoint = tensors.mapped(name)
         check_checkpoint(name, checkpoint)
         return checkpoint  # type: ignore[no-any-return]
 
@@ -270,7 +246,7 @@ def verify_checkpoint(path: str) -> None:
     """Compare a checkpoint with its checksum."""
     checkpoint = peek(path)
     with reading_checkpoint(path):
-        verified(checkpoint, f"checkpoint {path}")
+        checksums.verified(checkpoint, f"checkpoint {path}")
 
 
 def with_unpacked_tensors(
@@ -283,12 +259,12 @@ def with_unpacked_tensors(
         checkpoint: its content.
         opened: what becomes of packed weights, see `shared_embeddings.quant.storage`.
     """
-    checkpoint = {name: value for name, value in checkpoint.items() if name != KEY}
+    checkpoint = {name: value for name, value in checkpoint.items() if name != checksums.KEY}
     if "model" not in checkpoint:
         return checkpoint
     stored = joined_generator(checkpoint["model"], checkpoint.get("generator"))
     state = opened(stored)
-    check_finite(state, f"checkpoint {path}")
+    tensors.check_finite(state, f"checkpoint {path}")
     if HEADER not in stored:
         return checkpoint
     body, head = split_generator(state)
@@ -315,14 +291,14 @@ def read_safetensors(
     path: str, opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``; see above."""
-    tensors: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for file in safetensors_of(path):
-        tensors.update(load_safetensors(file, f"checkpoint {file}"))
+        stored.update(checksums.load_safetensors(file, f"checkpoint {file}"))
     try:
-        state = opened(tensors)
+        state = opened(stored)
     except StorageError as error:
         raise UserError(f"checkpoint {file}: {error}") from error
-    check_finite(state, f"checkpoint {file}")
+    tensors.check_finite(state, f"checkpoint {file}")
     return state
 
 
@@ -410,10 +386,10 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
             seen.add(tensor.data_ptr())
             distinct[name] = tensor.contiguous()
     files = f"{base}.pt", f"{base}.safetensors"
-    with staged([Path(file) for file in files]) as (checkpoint, tensors):
-        checksum = save_safetensors(distinct, tensors)
-        save_tensors(with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
-        shutil.copymode(checkpoint, tensors)  # safetensors restricts permissions to the owner
+    with staged([Path(file) for file in files]) as (checkpoint, separate):
+        checksum = checksums.save_safetensors(distinct, separate)
+        save_tensors(checksums.with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
+        shutil.copymode(checkpoint, separate)  # safetensors restricts permissions to the owner
     return files
 
 
@@ -434,9 +410,7 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
             sums = {name: t.double() if t.is_floating_point() else t for name, t in state.items()}
             continue
         if checkpoint["vocab"] != result["vocab"]:
-            raise UserError(
-                f"{path}: its vocabulary differs from {paths[0]}; average checkpoints of one model"
-            )
+            raise UserError(f"{path}: another vocabulary than {paths[0]}; average checkpoints of one model")
         _add(sums, state, path, paths[0])
     means = {
         name: (t / len(paths)).to(kinds[name]) if t.is_floating_point() else t for name, t in sums.items()
@@ -459,11 +433,11 @@ _TENSORS_OF = {
 def _default_packing(opt: Namespace) -> Packing | None:
     """Return how the embeddings of a model are stored by default; None if all are stored in fp32."""
     names, stores = [], []
-    for option, tensors in _TENSORS_OF.items():
+    for option, own in _TENSORS_OF.items():
         settings = getattr(opt, option, None)
         store = options(settings["method"]).default_store if settings else "fp32"
         if store != "fp32":
-            names += tensors
+            names += own
             stores.append(store)
     return Packing(names, stores[0]) if stores else None
 
@@ -471,9 +445,7 @@ def _default_packing(opt: Namespace) -> Packing | None:
 def _add(total: dict[str, Tensor], state: dict[str, Tensor], path: str, first: str) -> None:
     odd = sorted(total.keys() ^ state.keys())
     if odd:
-        raise UserError(
-            f"{path}: differs from {first} (only one of them has {odd[0]}); average checkpoints of one model"
-        )
+        raise UserError(f"{path}: only this one or {first} has {odd[0]}; average checkpoints of one model")
     for name, tensor in state.items():
         if total[name].shape != tensor.shape:
             raise UserError(

@@ -12,14 +12,7 @@ from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoints import (
-    packing_of_checkpoint,
-    safetensors_of,
-    save_checkpoint,
-    split_generator,
-    subword_files_of,
-    write_with_safetensors,
-)
+from nmt import checkpoints
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.embeddings import (
     output_bias,
@@ -41,18 +34,7 @@ from nmt.plan import (
     words_of,
 )
 from nmt.train.embeddings import OPTION, REQUESTED
-from shared_embeddings.compress.host import (
-    BANDS_NOTE,
-    TRAINING_STATE_NOTE,
-    EmbeddingTable,
-    Vocabulary,
-    WordTokens,
-    copy_output_bias,
-    lines_without,
-    name_of_part,
-    teacher_table,
-    with_untrained_part,
-)
+from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.quant.storage import packed_as
@@ -67,11 +49,7 @@ UNSET: dict[str, bool | None] = {
 
 
 class CheckpointModel:
-    """A translation model read from a checkpoint, on the CPU.
-
-    Args:
-        path: ``NAME.pt``.
-    """
+    """A translation model read from a checkpoint ``NAME.pt``, on the CPU."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,25 +80,25 @@ class CheckpointModel:
             found.append(WordEmbedding(side, words, padding, lookup))
         return found
 
-    def tables(self) -> list[EmbeddingTable]:
+    def tables(self) -> list[host.EmbeddingTable]:
         """Return the table of each side and of a separate output layer; one table where they share it."""
         return [self._table(side) for side in self.sides]
 
-    def _table(self, side: str) -> EmbeddingTable:
+    def _table(self, side: str) -> host.EmbeddingTable:
         module: Any = self.trained[side]
         is_scored, is_shared = side == self.scored, isinstance(module, se.SharedEmbedding)
         uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
         if is_shared:
             part = module.inner_embedding()
             try:
-                table = teacher_table(part, is_scored)
+                table = host.teacher_table(part, is_scored)
             except ValueError as error:
                 raise UserError(f"{side} embedding: {error}") from error
             parameters, bits = part.counts()["total"], part.counts()["stored_bits"]
         else:
             table = module.weight.detach().clone()
             parameters, bits = table.numel(), 8 * table.nbytes
-        return EmbeddingTable(
+        return host.EmbeddingTable(
             name=side,
             uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
             words=words_of(self.vocabs, side),
@@ -131,7 +109,7 @@ class CheckpointModel:
             sentence_marks=SENTENCE_MARKS,
             parameters=parameters,
             stored_bits=bits,
-            part=name_of_part(module) if is_shared else None,
+            part=host.name_of_part(module) if is_shared else None,
         )
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
@@ -145,7 +123,7 @@ class CheckpointModel:
         old, whole = self.trained[table], settings
         if isinstance(old, se.SharedEmbedding) and old.inner_embedding() is not old:
             given = {name: value for name, value in settings.items() if name != "method"}
-            new = with_untrained_part(old, words_of(self.vocabs, table), method, given)
+            new = host.with_untrained_part(old, words_of(self.vocabs, table), method, given)
             whole = {"method": new.method, **new.stored_options()}
         plan = self._plan({table: whole})
         stored = self._stored_options(plan)
@@ -186,9 +164,9 @@ class CheckpointModel:
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return notes about other changes."""
-        notes = [TRAINING_STATE_NOTE]
+        notes = [host.TRAINING_STATE_NOTE]
         if self.trained_bias is not None:
-            notes += copy_output_bias(fitted[self.scored], self.trained_bias)
+            notes += host.copy_output_bias(fitted[self.scored], self.trained_bias)
         embeddings = {}
         for side, part in fitted.items():
             old: Any = self.trained[side]  # a plain table is replaced as a whole
@@ -210,7 +188,7 @@ class CheckpointModel:
 
     def sources(self) -> list[Path]:
         """Return the files that the model was read from."""
-        weights = safetensors_of(str(self.path)) if self.is_safetensors else []
+        weights = checkpoints.safetensors_of(str(self.path)) if self.is_safetensors else []
         return [self.path, *map(Path, weights)]
 
     def files(self, output: Path) -> list[Path]:
@@ -223,13 +201,13 @@ class CheckpointModel:
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
-        kept = subword_files_of(self.checkpoint)
+        kept = checkpoints.subword_files_of(self.checkpoint)
         saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
         if self.is_safetensors:
-            write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
+            checkpoints.write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
             return
-        body, head = split_generator(dict(tensors))
-        save_checkpoint({"model": body, "generator": head, **saved}, output)
+        body, head = checkpoints.split_generator(dict(tensors))
+        checkpoints.save_checkpoint({"model": body, "generator": head, **saved}, output)
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
         target = settings.get("target")
@@ -256,18 +234,15 @@ _KEYS = {"source": "src", "target": "tgt"}
 _BOTH = "words"
 
 
-class TrimmableCheckpoint(WordTokens, CheckpointModel):
+class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
     """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
 
     A vocabulary shared by both sides is trimmed for both at once.
-
-    Args:
-        path: ``NAME.pt``.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.packing = packing_of_checkpoint(str(path), self.checkpoint)
+        self.packing = checkpoints.packing_of_checkpoint(str(path), self.checkpoint)
         self.words = {side: words_of(self.vocabs, side) for side in _KEYS}
         is_shared = bool(getattr(self.options, "share_vocab", False)) or self.share_inputs
         has_one_side = "source" not in self.sides and not self.share_inputs
@@ -276,7 +251,7 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         self.original = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides_of.items()}
         self.trimmed = dict(self.original)
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[host.Vocabulary]:
         start = self.checkpoint["vocab"].get("decoder_start_token")
         marks = {
             UNKNOWN,
@@ -291,7 +266,7 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
             # OpenNMT's marks, those that transforms insert, and the start token
             specials = [w for w in words if w in marks or (w.startswith("｟") and w.endswith("｠"))]
             ids = frozenset(vocab(specials))
-            found.append(Vocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
+            found.append(host.Vocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
         return found
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
@@ -301,10 +276,10 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         return [self.trimmed[vocabulary](line.split()) for line in lines]
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.original[vocabulary].default_id, ids)
+        return host.lines_without(self.original[vocabulary].default_id, ids)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.trimmed[vocabulary].default_id, ids)
+        return host.lines_without(self.trimmed[vocabulary].default_id, ids)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)`` of each vocabulary."""
@@ -332,7 +307,7 @@ class TrimmableCheckpoint(WordTokens, CheckpointModel):
         self.checkpoint = {**self.checkpoint, "vocab": stored}
         scored = embeddings.get(self.scored)
         has_bands = scored is not None and not scored.has_linear_scores
-        return [TRAINING_STATE_NOTE, BANDS_NOTE] if has_bands else [TRAINING_STATE_NOTE]
+        return [host.TRAINING_STATE_NOTE, host.BANDS_NOTE] if has_bands else [host.TRAINING_STATE_NOTE]
 
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())

@@ -50,8 +50,7 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
     """Replace the model's tables by the planned embeddings, tied as planned."""
     if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
         raise UserError(
-            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) and "
-            f"target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or remove share_embeddings"
+            "share_embeddings: true needs one vocabulary, but source and target differ; set share_vocab"
         )
     built = {}
     for side, settings in plan.sides().items():

@@ -24,33 +24,15 @@ from onmt.models import model_saver
 from onmt.models.model import BaseModel, NMTModel
 from onmt.modules.copy_generator import CopyGenerator
 from onmt.trainer import Trainer
-from onmt.translate import translation_server, translator
+from onmt.translate import translator
 from onmt.utils import Statistics
 from onmt.utils.logging import logger
 from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.checkpoints import (
-    allow_checkpoint_types,
-    checkpoint_errors,
-    joined_generator,
-    read_safetensors,
-    reading_checkpoint,
-    split_generator,
-    verify_checkpoint,
-    with_unpacked_tensors,
-    write_step,
-)
+from nmt import checkpoints, embeddings
 from nmt.data.transforms import NEEDING_TARGETS, NONE, stored_files
-from nmt.embeddings import (
-    SharedGenerator,
-    fill_aliases,
-    insert_embeddings,
-    load_unique_state,
-    options_without_files,
-    shared_embeddings_of,
-)
 from nmt.fixes import apply_registered, replace, wrap
 from nmt.options import check_gpu, check_translator
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
@@ -68,7 +50,7 @@ from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 
 def apply_patches() -> None:
     """Apply all hooks and fixes; later calls do nothing."""
-    allow_checkpoint_types()
+    checkpoints.allow_checkpoint_types()
     apply_registered()
 
 
@@ -117,7 +99,7 @@ def add_training_options(original: Any, parser: Any) -> None:
     add("--resume", "-resume", choices=CHOICES, default="auto", help=text)
 
 
-@wrap("translate_opts", onmt.opts, onmt.bin.translate, onmt.utils.scoring_utils)
+@wrap("translate_opts", onmt.opts)
 def add_translation_options(original: Any, parser: Any) -> None:
     """Add the options for desired lengths; transforms default to the checkpoint's, and may be ``none``."""
     original(parser)
@@ -146,7 +128,7 @@ def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]
         built_opt.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
     model: nn.Module = original(built_opt, vocabs)
     if plan is not None:
-        insert_embeddings(model, plan, model_opt, vocabs)
+        embeddings.insert_embeddings(model, plan, model_opt, vocabs)
     length_control.insert_positions(model, model_opt)
     # The masks of nn.Dropout take a sixth of the training time on CPUs.
     for module in list(model.modules()):
@@ -156,14 +138,14 @@ def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]
     return model
 
 
-@wrap("build_model", onmt.model_builder, onmt.train_single)
+@wrap("build_model", onmt.model_builder)
 def build_model(
     original: Any, model_opt: Namespace, opt: Namespace, vocabs: Any, checkpoint: Any, device_id: int
 ) -> nn.Module:
     """Initialize the embeddings of a new model last; make those of a loaded one trainable."""
     model: nn.Module = original(model_opt, opt, vocabs, checkpoint, device_id)
     if checkpoint is None:
-        for embedding in shared_embeddings_of(model):
+        for embedding in embeddings.shared_embeddings_of(model):
             embedding.reset_parameters()
     else:
         unfreeze(model)
@@ -187,10 +169,12 @@ def load_state_dict(
 
     Also models with copy generators, whose tensors OpenNMT-py saves under other names than it loads.
     """
-    if not (shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
+    if not (embeddings.shared_embeddings_of(self) or isinstance(self.generator, CopyGenerator)):
         original(self, checkpoint, precision, torch.device(device), strict, offset)
         return
-    load_unique_state(self, joined_generator(checkpoint["model"], checkpoint.get("generator")))
+    embeddings.load_unique_state(
+        self, checkpoints.joined_generator(checkpoint["model"], checkpoint.get("generator"))
+    )
     if precision != torch.int8:
         self.to(precision)
     self.to(device)
@@ -206,26 +190,28 @@ def load_safe_state_dict(
     offset: int = 0,
 ) -> None:
     """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
-    body, head = split_generator(fill_aliases(self, read_safetensors(f"{model_path}.pt", hold)))
+    body, head = checkpoints.split_generator(
+        embeddings.fill_aliases(self, checkpoints.read_safetensors(f"{model_path}.pt", hold))
+    )
     parts = {"model": body, "generator": head}
     self.load_state_dict(parts, precision, torch.device(device), strict, offset)
 
 
-@wrap("load_checkpoint", model_saver, onmt.model_builder, onmt.train_single)
+@wrap("load_checkpoint", model_saver)
 def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | None:
     """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
     if not ckpt_path:
         return None
-    verify_checkpoint(ckpt_path)
-    with reading_checkpoint(ckpt_path):
-        return with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
+    checkpoints.verify_checkpoint(ckpt_path)
+    with checkpoints.reading_checkpoint(ckpt_path):
+        return checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
 
 
-@wrap("load_test_model", onmt.model_builder, onmt.utils.loss)
+@wrap("load_test_model", onmt.model_builder)
 def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
     """Turn the errors of a checkpoint that does not match its own options into one line."""
     path = opt.models[0] if model_path is None else model_path
-    with checkpoint_errors(path):
+    with checkpoints.checkpoint_errors(path):
         return original(opt, device_id, path)
 
 
@@ -239,7 +225,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
     resume_state = getattr(self, "resume_state", None)
     saved = {
         "vocab": model_saver.vocabs_to_dict(self.vocabs),
-        "opt": options_without_files(self.model_opt, model),
+        "opt": embeddings.options_without_files(self.model_opt, model),
         "optim": self.optim.state_dict(),
         "resume": resume_state() if resume_state else None,
         "run": getattr(self, "run", None),
@@ -252,7 +238,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         logger.info(f"Saving checkpoint {base}.pt")
         try:
             with signals_delayed():
-                files = write_step(model, saved, base, self.save_format)
+                files = checkpoints.write_step(model, saved, base, self.save_format)
         except OSError as error:
             raise UserError(
                 f"save_model: {base} cannot be written ({error.strerror or error}); earlier checkpoints are "
@@ -281,7 +267,7 @@ def compute_loss(
     Losses that need the scores (language model priors, sparsemax, alignment, coverage) use OpenNMT-py's code.
     """
     plain = (
-        isinstance(self.generator, SharedGenerator)
+        isinstance(self.generator, embeddings.SharedGenerator)
         and isinstance(self.criterion, nn.CrossEntropyLoss)
         and self.lambda_align == 0.0
         and self.lambda_coverage == 0.0
@@ -323,7 +309,7 @@ def count_updates(original: Any, self: Any, step: int) -> None:
 # Translation
 
 
-@wrap("build_translator", translator, translation_server, onmt.utils.distributed)
+@wrap("build_translator", translator)
 def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -> Any:
     """Check the options against the model and the machine, and pass desired lengths to the translator."""
     check_gpu(opt)

@@ -27,11 +27,7 @@ from shared_embeddings.utils.files import replacing
 
 
 def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
-    """Build the model of a checkpoint on the CPU.
-
-    Returns:
-        The model in evaluation mode, its vocabularies, its options, and the checkpoint.
-    """
+    """Build the model of a checkpoint on the CPU; return it, its vocabularies, options and the checkpoint."""
     apply_patches()
     checkpoint = onmt.model_builder.load_checkpoint(path)
     with checkpoint_errors(path):
@@ -66,10 +62,7 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
     model: Any
     model, _, options, checkpoint = build_from_checkpoint(path)
     if getattr(options, "copy_attn", False):
-        raise UserError(
-            f"format: ctranslate2 does not support copy attention, which {path} has (copy_attn: true); "
-            "use format: pytorch with onmt_translate or onmt_server"
-        )
+        raise UserError(f"format: ctranslate2 does not support copy_attn: true of {path}; use pytorch")
     shared = shared_embeddings_of(model)
     inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
     state = model.state_dict(keep_vars=True)
@@ -99,13 +92,7 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
 
 
 def export_ctranslate2(path: str, output: str, quantization: str | None) -> None:
-    """Write a CTranslate2 model directory; one that already exists is replaced when the new one is complete.
-
-    Args:
-        path: checkpoint of a Transformer.
-        output: directory.
-        quantization: quantization of CTranslate2; None for float32.
-    """
+    """Write a CTranslate2 model directory, or replace one, once it is complete."""
     import ctranslate2
 
     if os.path.isfile(output):
@@ -118,10 +105,9 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
             )
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
+        shown = " ".join(checkpoint["opt"].decoder_positions)
         raise UserError(
-            f"format: ctranslate2 does not support length control, which {path} has "
-            f"(decoder_positions: {' '.join(checkpoint['opt'].decoder_positions)}); use format: pytorch with "
-            "onmt_translate or onmt_server"
+            f"format: ctranslate2 does not support decoder_positions: {shown} of {path}; use pytorch"
         )
     # Two names of the same attention; CTranslate2 supports the older one.
     if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":

@@ -55,19 +55,14 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 
 
 def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[str] = ()) -> Namespace:
-    """Parse the command line and the configuration file; unknown options fail by name.
+    """Parse the command line and the configuration file; unknown and repeated options fail by name.
 
-    An output that is a symbolic link becomes the target of the link, which is replaced.
-
-    The command line takes precedence over the file. Repeated options fail.
+    The command line takes precedence. An output that is a symbolic link becomes the target of the link.
 
     Args:
         parser: a parser of OpenNMT-py or of this project.
         table: the options of OpenNMT-py that name files.
         known_elsewhere: options of other commands, which a shared configuration file may contain.
-
-    Raises:
-        UserError: an option is unknown, a value is invalid, or a file cannot be used.
     """
     table = table or {}
     parser.error = fail
@@ -116,11 +111,7 @@ class ConfigurationReader(configargparse.YAMLConfigFileParser):  # type: ignore[
     """Reads YAML configuration files with limits on their size; repeated keys fail."""
 
     def parse(self, stream: IO[str]) -> dict[str, Any]:
-        """Return the options of a file: lists unchanged, mappings as JSON, other values as text.
-
-        Raises:
-            UserError: it is not a YAML mapping of option names to plain values.
-        """
+        """Return the options of a file: lists unchanged, mappings as JSON, other values as text."""
         name = f"config {stream.name}"
         try:
             content = parse_yaml(stream.read().removeprefix("\ufeff"), name)
@@ -217,21 +208,13 @@ def _weights_beside(given: Given) -> list[str]:
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers; NaN and infinity are outside of every range.
-
-    Attributes:
-        least: the smallest number.
-        most: the largest number; by default the largest number of steps, lines or words (32 bits).
-        above: exclude `least`.
-        below: exclude `most`.
-        unset: further values, which disable the option.
-    """
+    """A range of numbers; NaN and infinity are outside of every range."""
 
     least: float = 0
-    most: float = 2**31 - 1
-    above: bool = False
-    below: bool = False
-    unset: tuple[int, ...] = ()
+    most: float = 2**31 - 1  # by default the largest number of steps, lines or words (32 bits)
+    above: bool = False  # exclude `least`
+    below: bool = False  # exclude `most`
+    unset: tuple[int, ...] = ()  # further values, which disable the option
 
     def contains(self, number: float) -> bool:
         """Return whether `number` is in the range."""
@@ -515,9 +498,7 @@ def check_translation(opt: Namespace) -> None:
     if opt.n_best > opt.beam_size:
         raise UserError(f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; change one of them")
     if opt.min_length > opt.max_length:
-        raise UserError(
-            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; change one of them"
-        )
+        raise UserError(f"min_length: {opt.min_length} is more than max_length {opt.max_length}; change one")
     if opt.phrase_table and not opt.replace_unk:
         raise UserError("phrase_table: has no effect without replace_unk; set replace_unk, or remove it")
     if opt.world_size > 1:

@@ -49,21 +49,13 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Settings of each side (``None``: OpenNMT-py's table), and which sides are tied.
-
-    Attributes:
-        source: settings of the source embedding.
-        target: settings of the target embedding.
-        share_inputs: whether source and target share one embedding.
-        share_output: whether target and output share one embedding.
-        output: settings of an untied output embedding.
-    """
+    """Settings of each side (``None``: OpenNMT-py's table), and which sides are tied."""
 
     source: dict[str, Any] | None
     target: dict[str, Any] | None
-    share_inputs: bool
-    share_output: bool
-    output: dict[str, Any] | None = None
+    share_inputs: bool  # source and target have one embedding
+    share_output: bool  # target and output have one embedding
+    output: dict[str, Any] | None = None  # of an untied output layer
 
     def fits(self, other: EmbeddingPlan) -> bool:
         """Return whether a checkpoint trained with the plan `other` matches this plan."""
@@ -176,9 +168,7 @@ def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
         if getattr(opt, name, None):
             raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
     if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
-        raise UserError(
-            "parallel_mode: tensor_parallel does not support shared embeddings; use data_parallel"
-        )
+        raise UserError("parallel_mode: tensor_parallel does not work with `embedding`; use data_parallel")
     if getattr(opt, "optim", "") == "sparseadam":
         raise UserError("optim: sparseadam does not support the dense gradients of `embedding`; use adam")
     if plan.share_inputs and not getattr(opt, "share_vocab", True):
@@ -210,9 +200,7 @@ def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> 
             if side == "target":
                 asked = "share_decoder_embeddings: true"
                 other = "share_decoder_embeddings: false, or another `output`"
-            raise UserError(
-                f"{asked} needs an embedding with an output side, but {settings} has none; set {other}"
-            )
+            raise UserError(f"{asked} needs an output side, but {settings} has none; set {other}")
         if embedding.score_dim != hidden:
             raise UserError(
                 f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "

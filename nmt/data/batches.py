@@ -180,12 +180,7 @@ def _as_state(saved: Any) -> tuple[Any, ...]:
 
 
 class TrackedBatches:
-    """An iterable of batches that tracks, per worker, the position of the batches used by whole steps.
-
-    Args:
-        batches: batches with their positions.
-        start: the state before these batches.
-    """
+    """Batches whose positions are tracked, per worker, up to those used by whole steps, from `start` on."""
 
     def __init__(
         self, batches: Iterable[tuple[dict[str, Any], Position]], start: dict[str, Any] | None = None

@@ -25,22 +25,13 @@ from shared_embeddings.utils.path_options import PathOption
 
 @dataclasses.dataclass(frozen=True)
 class CorpusOptions:
-    """Settings of one corpus: its files, and options of transforms that override the global ones.
-
-    Attributes:
-        path_src: file of the sources, one per line.
-        path_tgt: file of the targets.
-        path_txt: a text without line structure, for a language model.
-        path_align: file of word alignments.
-        weight: number of examples to read before switching to the next corpus.
-        transforms: names of the transforms.
-    """
+    """Settings of one corpus: its files, and options of transforms that override the global ones."""
 
     path_src: str | None = None
     path_tgt: str | None = None
-    path_txt: str | None = None
-    path_align: str | None = None
-    weight: int | None = None
+    path_txt: str | None = None  # a text without line structure, for a language model
+    path_align: str | None = None  # word alignments
+    weight: int | None = None  # number of examples to read before switching to the next corpus
     transforms: tuple[str, ...] | None = None
     src_prefix: str = ""
     tgt_prefix: str = ""
@@ -132,10 +123,7 @@ def read_corpora(opt: Namespace) -> dict[str, dict[str, Any]]:
         check_parallel(name, paths) if paths else None
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
     if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
-        raise UserError(
-            "data: there is no training corpus; add one with a weight of at least 1 in addition to "
-            f"`{CorpusName.VALID}`"
-        )
+        raise UserError("data: there is no training corpus; add one with a weight of at least 1")
     return corpora
 
 
@@ -175,13 +163,7 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
 
 
 def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpora: Iterable[str]) -> None:
-    """Count the tokens of all corpora, and write the vocabulary files atomically.
-
-    Args:
-        opt: options of ``onmt_build_vocab``.
-        count: counts and writes the files of the options.
-        corpora: names of the corpora.
-    """
+    """Count the tokens of corpora with OpenNMT-py's `count`, and write the vocabularies atomically."""
     for side, (path, *_) in _outputs(opt, corpora).items():
         setattr(opt, side, str(followed(Path(path))))
     outputs = _outputs(opt, corpora)  # features are named after the target of a link
@@ -205,7 +187,7 @@ def _outputs(opt: Namespace, corpora: Iterable[str]) -> dict[str, list[str]]:
     outputs = {side: [getattr(opt, side)] for side in sides}
     if len(sides) > 1 and os.path.realpath(opt.src_vocab) == os.path.realpath(opt.tgt_vocab):
         raise UserError(
-            f"tgt_vocab: {opt.tgt_vocab} is also src_vocab; choose another file, or set share_vocab: true"
+            f"tgt_vocab: {opt.tgt_vocab} is also src_vocab; choose another, or set share_vocab: true"
         )
     outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]
     table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}

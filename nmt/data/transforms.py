@@ -94,17 +94,11 @@ _SHARED = ("subword_model", "subword_type", "onmttok_kwargs")
 
 
 class Recorded(NamedTuple):
-    """The transforms recorded in a checkpoint.
-
-    Attributes:
-        path: the checkpoint.
-        options: options of its training.
-        files: content of its subword files, by option.
-    """
+    """The transforms recorded in a checkpoint."""
 
     path: Path
-    options: dict[str, Any]
-    files: dict[str, bytes]
+    options: dict[str, Any]  # of its training
+    files: dict[str, bytes]  # content of its subword files, by option
 
 
 def stored_files(opt: Namespace) -> dict[str, Any]:
@@ -145,8 +139,7 @@ def applied(opt: Namespace) -> Iterator[str]:
         other = read_recorded(path)
         if _trained(recorded) != _trained(other) or recorded.files != other.files:
             raise UserError(
-                f"model: {path} was trained with other transforms than {recorded.path}; translate tokenized "
-                f"text with -transforms {NONE}"
+                f"model: {path} and {recorded.path} have other transforms; add -transforms {NONE}"
             )
     names, of_corpus = _trained(recorded) if not asked else (asked, {})
     opt.transforms = names
@@ -167,9 +160,7 @@ def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
         found[str(name)] = default if names is None else names
     for names in found.values():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(
-                f"checkpoint: its option transforms is {str(names)[:80]!r}; expected a list of names"
-            )
+            raise UserError(f"checkpoint: transforms is {str(names)[:80]!r}; expected a list of names")
     return found
 
 
@@ -256,14 +247,9 @@ def _check_complete(opt: Namespace) -> None:
         for side in ("src", "tgt"):
             needed = name != "onmt_tokenize" or getattr(opt, f"{side}_subword_type") != NONE
             if needed and not getattr(opt, f"{side}_subword_model"):
-                raise UserError(
-                    f"transforms: {name} needs a subword model; name it with -{side}_subword_model"
-                )
+                raise UserError(f"transforms: {name} needs -{side}_subword_model")
     if subwords and opt.report_align:
-        raise UserError(
-            f"report_align: aligns tokens, but {subwords[0]} joins them in the output; translate tokenized "
-            f"text with -transforms {NONE}"
-        )
+        raise UserError(f"report_align: does not align text that {subwords[0]} joins; add -transforms {NONE}")
 
 
 def _describe(names: list[str], recorded: Recorded, is_asked: bool) -> str:

@@ -20,11 +20,7 @@ SENTENCE_MARKS = ("<s>", "</s>")
 
 
 class Vocab:
-    """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses.
-
-    Args:
-        tokens: all tokens, ordered by id.
-    """
+    """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses."""
 
     def __init__(self, tokens: Iterable[str] = ()) -> None:
         self.ids_to_tokens: list[str] = []
@@ -84,11 +80,8 @@ def build_vocab_from_tokens(
 ) -> Vocab:
     """Build a vocabulary of the special tokens followed by the others, most frequent first.
 
-    Args:
-        tokens: distinct tokens.
-        maximum_size: number of tokens to keep, including all special ones; 0 keeps all.
-        minimum_frequency: each token counts once, so that more than 1 keeps special tokens only.
-        special_tokens: the first tokens.
+    It has at most `maximum_size` tokens, including all special ones; 0 keeps all. Each token counts once, so
+    that a `minimum_frequency` of more than 1 keeps special tokens only.
     """
     specials = list(special_tokens or ())
     ordinary = list(tokens) if minimum_frequency <= 1 else []
@@ -158,8 +151,7 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
     if None in entries:
         number = entries.index(None)
         raise UserError(
-            f"vocabulary {path}: line {number + 1} is {lines[number]!r}, expected a token, a tab and its "
-            "count; create it again with onmt_build_vocab"
+            f"vocabulary {path}: line {number + 1} is {lines[number]!r}; expected a token and its count"
         )
     return [entry[0] for entry in entries if entry is not None and entry[1] >= minimum_count]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ def wrap(name: str, *places: Any) -> Callable[[New], New]:
 
     Args:
         name: name of the original.
-        places: the class or module that has it, and the modules that import it by name.
+        places: the class or module that has it; modules of OpenNMT-py that import it are patched, too.
     """
 
     def register(new: Any) -> Any:
@@ -63,6 +64,11 @@ def apply_registered() -> None:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     for (place, name), make in _PATCHES.items():
-        if (place, name) not in _APPLIED:
-            _APPLIED.add((place, name))
-            setattr(place, name, make(getattr(place, name)))
+        if (place, name) in _APPLIED:
+            continue
+        _APPLIED.add((place, name))
+        original = getattr(place, name)
+        importing = [module for key, module in sys.modules.items() if key.startswith("onmt")]
+        patched = make(original)
+        for owner in (place, *(module for module in importing if vars(module).get(name) is original)):
+            setattr(owner, name, patched)

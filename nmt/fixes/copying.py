@@ -19,7 +19,6 @@ from onmt.decoders.decoder import InputFeedRNNDecoder
 from onmt.inference_engine import InferenceEnginePY
 from onmt.inputters import text_utils
 from onmt.modules.copy_generator import CopyGenerator
-from onmt.translate import translation_server
 from onmt.translate.translator import Translator
 from onmt.utils.loss import LossCompute
 from torch import Tensor
@@ -66,12 +65,7 @@ def copies_of(source_words: Any, vocabulary: Any, device: torch.device) -> Copie
 
 
 def collapsed(probabilities: Tensor, copies: Sequence[Copies]) -> Tensor:
-    """Add the probabilities of copied words to those of the same words in the vocabulary, in place.
-
-    Args:
-        probabilities: ``(B, T, V + C)``.
-        copies: see `copies_of`, for every sentence.
-    """
+    """Add the probabilities ``(B, T, V + C)`` of copied words to those in the vocabulary, in place."""
     for sentence, (places, ids) in enumerate(copies):
         rows = probabilities[sentence]
         rows.index_add_(1, ids, rows.index_select(1, places))
@@ -79,7 +73,7 @@ def collapsed(probabilities: Tensor, copies: Sequence[Copies]) -> Tensor:
     return probabilities
 
 
-@replace("collapse_copy_scores", onmt.utils.loss, onmt.modules.copy_generator, onmt.translate.translator)
+@replace("collapse_copy_scores", onmt.modules.copy_generator)
 def collapse_copy_scores(scores: Tensor, batch: dict[str, Any], vocabulary: Any) -> Tensor:
     """Add the scores of copied words to those of the same words in the vocabulary, for statistics."""
     return collapsed(scores, [copies_of(words, vocabulary, scores.device) for words in batch["src_ex_vocab"]])
@@ -136,7 +130,7 @@ def add_copy_inputs(original: Any, self: Any, infer_iter: Any) -> Any:
     return original(self, infer_iter)
 
 
-@wrap("textbatch_to_tensor", text_utils, translation_server)
+@wrap("textbatch_to_tensor", text_utils)
 def add_copy_inputs_of_requests(
     original: Any, vocabs: dict[str, Any], batch: list[dict[str, Any]], *args: Any
 ) -> Any:

@@ -22,7 +22,6 @@ from onmt.transforms.tokenize import (
     SentencePieceTransform,
     TokenizerTransform,
 )
-from onmt.translate import translation_server
 
 from nmt.data.corpora import CleanCorpus
 from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
@@ -33,12 +32,12 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
 # Handles whitespace of any kind, skips pairs with an empty side, and names the line that is not UTF-8.
-replace("ParallelCorpus", text_corpus, onmt.inputters)(CleanCorpus)
+replace("ParallelCorpus", text_corpus)(CleanCorpus)
 # Names the line of a vocabulary file that is malformed.
 replace("_read_vocab_file", inputter)(read_vocabulary)
 
 
-@wrap("parse_features", text_utils, text_corpus, translation_server)
+@wrap("parse_features", text_utils)
 def keep_separator(
     original: Any, line: str, n_feats: int = 0, defaults: Any = None
 ) -> tuple[str, list[str] | None]:

@@ -34,7 +34,7 @@ from shared_embeddings.checkpoints.tensors import loaded
 from shared_embeddings.utils.interrupts import Interrupted, leave_to_parent
 
 # Applies the fixes in data loader workers, too.
-replace("DynamicDatasetIter", dynamic_iterator, onmt.inputters)(Batches)
+replace("DynamicDatasetIter", dynamic_iterator)(Batches)
 # Signals to the whole process group do not end its workers.
 replace("DataLoader", dynamic_iterator)(QuietLoader)
 
@@ -86,7 +86,7 @@ def leave_signals_to_parent(original: Any, *args: Any) -> Any:
     return original(*args)
 
 
-@wrap("use_gpu", onmt.utils.misc, onmt.utils, onmt.model_builder, onmt.bin.translate)
+@wrap("use_gpu", onmt.utils.misc)
 def train_on_cpu(original: Any, opt: Namespace) -> bool:
     """Train ranks on the CPU if the backend is gloo and there is no GPU."""
     on_cpu = getattr(opt, "gpu_backend", "") == "gloo" and not torch.cuda.is_available()
@@ -102,14 +102,7 @@ def set_device(original: Any, opt: Namespace, device_id: int) -> None:
         original(opt, device_id)
 
 
-@wrap(
-    "build_dynamic_dataset_iter",
-    dynamic_iterator,
-    onmt.train_single,
-    onmt.inference_engine,
-    onmt.utils.scoring_utils,
-    onmt.utils.distributed,
-)
+@wrap("build_dynamic_dataset_iter", dynamic_iterator)
 def keep_batches_on_cpu(original: Any, *args: Any, device_id: int = -1, **kwargs: Any) -> Any:
     """Keep batches on the CPU if there is no GPU."""
     return original(*args, device_id=device_id if torch.cuda.is_available() else -1, **kwargs)
@@ -138,17 +131,7 @@ def _raise_again(record: logging.LogRecord) -> NoReturn:
     raise error
 
 
-@wrap(
-    "init_logger",
-    onmt.utils.logging,
-    onmt.train_single,
-    onmt.translate.translation_server,
-    onmt.inference_engine,
-    dynamic_iterator,
-    onmt.utils.distributed,
-    onmt.bin.build_vocab,
-    onmt.bin.train,
-)
+@wrap("init_logger", onmt.utils.logging)
 def fail_without_log(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise errors of writing the log file, which are only printed."""
     logger = original(*args, **kwargs)

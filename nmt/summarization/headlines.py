@@ -87,10 +87,7 @@ def count_characters(paths: Iterable[Path]) -> Counter[str]:
     counts = count_tokens(paths)
     longer = sorted(token for token in counts if len(token) > 1 and token != SPACE)
     if longer:
-        raise UserError(
-            f"target: {longer[0]!r} is not a single character; split the text with `onmt_characters "
-            "split` first"
-        )
+        raise UserError(f"target: {longer[0]!r} is not a character; use `onmt_characters split` first")
     return counts
 
 
@@ -131,7 +128,7 @@ def stop_words(language: str) -> frozenset[str]:
         found = import_module(f"spacy.lang.{language}.stop_words").STOP_WORDS
     except ImportError:
         raise UserError(
-            f"language: spaCy has no stop words for {language!r}; expected a code such as en"
+            f"language: spaCy has no stop words for {language!r}; use a code such as en"
         ) from None
     return frozenset(word for entry in found for word in WORD.findall(entry.lower()))
 
@@ -152,8 +149,7 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
     found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
     if found != wanted:
         raise UserError(
-            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} (n_best) per line "
-            f"of {sources}"
+            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} for each source"
         )
     candidates = clean_lines(hypotheses)
     for source in clean_lines(sources):

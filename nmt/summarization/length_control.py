@@ -53,16 +53,11 @@ def sinusoids(angles: Tensor, layout: str) -> Tensor:
 
 
 class LengthControlledPositions(nn.Module):
-    """Adds the sum of several encodings to a decoder's input; replaces OpenNMT-py's sinusoids.
+    """Adds the sum of several encodings to a decoder's input ``(B, T, D)``; replaces OpenNMT-py's sinusoids.
 
     `set_lengths` sets the lengths of a batch. `start` begins a decoding, and `map_rows` keeps the lengths
     aligned with the rows of the decoder's state when beams are repeated, reordered or finished. The module
     has no parameters and no maximum length.
-
-    Args:
-        dim: width D of the input.
-        encodings: some of ``pe``, ``ldpe``, ``lrpe``.
-        layout: OpenNMT-py's ``position_encoding_type``.
     """
 
     def __init__(self, dim: int, encodings: Sequence[str], layout: str) -> None:
@@ -151,9 +146,7 @@ def check_positions(opt: Namespace) -> None:
     if not has_length_control(opt):
         return
     if opt.decoder_type != "transformer" or getattr(opt, "model_task", "seq2seq") != "seq2seq":
-        raise UserError(
-            f"{shown}: needs decoder_type: transformer, not {opt.decoder_type}, of a seq2seq model"
-        )
+        raise UserError(f"{shown}: needs decoder_type: transformer, not {opt.decoder_type}, and a source")
     if getattr(opt, "truncated_decoder", 0) > 0:
         raise UserError(f"{shown}: needs whole targets; remove truncated_decoder")
     for name in ("train_metrics", "valid_metrics"):
@@ -226,15 +219,11 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
         raise UserError(f"{name}: has no effect on a model without {OPTION}: [pe, lrpe]; remove it")
     longest = desired if isinstance(desired, int) else max(desired)
     if opt.max_length <= longest:
-        raise UserError(
-            f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1} or more"
-        )
+        raise UserError(f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1}")
     defaults = ArgumentParser()
     onmt.opts.translate_opts(defaults)
     if translator.max_length_ratio not in (0, float(defaults.get_default("max_length_ratio"))):
-        raise UserError(
-            f"max_length_ratio: {translator.max_length_ratio} has no effect with {name}; remove it"
-        )
+        raise UserError(f"max_length_ratio: has no effect with {name}; remove it")
     translator.max_length_ratio = 0
     translator.desired = desired
 

@@ -100,21 +100,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a score.
+    """Settings of a score."""
 
-    Attributes:
-        measure: the one to report: ``recall`` or ``f1``.
-        cut_bytes: truncate candidates to this many bytes of UTF-8; ``None``: no limit.
-        tokens: one of `TOKENS`.
-        stemming: stem English words; only with ``ascii``.
-        seed: seed of the bootstrap.
-    """
-
-    measure: str = "f1"
-    cut_bytes: int | None = None
+    measure: str = "f1"  # the one to report
+    cut_bytes: int | None = None  # truncate candidates to this many bytes of UTF-8
     tokens: str = "ascii"
-    stemming: bool = True
-    seed: int = 1
+    stemming: bool = True  # stem English words; only with ascii
+    seed: int = 1  # of the bootstrap
 
     def __post_init__(self) -> None:
         for name, choices in (("measure", MEASURES), ("tokens", TOKENS)):
@@ -145,21 +137,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Report:
-    """Scores and their settings.
-
-    Attributes:
-        settings: the settings.
-        texts: number of texts.
-        references: largest number of references of a text.
-        exceptions: number of irregular forms of the stemmer.
-        scores: by metric, then by measure.
-    """
+    """Scores and their settings."""
 
     settings: Settings
-    texts: int
-    references: int
-    exceptions: int
-    scores: dict[str, dict[str, Score]]
+    texts: int  # their number
+    references: int  # largest number of references of a text
+    exceptions: int  # number of irregular forms of the stemmer
+    scores: dict[str, dict[str, Score]]  # by metric, then by measure
 
     @property
     def signature(self) -> str:

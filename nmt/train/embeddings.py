@@ -143,23 +143,14 @@ def parse_quantization(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Teacher:
-    """A trained model with full tables.
+    """A trained model with full tables."""
 
-    Attributes:
-        path: its checkpoint, for messages.
-        model: the model in evaluation mode.
-        vocab: the vocabularies in the checkpoint.
-        tables: the table ``(V, D)`` of each side, including the output.
-        table_tensors: names of the tensors of its embeddings.
-        output_bias: the output bias ``(V,)`` of linear scores, or ``None``.
-    """
-
-    path: str
+    path: str  # its checkpoint, for messages
     model: Any
-    vocab: dict[str, Any]
-    tables: dict[str, Tensor]
-    table_tensors: frozenset[str]
-    output_bias: Tensor | None
+    vocab: dict[str, Any]  # in the checkpoint
+    tables: dict[str, Tensor]  # (V, D) of each side, including the output
+    table_tensors: frozenset[str]  # names of the tensors of its embeddings
+    output_bias: Tensor | None  # (V,) of linear scores
 
 
 @torch.no_grad()
@@ -196,9 +187,6 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
         opt: options of the model for its checkpoints; sizes of fitted embeddings are set.
         vocabs: vocabularies of the model.
         is_new: whether the model does not come from a checkpoint.
-
-    Returns:
-        What the student learns from the teacher.
     """
     distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
     if distillation is None or plan is None:
@@ -206,8 +194,7 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
         if distillation.soft_targets > 0 and getattr(opt, name, False):
             raise UserError(
-                f"{OPTION}: soft_targets: {distillation.soft_targets:g} does not work with {name}: "
-                f"{getattr(opt, name)}; remove one of them"
+                f"{OPTION}: soft_targets does not work with {name}: {getattr(opt, name)}; remove one"
             )
     freeze(model, shared_embeddings_of(model), distillation.freeze)
     if not is_new and distillation.alpha == 0 and distillation.soft_targets == 0:

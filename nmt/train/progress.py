@@ -90,22 +90,13 @@ def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
 
 
 class Stopping:
-    """Stops training on all ranks after the same step.
-
-    Args:
-        stopper: OpenNMT-py's early stopping, which only the first rank updates; or None.
-
-    Attributes:
-        interrupts: records signals during a step.
-        signal: the signal that stopped training on all ranks; 0 for none.
-        steps: number of steps that this process has begun.
-    """
+    """Stops training on all ranks after the same step; only the first rank updates the `stopper`."""
 
     def __init__(self, stopper: Any) -> None:
         self.stopper = stopper
         self.interrupts = Interrupts()
-        self.signal = 0
-        self.steps = 0
+        self.signal = 0  # the one that stopped training on all ranks
+        self.steps = 0  # number of steps that this process has begun
 
     def next_batches(self, batches: Iterator[Any]) -> Any:
         """Return the batches of the next step, or None when training stops; every rank calls this.

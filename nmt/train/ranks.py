@@ -42,11 +42,7 @@ _LATER = 10 * _POLL_SECONDS
 
 
 class InheritedLock:
-    """The lock of a run, which is held until both the parent and its ranks have ended.
-
-    Args:
-        descriptor: file descriptor; None on machines without the lock.
-    """
+    """The lock of a run, a file descriptor if any, held until both the parent and its ranks have ended."""
 
     def __init__(self, descriptor: int | None) -> None:
         self.descriptor = descriptor
@@ -67,11 +63,7 @@ class LostRankError(UserError):
 def be_rank(opt: Namespace, run: dict[str, Any], lock: InheritedLock, explain: Explain) -> None:
     """Train as one rank, which the agent has started with signals blocked.
 
-    Args:
-        opt: validated options.
-        run: record of the run, see `nmt.train.runs.begin`.
-        lock: lock of the run.
-        explain: returns the message of a user error, or None.
+    `run` is the record of the run, see `nmt.train.runs.begin`; `explain` gives the message of a user error.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # until training handles them

@@ -25,13 +25,7 @@ from nmt.embeddings import broadcast_parameters, describe_parameters
 from nmt.hooks import apply_patches
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.summarization.length_control import check_same_positions
-from nmt.train.embeddings import (
-    DistillationLoss,
-    prepare_student,
-    quantize_embeddings,
-    requested_options,
-    resume_distillation,
-)
+from nmt.train import embeddings
 from nmt.train.progress import ProgressReport, Stopping, check_finite
 from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.utils.errors import UserError
@@ -80,11 +74,11 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
         model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
         if checkpoint is not None:
-            _check_same_embedding(opt, requested_options(checkpoint["opt"]))
+            _check_same_embedding(opt, embeddings.requested_options(checkpoint["opt"]))
             check_same_positions(opt, checkpoint["opt"])
-            resume_distillation(opt, model_opt)
+            embeddings.resume_distillation(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
-    teacher_losses = prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
+    teacher_losses = embeddings.prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     broadcast_parameters(model)
     logger.info(describe_parameters(model))
     with checkpoint_errors(opt.train_from):
@@ -102,10 +96,12 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         if opt.save_format == "safetensors":
             saver.model_queue.extend(f"{base}.safetensors" for base in bases)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
-    quantize_embeddings(model, opt, vocabs, trainer)
+    embeddings.quantize_embeddings(model, opt, vocabs, trainer)
     loss = None
     if any(teacher_losses):
-        loss = trainer.train_loss = DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
+        loss = trainer.train_loss = embeddings.DistillationLoss(
+            trainer.train_loss, teacher_losses, model.generator
+        )
     trainer.report_manager = _build_report(opt, trainer, first_step, loss)
     # Otherwise training only uses the weights of the checkpoint.
     continues = opt.train_from and opt.reset_optim == "none"

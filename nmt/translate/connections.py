@@ -33,21 +33,12 @@ LARGEST_HEADER = 1 << 16
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of connections.
+    """Limits of connections."""
 
-    Attributes:
-        header_seconds: time for the header of a request, from its first byte.
-        body_seconds: time for a whole request, from its first byte.
-        answer_seconds: time for a client to read an answer.
-        idle_seconds: time without a request, after connecting or after the last answer.
-        connections: number of connections.
-        connections_by_address: number of connections from one address.
-    """
-
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    answer_seconds: float = 60.0
-    idle_seconds: float = 30.0
+    header_seconds: float = 10.0  # for the header of a request, from its first byte
+    body_seconds: float = 60.0  # for a whole request, from its first byte
+    answer_seconds: float = 60.0  # for a client to read an answer
+    idle_seconds: float = 30.0  # without a request, after connecting or after the last answer
     connections: int = 512
     connections_by_address: int = 256
 
@@ -108,15 +99,9 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 class Server(TcpWSGIServer):  # type: ignore[misc]
-    """A server of a WSGI application with limits of connections.
+    """A server of a WSGI application on a socket of `bind`, with limits of connections.
 
-    Args:
-        application: the application.
-        listening: a socket from `bind`.
-        limits: limits of connections.
-        is_long: whether the request of a path takes long. Long requests have threads of their own, so that
-            others are answered meanwhile.
-        largest_body: bytes of the largest body.
+    Requests of paths that `is_long` accepts have threads of their own, so that others are answered meanwhile.
     """
 
     channel_class = _Channel

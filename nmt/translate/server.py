@@ -50,14 +50,7 @@ class Limits:
 def make_app(
     models: Mapping[int, Model], root: str = "/translator", limits: Limits = Limits(), token: str = ""
 ) -> Flask:
-    """Create the application.
-
-    Args:
-        models: models by id.
-        root: prefix of URLs.
-        limits: limits of requests.
-        token: token that all requests except health checks need; empty for none.
-    """
+    """Create the application; all requests except health checks need the token, if there is one."""
     app = Flask(__name__)
 
     @app.before_request

@@ -256,22 +256,14 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
 
 
 def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
-    """Return the models of a configuration by id.
-
-    Args:
-        path: JSON file.
-        allow_functions: import the functions of ``preprocess`` and ``postprocess``.
-    """
+    """Return the models of a JSON file by id; they may import Python functions if `allow_functions`."""
     where = f"model_config: {path}"
     content = parse_options(where, Configuration, read_json(Path(path), "model_config"))
     models: dict[int, Model] = {}
     for number, settings in enumerate(content.models, start=1):
         what = f"{where}: models {number}"
         if (settings.preprocess or settings.postprocess) and not allow_functions:
-            raise UserError(
-                f"{what}: preprocess and postprocess name Python functions; add --allow_functions to import "
-                "them"
-            )
+            raise UserError(f"{what}: preprocess and postprocess name functions; add --allow_functions")
         chosen = max(models, default=-1) + 1 if settings.id is None else settings.id
         if chosen in models:
             raise UserError(f"{what}: the id {chosen} is not unique; choose another one")

@@ -33,25 +33,13 @@ from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
 from nmt.plan import PADDING
 from nmt.summarization.length_control import read_desired_lengths
-from shared_embeddings.compress.measure import (
-    PREDICTIONS,
-    Predictions,
-    Probe,
-    Quality,
-    names_of,
-    sampled_lines,
-)
+from shared_embeddings.compress import measure
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import naming, write_text
 
 
 def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> None:
-    """Translate ``opt.src`` and write ``opt.output`` atomically; empty lines give empty lines.
-
-    Args:
-        opt: options of ``onmt_translate``.
-        translate: translates the files of the options.
-    """
+    """Translate ``opt.src`` with OpenNMT-py's `translate` and write ``opt.output`` atomically."""
     check_output("output", opt.output)
     if not os.path.isfile(opt.src):
         raise UserError(f"src: no such file: {opt.src}")
@@ -114,9 +102,9 @@ class _Reader:
         scores[..., self.padding] = -torch.inf
         return scores
 
-    def predictions(self, hidden: Tensor, words: Tensor) -> Predictions:
+    def predictions(self, hidden: Tensor, words: Tensor) -> measure.Predictions:
         """Return the predictions of states ``(B, T, D)`` where `words` ``(B, T)`` are not padding."""
-        return Predictions.of(hidden[words != self.padding], self.scores)
+        return measure.Predictions.of(hidden[words != self.padding], self.scores)
 
     def read(self, words: Tensor) -> Any:
         """Return the states ``(B, T, D)`` of a language model for ``(B, T, 1)``."""
@@ -151,7 +139,7 @@ class _Reader:
     def write(self, seed: int) -> Tensor:
         """Return the ids ``(B, T, 1)`` of texts sampled from a language model."""
         draw = torch.Generator().manual_seed(seed)
-        words = torch.full((PREDICTIONS // _WRITTEN, 1, 1), self.start)
+        words = torch.full((measure.PREDICTIONS // _WRITTEN, 1, 1), self.start)
         while words.size(1) < _WRITTEN:
             probabilities = self.scores(self.read(words)[:, -1]).softmax(dim=-1)
             if not probabilities.isfinite().all():
@@ -159,20 +147,20 @@ class _Reader:
             words = torch.cat([words, torch.multinomial(probabilities, 1, generator=draw)[:, None]], dim=1)
         return words
 
-    def known(self, texts: Sequence[Path], seed: int, number: int = PREDICTIONS) -> list[Tensor]:
+    def known(self, texts: Sequence[Path], seed: int, number: int = measure.PREDICTIONS) -> list[Tensor]:
         """Return the ids of about `number` words, in sentences of which the vocabulary has at least half.
 
         Others may be in the other language.
         """
         found: list[Tensor] = []
-        for line in sampled_lines(texts, seed):
+        for line in measure.sampled_lines(texts, seed):
             ids = torch.tensor(self.vocabs["src"](line.split()[:_LONGEST]))
             if 2 * int((ids == self.vocabs["src"].default_id).sum()) <= len(ids):
                 found.append(ids)
             if sum(map(len, found)) >= number:
                 break
         if not found:
-            raise UserError(f"the vocabulary has less than half of the words of {names_of(texts)}")
+            raise UserError(f"the vocabulary has less than half of the words of {measure.names_of(texts)}")
         return found
 
     def random(self, seed: int) -> list[Tensor]:
@@ -183,7 +171,7 @@ class _Reader:
             if word not in _NO_WORDS and not word.startswith(DefaultTokens.VOCAB_PAD)
         ]
         weights = [1 / rank for rank in range(1, len(ids) + 1)]
-        drawn = random.Random(seed).choices(ids, weights, k=PREDICTIONS // _RANDOM * _RANDOM)
+        drawn = random.Random(seed).choices(ids, weights, k=measure.PREDICTIONS // _RANDOM * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
 
     def source_text(self, texts: Sequence[Path], seed: int) -> Path:
@@ -204,7 +192,7 @@ class _Reader:
 
 def translation_probe(
     model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
-) -> Probe:
+) -> measure.Probe:
     """Return the model's predictions along its current greedy translations.
 
     Args:
@@ -225,15 +213,17 @@ def translation_probe(
     target = reader.translate(source, lengths)
 
     @torch.no_grad()
-    def predict() -> Predictions:
+    def predict() -> measure.Predictions:
         hidden, _ = model.eval()(source, target, lengths)
         return reader.predictions(hidden, target[:, 1:, 0])
 
     number = int((target[:, 1:] != reader.padding).sum())
-    return Probe(f"{number:,} tokens of its translations of {of}", predict)
+    return measure.Probe(f"{number:,} tokens of its translations of {of}", predict)
 
 
-def language_probe(model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int) -> Probe:
+def language_probe(
+    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
+) -> measure.Probe:
     """Return a language model's predictions along texts, or along text that it generates; as above."""
     reader = _Reader(model, vocabs)
     if texts is None:
@@ -242,13 +232,13 @@ def language_probe(model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] 
         start = torch.tensor([reader.start])
         lines = [torch.cat([start, sentence]) for sentence in reader.known(texts, seed)]
         read = pad_sequence(lines, batch_first=True, padding_value=float(reader.padding))[..., None]
-        of = f"of {names_of(texts)}"
+        of = f"of {measure.names_of(texts)}"
 
     @torch.no_grad()
-    def predict() -> Predictions:
+    def predict() -> measure.Predictions:
         return reader.predictions(reader.read(read), read[..., 0])
 
-    return Probe(f"{int((read != reader.padding).sum()):,} tokens {of}", predict)
+    return measure.Probe(f"{int((read != reader.padding).sum()):,} tokens {of}", predict)
 
 
 BEAM_SIZE = 5
@@ -256,7 +246,7 @@ BEAM_SIZE = 5
 _MARKS = {"bpe": "@@", "sentencepiece": "\N{LOWER ONE EIGHTH BLOCK}"}
 
 
-def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> Quality:
+def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> measure.Quality:
     """Translate a tokenized text with beam 5 and without transforms, and compute BLEU against the target.
 
     Args:
@@ -292,7 +282,7 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
     metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
     score = metric.corpus_score(found, [wanted]).score
     how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, subwords {subwords}, {metric.get_signature()}"
-    return Quality("BLEU", score, how)
+    return measure.Quality("BLEU", score, how)
 
 
 def joined(line: str, subwords: str) -> str:

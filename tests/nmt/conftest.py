@@ -77,10 +77,7 @@ class Host:
         """Write the configuration of a model called ``name``; ``None`` removes an option."""
         settings = {
             **MODEL,
-            "data": {
-                "corpus": self._corpus("train"),
-                "valid": self._corpus("valid"),
-            },
+            "data": {"corpus": self.corpus("train"), "valid": self.corpus("valid")},
             "src_vocab": str(self.folder / "vocab"),
             "save_model": str(self.folder / name),
             **options,
@@ -89,40 +86,42 @@ class Host:
         path.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
         return path
 
-    def _corpus(self, split: str) -> dict[str, Any]:
-        return {
-            "path_src": str(self.folder / f"{split}.src"),
-            "path_tgt": str(self.folder / f"{split}.tgt"),
-            "weight": 1,
-        }
+    def corpus(self, split: str) -> dict[str, Any]:
+        """Return the settings of a corpus."""
+        src, tgt = (str(self.folder / f"{split}.{side}") for side in ("src", "tgt"))
+        return {"path_src": src, "path_tgt": tgt, "weight": 1}
 
-    def train(self, name: str, *arguments: str, **options: Any) -> Path:
+    def language_model(self) -> dict[str, Any]:
+        """Return the options of a language model, which is trained on the sources."""
+        splits = ("train", "valid")
+        data = {split: {"path_src": str(self.folder / f"{split}.src"), "weight": 1} for split in splits}
+        kind = dict.fromkeys(("encoder_type", "decoder_type"), "transformer_lm")
+        return {"model_task": "lm", **kind, "share_embeddings": None, "data": data}
+
+    def train(self, name: str, *arguments: object, **options: Any) -> Path:
         """Train a model and return its last checkpoint."""
-        config = self.config(name, **options)
-        run("onmt_train", "-config", str(config), *arguments)
+        run("onmt_train -config", self.config(name, **options), *arguments)
         steps = options.get("train_steps", MODEL["train_steps"])
         return self.folder / f"{name}_step_{steps}.pt"
 
-    def translate(self, model: Path | list[Path], *arguments: str, source: str = "test.src") -> list[str]:
+    def translate(self, model: Path | list[Path], *arguments: object, source: str = "test.src") -> list[str]:
         """Translate a file and return the lines."""
         models = model if isinstance(model, list) else [model]
         output = self.folder / "translation"
         output.unlink(missing_ok=True)
         search = {"-beam_size": "2", "-max_length": "9", "-max_length_ratio": "0"}
         usual = [text for name, value in search.items() if name not in arguments for text in (name, value)]
-        run(
-            "onmt_translate",
-            *("-model", *map(str, models), "-src", str(self.folder / source), "-output", str(output)),
-            *(*usual, *arguments),
-        )
+        files = ("-src", self.folder / source, "-output", output)
+        run("onmt_translate -model", *models, *files, *usual, *arguments)
         return output.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def run(command: str, *arguments: str) -> None:
-    """Run a command inside this process."""
+def run(command: str, *arguments: object) -> None:
+    """Run a command, with its first options if it has any, inside this process."""
+    name, *first = command.split()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", [command, *arguments])
-        getattr(cli, command.removeprefix("onmt_"))()
+        patch.setattr("sys.argv", [name, *first, *map(str, arguments)])
+        getattr(cli, name.removeprefix("onmt_"))()
 
 
 @pytest.fixture(autouse=True)
@@ -162,13 +161,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def error_line(capsys: pytest.CaptureFixture[str]) -> ErrorLine:
     """Run a command that must fail with one line and exit code 2; returns the line."""
 
-    def expect(command: str, *arguments: str) -> str:
+    def expect(command: str, *arguments: object) -> str:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             run(command, *arguments)
         error = capsys.readouterr().err
         assert stop.value.code == 2, error
-        lines = [line for line in error.splitlines() if line.startswith(command)]
+        lines = [line for line in error.splitlines() if line.startswith(command.split()[0])]
         assert len(lines) == 1, error
         assert "Traceback" not in error
         return lines[0]

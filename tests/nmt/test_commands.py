@@ -1,9 +1,8 @@
-"""The commands with unusual text, invalid options, damaged files, several processes, and the server."""
+"""The commands with unusual text, when they are killed, and with the patches of OpenNMT-py."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -13,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nmt.checkpoints import read_checkpoint
 from shared_embeddings.utils.files import replacing
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, command, run
+from tests.nmt.conftest import FUNNEL, Host, Trained, command, run
 
 # Unusual text
 
 
-MESSY = [
-    "w1  w2",
-    "",
-    "w3\u00a0w4",
-    "\u2003w5\u3000w6\t",
-    "   ",
-    "w7 w8\r",
-    "w9 unknown-word",
-    " ".join(["w1"] * 6000),
-]
+MESSY = ["w1  w2", "", "w3\u00a0w4", "\u2003w5\u3000w6\t", "   ", "w7 w8\r", "w9 unknown-word"]
+MESSY.append(" ".join(["w1"] * 6000))
 
 
 @pytest.mark.slow
@@ -72,173 +62,39 @@ def test_messy_text_trains(host: Host) -> None:
         (host.folder / f"{split}.tgt").write_bytes("".join(f"{line}\r\n" for line in target).encode())
     (host.folder / "vocab").unlink()
     config = host.config("model", embedding=FUNNEL, batch_size=4, train_steps=2, save_checkpoint_steps=2)
-    run(
-        "onmt_build_vocab",
-        "-config",
-        str(config),
-        "-n_sample",
-        "-1",
-        "-save_data",
-        str(host.folder / "samples"),
-    )
+    run("onmt_build_vocab", "-config", config, "-n_sample", "-1", "-save_data", host.folder / "samples")
     entries = (host.folder / "vocab").read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r"\S+\t\d+", entry) for entry in entries)
-    run("onmt_train", "-config", str(config))
+    run("onmt_train -config", config)
     assert (host.folder / "model_step_2.pt").is_file()
 
 
-# Errors
+def test_feature_separator_is_text_without_features(host: Host) -> None:
+    text = ["w1￨w2 w3"] * 90
+    for name in ("train.src", "train.tgt", "test.src"):
+        host.write(name, text)
+    (host.folder / "vocab").unlink()
+    config = host.config("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
+    samples = str(host.folder / "samples")
+    run("onmt_build_vocab -config", config, "-n_sample", "-1", "-save_data", samples)
+    assert (host.folder / "vocab").read_text(encoding="utf-8").split() == ["w1￨w2", "180", "w3", "180"]
+    run("onmt_train -config", config)
+    assert len(host.translate(host.folder / "model_step_2.pt")) == 90
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"embedding": {"method": "funel", "rank": 4}}, ["funel", "funnel"]),
-        ({"embedding": {"method": "funnel", "rnk": 4}}, ["rnk", "rank"]),
-        ({"embedding": {"method": "funnel", "rank": 17}}, ["rank", "17", "16"]),
-        ({"embedding": {"method": "define", "depth": 0, "map_dim": 8, "expand_dim": 32}}, ["depth", "0"]),
-        ({"embedding": "funnel"}, ["embedding", "method"]),
-        ({"embedding": "{[1]: 2}"}, ["embedding", "YAML"]),
-        ({"embeding": FUNNEL}, ["embeding", "Did you mean"]),
-        ({"share_embeddings": False, "src_embedding": FUNNEL, "tgt_embedding": FUNNEL}, ["no effect"]),
-        ({"src_embedding": {"method": "standard"}}, ["share_embeddings"]),
-        ({"freeze_word_vecs_enc": True}, ["freeze_word_vecs_enc"]),
-        ({"parallel_mode": "tensor_parallel"}, ["tensor_parallel"]),
-        ({"optim": "sparseadam"}, ["sparseadam", "adam"]),
-        ({"lora_embedding": True}, ["lora_embedding"]),
-        (
-            {"embedding": {"method": "define", "map_dim": 8, "expand_dim": 32, "depth": 2, "max_groups": 2}},
-            ["8", "16", "output_projection"],
-        ),
-        (
-            {
-                "share_decoder_embeddings": False,
-                "embedding": {
-                    "method": "define",
-                    "map_dim": 8,
-                    "expand_dim": 32,
-                    "depth": 2,
-                    "max_groups": 2,
-                    "output": "table",
-                },
-            },
-            ["output", "no effect"],
-        ),
-        ({"src_vocab": "/nowhere/vocab"}, ["/nowhere/vocab", "onmt_build_vocab"]),
-        ({"gpu_ranks": [0], "world_size": 1}, ["gpu_ranks", "CUDA"]),
-        ({"train_from": "/nowhere/model.pt"}, ["/nowhere/model.pt"]),
-        ({"data": {"corpus": {"path_src": "/nowhere/a", "path_tgt": "/nowhere/b"}}}, ["/nowhere/a"]),
-    ],
-    ids=lambda value: "-".join(map(str, value))[:40] if isinstance(value, (dict, list)) else str(value),
-)
-def test_training_fails(options: dict[str, Any], words: list[str], host: Host, error_line: ErrorLine) -> None:
-    if "gpu_ranks" in options and torch.cuda.is_available():
-        pytest.skip("a GPU is there")
-    run_folder = host.folder / "new" / "run"
-    config = host.config("model", **{"embedding": FUNNEL, "save_model": str(run_folder / "model"), **options})
-    line = error_line("onmt_train", "-config", str(config))
-    assert all(word in line for word in words), line
-    assert not run_folder.parent.exists()
-
-
-def test_update_vocab_fails(trained: Trained, error_line: ErrorLine) -> None:
+def test_byte_order_marks_are_not_text(trained: Trained) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
-    config = host.config(
-        "updated", embedding=FUNNEL, update_vocab=True, reset_optim="all", train_from=str(checkpoint)
+    plain, marked = "w1 w2\n", "\ufeffw1 w2\n"
+    for name, text in (("plain", plain), ("marked", marked)):
+        (host.folder / name).write_text(text, encoding="utf-8")
+    options = ("-min_length", "1")
+    assert host.translate(checkpoint, *options, source="plain") == host.translate(
+        checkpoint, *options, source="marked"
     )
-    assert "update_vocab" in error_line("onmt_train", "-config", str(config))
-
-
-def test_sides_of_unequal_length(host: Host, error_line: ErrorLine) -> None:
-    host.write("train.tgt", ["v1"] * 89)
-    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
-    assert "90" in line and "89" in line
-
-
-def test_resuming_with_another_embedding(trained: Trained, error_line: ErrorLine) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
-    config = host.config("other", embedding={"method": "standard"})
-    line = error_line("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
-    assert "embedding" in line and "checkpoint" in line
-
-
-def test_vocabulary_lines(host: Host, error_line: ErrorLine) -> None:
-    host.write("vocab", ["w1\t5", "\t3"])
-    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
-    assert "line 2" in line
-
-
-def test_missing_config(error_line: ErrorLine) -> None:
-    assert "/nowhere.yaml" in error_line("onmt_train", "-config", "/nowhere.yaml")
-
-
-def broken(kind: str, checkpoint: Path, folder: Path) -> Path:
-    """A damaged checkpoint, or another file."""
-    path = folder / f"{kind}.pt"
-    content = checkpoint.read_bytes()
-    if kind == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "text":
-        path.write_text("not a model")
-    elif kind == "cut number":
-        path.write_bytes(pickle.dumps({"step": 1.5}, protocol=2)[:-8])
-    elif kind == "foreign":
-        torch.save({"state_dict": {}}, path)
-    elif kind == "code":
-        torch.save({"opt": os.system}, path)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["truncated", "empty", "text", "cut number", "foreign", "code", "missing"])
-@pytest.mark.parametrize(
-    "name", ["onmt_translate", "onmt_train", "onmt_release_model", "onmt_average_models"]
-)
-def test_broken_checkpoints(
-    kind: str, name: str, trained: Trained, tmp_path: Path, error_line: ErrorLine
-) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
-    path = str(broken(kind, checkpoint, tmp_path))
-    output = tmp_path / "kept"
-    output.write_text("kept")
-    arguments = {
-        "onmt_translate": ["-model", path, "-src", str(host.folder / "test.src"), "-output", str(output)],
-        "onmt_train": ["-config", str(host.config("again", embedding=FUNNEL)), "-train_from", path],
-        "onmt_release_model": ["-model", path, "-output", str(output), "-force"],
-        "onmt_average_models": ["-models", str(checkpoint), path, "-output", str(output), "-force"],
-    }[name]
-    assert path in error_line(name, *arguments)
-    assert output.read_text() == "kept"
-
-
-def test_checkpoint_that_does_not_fit_its_vocabulary(
-    trained: Trained, tmp_path: Path, error_line: ErrorLine
-) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
-    saved = read_checkpoint(checkpoint)
-    saved["vocab"]["src"] = saved["vocab"]["tgt"] = saved["vocab"]["src"][:-8]
-    path = tmp_path / "shrunk.pt"
-    torch.save(saved, path)
-    source = str(host.folder / "test.src")
-    line = error_line("onmt_translate", "-model", str(path), "-src", source, "-output", str(tmp_path / "out"))
-    assert "vocabulary" in line and "(88, 4)" in line and "(80, 4)" in line
-
-
-def test_averaging_different_models(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
-    _, one = trained(embedding=FUNNEL)
-    _, other = trained(embedding={"method": "standard"})
-    error_line("onmt_average_models", "-models", str(one), str(other), "-output", str(tmp_path / "mean.pt"))
-    assert not (tmp_path / "mean.pt").exists()
-
-
-def test_vocabulary_is_not_overwritten(host: Host, error_line: ErrorLine) -> None:
-    before = (host.folder / "vocab").read_text()
-    line = error_line(
-        "onmt_build_vocab", "-config", str(host.config("model")), "-save_data", str(host.folder / "s")
-    )
-    assert "-overwrite" in line
-    assert (host.folder / "vocab").read_text() == before
+    vocabulary = host.folder / "vocab"
+    (host.folder / "marked_vocab").write_text("\ufeff" + vocabulary.read_text(), encoding="utf-8")
+    fresh = host.train("fresh", embedding=FUNNEL, src_vocab=str(host.folder / "marked_vocab"))
+    assert read_checkpoint(fresh)["vocab"]["src"] == read_checkpoint(checkpoint)["vocab"]["src"]
 
 
 # Killed commands
@@ -259,7 +115,7 @@ def test_kill_and_resume(host: Host) -> None:
         assert read_checkpoint(host.folder / f"model_step_{step}.pt")["optim"]["training_step"] == step + 1
     last = host.folder / f"model_step_{steps[-1]}.pt"
     final = host.config("model", embedding=FUNNEL, save_checkpoint_steps=1, train_steps=steps[-1] + 2)
-    run("onmt_train", "-config", str(final), "-train_from", str(last))
+    run("onmt_train -config", final, "-train_from", last)
     assert (host.folder / f"model_step_{steps[-1] + 2}.pt").is_file()
 
 
@@ -294,7 +150,7 @@ def test_interrupting_translation_keeps_the_old_file(
     output.write_text("before")
     with pytest.raises(SystemExit) as stop:
         source = str(host.folder / "test.src")
-        run("onmt_translate", "-model", str(checkpoint), "-src", source, "-output", str(output))
+        run("onmt_translate -model", checkpoint, "-src", source, "-output", output)
     assert stop.value.code == 130
     assert output.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -122,7 +122,7 @@ def test_result_resumes_with_the_options_of_the_run(
     small = tmp_path / "small.pt"
     compress(model, "projective", small, "--rank", 4)
     options = {"learning_rate": 0.0, "train_steps": 2, "save_checkpoint_steps": 2, "reset_optim": reset}
-    after = host.train("next", "-train_from", str(small), **options)
+    after = host.train("next", "-train_from", small, **options)
     assert torch.equal(scores(after), scores(small))
 
 
@@ -140,9 +140,9 @@ def test_result_translates_trains_and_stays_tied(trained: Trained, tmp_path: Pat
     assert words_module(found, "source") is words_module(found, "target") is found.generator.embedding
     assert len(host.translate(output)) == 7
     further = ["-train_from", str(output), "-train_steps", "2", "-save_checkpoint_steps", "2"]
-    run("onmt_train", "-config", str(host.config("further", embedding=None)), *further)
+    run("onmt_train -config", host.config("further", embedding=None), *further)
     assert read_checkpoint(host.folder / "further_step_2.pt")["opt"].embedding["method"] == "funnel"
-    run("onmt_release_model", "-model", str(output), "-output", str(tmp_path / "released.pt"))
+    run("onmt_release_model -model", output, "-output", tmp_path / "released.pt")
     written = json.loads(report.read_text())
     words, dim = embedding.num_embeddings, embedding.embedding_dim
     assert written["tables"][0]["parameters"] == {"before": words * dim, "after": 4 * (words + dim)}
@@ -343,8 +343,8 @@ def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -
     assert storage["stored_bytes"]["after"] < 0.5 * storage["stored_bytes"]["before"]
     assert HEADER in load_file(small.with_suffix(".safetensors"))
     assert len(host.translate(small)) == 7
-    run("onmt_release_model", "-model", str(small), "-output", str(tmp_path / "released.pt"))
-    run("onmt_average_models", "-models", str(small), str(small), "-output", str(tmp_path / "mean.pt"))
+    run("onmt_release_model -model", small, "-output", tmp_path / "released.pt")
+    run("onmt_average_models -models", small, small, "-output", tmp_path / "mean.pt")
     for output in ("released.pt", "mean.pt"):
         is_packed = HEADER in torch.load(tmp_path / output, weights_only=True)["model"]
         assert is_packed == (output == "released.pt")  # an average has its own values
@@ -356,7 +356,7 @@ def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -
     packed = tmp_path / "packed.pt"
     compress(small, "standard", packed, "--store", "fp16", "--force")
     further = ["-train_from", str(packed), "-train_steps", "2", "-save_checkpoint_steps", "2"]
-    run("onmt_train", "-config", str(host.config("packed", embedding=None)), *further)
+    run("onmt_train -config", host.config("packed", embedding=None), *further)
     written = torch.load(host.folder / "packed_step_2.pt", weights_only=True)["model"]
     assert all(tensor.dtype == torch.float32 for name, tensor in written.items() if "emb_luts" in name)
 
@@ -444,7 +444,7 @@ def test_pickles_do_not_run(
         assert "UTF-8" in error_of(capsys, "--model", model, *asked, "--token-counts", file)
         teacher = {"teacher": str(file)}
         config = host.config("student", embedding=METHODS["projective"], embedding_distillation=teacher)
-        assert "cannot be read" in error_line("onmt_train", "-config", str(config))
+        assert "cannot be read" in error_line("onmt_train -config", config)
     assert not sprung.exists()
     with pytest.raises(FileNotFoundError):
         pickle.loads(pickle.dumps(Trap(sprung / "the trap does work")))

@@ -163,15 +163,7 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained,
     _, teacher = trained(embedding=STANDARD)
     start = distilled(host, teacher, PROJECTIVE, **STILL).rename(host.folder / "start.pt")
     first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
-    run(
-        "onmt_train",
-        "-config",
-        str(host.folder / "student.yaml"),
-        "-train_from",
-        str(first),
-        "-train_steps",
-        "6",
-    )
+    run("onmt_train", "-config", host.folder / "student.yaml", "-train_from", first, "-train_steps", "6")
     final = host.folder / "student_step_6.pt"
     for name, tensor in weights(start).items():
         is_embedding = "emb_luts.0" in name
@@ -223,7 +215,7 @@ def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host
     moved.write_bytes(teacher.read_bytes())
     given = {"teacher": str(moved), **keys}
     config = host.config("student", embedding=embedding, embedding_distillation=given)
-    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    run("onmt_train -config", config, "-train_from", first)
     resumed = host.folder / "student_step_6.pt"
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, whole[name]), name
@@ -238,13 +230,13 @@ def test_resume_without_the_option_keeps_its_value(
     own.write_bytes(teacher.read_bytes())
     first = distilled(host, own, PROJECTIVE, train_steps=2)
     config = host.config("student", log_file=str(host.folder / "log"))
-    run("onmt_train", "-config", str(config), "-train_from", str(first), "-train_steps", "4")
+    run("onmt_train -config", config, "-train_from", first, "-train_steps", "4")
     assert "reconstruction loss: " in (host.folder / "log").read_text()
     own.unlink()
-    printed = error_line("onmt_train", "-config", str(config), "-train_from", str(first))
+    printed = error_line("onmt_train -config", config, "-train_from", first)
     assert "embedding_distillation: teacher" in printed and "no such file" in printed
     other = ("-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
-    printed = error_line("onmt_train", "-config", str(config), "-train_from", str(first), *other)
+    printed = error_line("onmt_train -config", config, "-train_from", first, *other)
     assert "has no effect with train_from" in printed and "'alpha': 0.01" in printed
 
 
@@ -328,7 +320,7 @@ def test_unsuitable_teachers_are_rejected(
     def error_of(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
         option = {"teacher": str(path), "soft_targets": soft_targets}
         config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
-        return error_line("onmt_train", "-config", str(config))
+        return error_line("onmt_train -config", config)
 
     assert "has no effect without `embedding`" in error_of(teacher, embedding=None)
     line = error_of(teacher, soft_targets=0.5, truncated_decoder=2)
@@ -369,12 +361,12 @@ def test_another_vocabulary_of_the_same_size_fails(host: Host, error_line: Calla
         host.write(f"{side}.vocab", words[::-1])
         option = {"teacher": str(teacher)}
         config = host.config("new", embedding_distillation=option, tgt_embedding=PROJECTIVE, **apart)
-        assert f"the {name} vocabulary of the teacher" in error_line("onmt_train", "-config", str(config))
+        assert f"the {name} vocabulary of the teacher" in error_line("onmt_train -config", config)
         other = host.train(f"other_{side}", tgt_embedding=STANDARD, **apart)
         host.write(f"{side}.vocab", words)
         config = host.config("student", **{**apart, "train_steps": 2})
         going_on = ("-train_from", str(student), "-embedding_distillation", f"{{teacher: {other}}}")
-        printed = error_line("onmt_train", "-config", str(config), *going_on)
+        printed = error_line("onmt_train -config", config, *going_on)
         assert f"the {name} vocabulary of the teacher {other}" in printed
 
 
@@ -393,8 +385,8 @@ def test_a_released_student_needs_no_teacher(trained: Trained, host: Host) -> No
     student = distilled(host, own, PROJECTIVE, train_steps=1)
     own.unlink()
     released, averaged = host.folder / "released.pt", host.folder / "averaged.pt"
-    run("onmt_release_model", "-model", str(student), "-output", str(released))
-    run("onmt_average_models", "-models", str(student), str(student), "-output", str(averaged))
+    run("onmt_release_model -model", student, "-output", released)
+    run("onmt_average_models -models", student, student, "-output", averaged)
     for model in (released, averaged):
         assert read_checkpoint(str(model))["opt"].embedding_distillation is None
-        host.train(f"next_{model.stem}", "-train_from", str(model), train_steps=1)
+        host.train(f"next_{model.stem}", "-train_from", model, train_steps=1)

@@ -22,7 +22,7 @@ from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, k
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import Odd, alter, names_file
-from tests.nmt.conftest import MODEL, ErrorLine, Host, Trained
+from tests.nmt.conftest import MODEL, Host, Trained
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -270,10 +270,7 @@ def sized(**changed: Any) -> Namespace:
     ("changed", "printed"),
     [
         ({"word_vec_size": 12}, "src_word_vec_size: 12 differs from hidden_size 16, which a transformer"),
-        (
-            {"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12},
-            "a mean does not support",
-        ),
+        ({"encoder_type": "mean", "decoder_type": "rnn", "word_vec_size": 12}, "a mean does not support"),
         ({"encoder_type": "rnn", "word_vec_size": 12}, "tgt_word_vec_size: 12 differs from"),
         ({"heads": 3}, "heads: 3 does not divide hidden_size 16"),
         ({"heads": 4, "num_kv": 3}, "num_kv: 3 does not divide heads 4"),
@@ -324,73 +321,6 @@ class Words:
 
     def __getitem__(self, word: str) -> int:
         return 1
-
-
-@pytest.mark.parametrize(
-    ("options", "printed"),
-    [
-        ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
-        ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
-        ({"label_smoothing": ".nan"}, "'.nan' is not a finite number"),
-        ({"dropout": [float("inf")]}, "'.inf' is not a finite number"),
-        ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),
-        ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; use brnn or"),
-        ({"transforms": 5}, "invalid choice: '5'"),
-        ({"transforms": ["bpe"]}, "transforms: bpe needs src_subword_model, which is not set"),
-        ({"batch_size": [3]}, "batch_size can't be set to a list"),
-        ({"batch_size": {"a": 1}}, "is not a whole number"),
-        ({"bridge_extra_node": "maybe"}, "'maybe' is neither true nor false"),
-        ({"src_embeddings": "/nowhere"}, "src_embeddings: no such file: /nowhere"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_training_fails_in_one_line(
-    options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
-) -> None:
-    config = host.config("model", **options)
-    config.write_text(config.read_text().replace("'.nan'", ".nan"))
-    assert printed in error_line("onmt_train", "-config", str(config))
-    assert not list(host.folder.glob("*.pt"))
-
-
-def test_repeated_option(host: Host, error_line: ErrorLine, tmp_path: Path) -> None:
-    config = str(host.config("model"))
-    line = error_line("onmt_train", "-config", config, "-batch_size", "3", "-batch_size", "4")
-    assert "option -batch_size is given twice" in line
-    line = error_line("onmt_train", "-config", config, "-max_grad_norm", "3", "-max_grad=4")
-    assert "option -max_grad is given twice" in line
-    text = Path(config).read_text()
-    Path(config).write_text(text + "batch_size: 3\n")
-    assert "the key 'batch_size' is given twice" in error_line("onmt_train", "-config", config)
-    Path(config).write_text(text + "--batch_size: 3\n")
-    assert "the option batch_size is given twice" in error_line("onmt_train", "-config", config)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [
-        (["-n_best", "3", "-beam_size", "2"], "n_best: 3 is more than beam_size 2"),
-        (["-min_length", "9", "-max_length", "8"], "min_length: 9 is more than max_length 8"),
-        (["-phrase_table", "/nowhere", "-replace_unk"], "phrase_table: no such file: /nowhere"),
-        (["-phrase_table", __file__], "phrase_table: has no effect without replace_unk"),
-        (["-beam_size", "100000"], "beam_size: 100000 is too large; expected at most 1,000"),
-        (["-beam_size", "999"], "beam_size: 999 is more than the 88 words of the vocabulary"),
-        (["-random_sampling_topk", "99"], "random_sampling_topk: 99 is more than the 88 words"),
-        (["-random_sampling_topp", "1.5"], "random_sampling_topp: 1.5 is too large; expected at most 1"),
-        (["-data_type", "audio"], "data_type: 'audio' is unknown; use text"),
-        (["-precision", "int8"], "precision: 'int8' is unknown; use fp32 or fp16"),
-        (["-fp32"], "deprecated"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_translation_fails_in_one_line(
-    arguments: list[str], printed: str, trained: Callable[..., tuple[Host, Path]], error_line: ErrorLine
-) -> None:
-    host, checkpoint = trained(embedding={"method": "funnel", "rank": 4})
-    files = ["-model", str(checkpoint), "-src", str(host.folder / "test.src")]
-    line = error_line("onmt_translate", *files, "-output", str(host.folder / "none"), *arguments)
-    assert printed in line
-    assert not (host.folder / "none").exists()
 
 
 def test_boolean_words_are_parsed(host: Host) -> None:

@@ -83,7 +83,7 @@ def test_orphaned_ranks_save_before_they_exit_and_release_the_lock(host: Host) -
         running.send(signal.SIGKILL)
         assert running.end() == -signal.SIGKILL
         with pytest.raises(SystemExit):
-            run_here("onmt_train", "-config", str(config))
+            run_here("onmt_train -config", str(config))
         for rank in ranks_of:
             os.kill(rank, signal.SIGCONT)
         assert running.wait_for_empty_group(), running.members()

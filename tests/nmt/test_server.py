@@ -262,7 +262,7 @@ def test_invalid_configurations_are_one_line(
 ) -> None:
     config = configure(tmp_path, checkpoint, **{"load": True, **settings})
     before = (tmp_path / "model.pt").read_bytes()
-    line = error_line("onmt_server", "--port", "0", "--model_config", str(config))
+    line = error_line("onmt_server", "--port", "0", "--model_config", config)
     assert printed in line and f"model_config: {config}" in line
     assert (tmp_path / "model.pt").read_bytes() == before
 
@@ -308,14 +308,14 @@ def test_invalid_command_lines_are_one_line(
     no_server: None,
 ) -> None:
     config = configure(tmp_path, checkpoint)
-    assert printed in error_line("onmt_server", "--model_config", str(config), *arguments)
+    assert printed in error_line("onmt_server", "--model_config", config, *arguments)
 
 
 def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, error_line: ErrorLine) -> None:
     config = configure(tmp_path, checkpoint, load=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = error_line("onmt_server", "--model_config", str(config), "--port", port)
+        line = error_line("onmt_server", "--model_config", config, "--port", port)
     assert port in line and "in use" in line
 
 
@@ -365,7 +365,7 @@ def test_missing_dependencies_of_a_checkpoint_fail_at_start(
     vars(saved["opt"])["src_subword_model"] = "/nowhere/codes"
     torch.save(saved, tmp_path / "bare.pt")
     config = configure(tmp_path, tmp_path / "bare.pt")
-    line = error_line("onmt_server", "--port", "0", "--model_config", str(config))
+    line = error_line("onmt_server", "--port", "0", "--model_config", config)
     assert "src_subword_model: the file /nowhere/codes" in line
 
 

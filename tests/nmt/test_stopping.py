@@ -14,7 +14,7 @@ import torch
 from onmt.trainer import Trainer
 from onmt.utils.loss import LossCompute
 
-from nmt import hooks
+from nmt import checkpoints
 from nmt.checkpoints import is_intact, read_checkpoint, read_weights
 from nmt.data.batches import TrackedBatches
 from nmt.hooks import apply_patches
@@ -48,7 +48,7 @@ def stopped_by(number: int, config: Path, capsys: pytest.CaptureFixture[str]) ->
     """Run a training that a signal ends with one line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        run("onmt_train", "-config", str(config))
+        run("onmt_train -config", config)
     assert stop.value.code == 128 + number
     verb = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[signal.Signals(number)]
     message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("onmt_train")]
@@ -86,7 +86,7 @@ def test_a_signal_during_a_step_saves_that_step(
         patch.setattr(Trainer, "_gradient_accumulation", kill)
         stopped_by(number, config, capsys)
     assert steps(host) == [2]
-    run("onmt_train", "-config", str(config))
+    run("onmt_train -config", config)
     assert steps(host) == [2, 6]
     assert_same_model(host, "whole", "model", 6)
 
@@ -110,7 +110,7 @@ def test_a_signal_while_waiting_for_batches_discards_the_next_step(
         patch.setattr(TrackedBatches, "__iter__", interrupted)
         stopped_by(signal.SIGTERM, config, capsys)
     assert steps(host) == [2]
-    run("onmt_train", "-config", str(config))
+    run("onmt_train -config", config)
     assert_same_model(host, "whole", "model", 6)
 
 
@@ -151,7 +151,7 @@ def test_a_signal_during_validation_saves_its_step(
     assert (saved is None) == (early_stopping == 0)
     assert saved is None or saved["best_step"] == 2
     host.train("whole", **options)
-    run("onmt_train", "-config", str(config))
+    run("onmt_train -config", config)
     assert_same_model(host, "whole", "model", 6)
 
 
@@ -162,11 +162,11 @@ def test_a_second_signal_does_not_lose_the_save(
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
     kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
     monkeypatch.setattr(Trainer, "_gradient_accumulation", kill)
-    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), hooks.write_step)
-    monkeypatch.setattr(hooks, "write_step", again)
+    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), checkpoints.write_step)
+    monkeypatch.setattr(checkpoints, "write_step", again)
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        run("onmt_train", "-config", str(config))
+        run("onmt_train -config", config)
     assert stop.value.code in (130, 143)
     assert steps(host) == [2]
     assert read_checkpoint(host.folder / "model_step_2.pt")["optim"]["training_step"] == 3
@@ -194,11 +194,11 @@ def test_the_same_command_resumes_and_finishes(host: Host, caplog: pytest.LogCap
 def test_changed_settings_of_a_run_fail_by_name(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=2, save_checkpoint_steps=2)
     other = {"embedding": {"method": "funnel", "rank": 5}, "learning_rate": 0.02}
-    line = error_line("onmt_train", "-config", str(host.config("model", **other)))
+    line = error_line("onmt_train -config", host.config("model", **other))
     assert "model_step_2.pt belongs to a run with other settings" in line
     assert "embedding.rank was 4 and is 5" in line and "learning_rate was 0.01 and is 0.02" in line
     host.write("train.src", ["w1 w2 w3"] * 90)
-    line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+    line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL))
     assert "(the content of data.corpus.path_src has changed)" in line
     assert steps(host) == [2]
 
@@ -206,7 +206,7 @@ def test_changed_settings_of_a_run_fail_by_name(host: Host, error_line: ErrorLin
 def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=4, save_checkpoint_steps=2)
     config = host.config("model", embedding=FUNNEL)
-    assert "step 4 of" in error_line("onmt_train", "-config", str(config), "-resume", "never")
+    assert "step 4 of" in error_line("onmt_train -config", config, "-resume", "never")
     (host.folder / "model_step_4.small.pt").write_bytes(b"of the user")
     host.train("model", "-resume", "overwrite", embedding=FUNNEL, learning_rate=0.5, train_steps=3)
     assert steps(host) == [3]
@@ -224,7 +224,7 @@ def test_checkpoints_without_settings_are_named(host: Host, error_line: ErrorLin
         "onmt_train", "-config", config
     )
     path.write_bytes(b"damaged")
-    assert "are damaged; set resume: overwrite" in error_line("onmt_train", "-config", config)
+    assert "are damaged; set resume: overwrite" in error_line("onmt_train -config", config)
 
 
 @pytest.mark.slow
@@ -237,12 +237,10 @@ def test_train_from_and_the_same_command_resumes(host: Host, error_line: ErrorLi
     host.train("model", *begin, **options)
     assert_same_model(host, "whole", "model", 6)
     other = host.train("other", **options, train_steps=2)
-    line = error_line(
-        "onmt_train", "-config", str(host.config("model", **options)), "-train_from", str(other)
-    )
+    line = error_line("onmt_train", "-config", host.config("model", **options), "-train_from", other)
     assert f"train_from was '{first}' and is '{other}'" in line
     # A checkpoint of the run itself is resumed even if later ones exist.
-    host.train("model", "-train_from", str(host.folder / "model_step_4.pt"), **options, train_steps=5)
+    host.train("model", "-train_from", host.folder / "model_step_4.pt", **options, train_steps=5)
     assert steps(host) == [2, 4, 5, 6]
 
 
@@ -280,7 +278,7 @@ def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) ->
 def test_one_training_at_a_time(host: Host, error_line: ErrorLine) -> None:
     config = str(host.config("model", embedding=FUNNEL))
     with locked(host.folder / ".model.lock"):
-        assert "another process is running here" in error_line("onmt_train", "-config", config)
+        assert "another process is running here" in error_line("onmt_train -config", config)
         host.train("beside", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
     assert steps(host) == [] and steps(host, "beside") == [1]
 
@@ -307,7 +305,7 @@ def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorL
     (folder / "model_step_2.safetensors").symlink_to(home / "precious")
     (folder / ".model.lock").symlink_to(home / "precious")
     config = str(host.config("model", **options))
-    assert ".model.lock: is a symbolic link" in error_line("onmt_train", "-config", config)
+    assert ".model.lock: is a symbolic link" in error_line("onmt_train -config", config)
     (folder / ".model.lock").unlink()
     host.train("model", **options)
     assert content(home) == {"precious": b"mine"}
@@ -315,7 +313,7 @@ def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorL
     assert not weights.is_symlink() and is_intact(folder / "model_step_2.pt")
     (folder / "model_step_2.pt").rename(home / "model_step_2.pt")
     (folder / "model_step_2.pt").symlink_to(home / "model_step_2.pt")
-    assert "model_step_2.pt: is a symbolic link" in error_line("onmt_train", "-config", config)
+    assert "model_step_2.pt: is a symbolic link" in error_line("onmt_train -config", config)
 
 
 def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:
@@ -346,7 +344,7 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
     original = Trainer._gradient_accumulation
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_gradient_accumulation", poison)
-        line = error_line("onmt_train", "-config", str(config))
+        line = error_line("onmt_train -config", config)
     assert f"a parameter is not finite at step {3 if found_by == 'report' else 4}" in line
     assert "lower learning_rate" in line
     assert steps(host) == [2]
@@ -354,13 +352,13 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
         bool(torch.isfinite(each).all())
         for each in read_weights(str(host.folder / "model_step_2.pt"))[1].values()
     )
-    run("onmt_train", "-config", str(config))
+    run("onmt_train -config", config)
     assert steps(host) == [2, 4, 6]
 
 
 def test_an_extreme_learning_rate(host: Host, error_line: ErrorLine) -> None:
     config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
-    assert "lower learning_rate" in error_line("onmt_train", "-config", str(config))
+    assert "lower learning_rate" in error_line("onmt_train -config", config)
 
 
 def test_full_disk_is_reported_and_saved_files_are_kept(
@@ -372,8 +370,8 @@ def test_full_disk_is_reported_and_saved_files_are_kept(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks, "write_step", fail)
-        line = error_line("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)))
+        patch.setattr(checkpoints, "write_step", fail)
+        line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL))
     assert "cannot be written (No space left on device)" in line and "run the same command again" in line
     assert steps(host) == [3]
     host.train("model", embedding=FUNNEL)

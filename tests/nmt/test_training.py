@@ -92,7 +92,7 @@ def test_checkpoint_has_each_tensor_once(trained: Callable[..., tuple[Host, Path
     assert len(pointers) == len(set(pointers))
     assert sum(tensor.numel() for tensor in body.values()) == describe_checkpoint(checkpoint)["total"]
     released = checkpoint.parent / "released.pt"
-    run("onmt_release_model", "-model", str(checkpoint), "-output", str(released))
+    run("onmt_release_model -model", checkpoint, "-output", released)
     size = 4 * describe_checkpoint(released)["total"]
     assert size < released.stat().st_size < size + 25_000  # names, options and vocabulary
 
@@ -164,7 +164,7 @@ def test_word_features_work_with_a_shared_source(host: Host, error_line: Callabl
     features = ("-n_src_feats", "1", "-transforms", "inferfeats")
     assert len(host.translate(checkpoint, *features)) == 7
     files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
-    printed = error_line("onmt_translate", "-model", str(checkpoint), *files)
+    printed = error_line("onmt_translate -model", checkpoint, *files)
     assert "n_src_feats: is 0, but the model was trained with 1" in printed
     with pytest.raises(UserError, match="needs features of source words"):
         CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
@@ -241,7 +241,7 @@ def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
     config = host.config("part", **options)
-    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    run("onmt_train -config", config, "-train_from", first)
     resumed = host.folder / "part_step_6.pt"
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(resumed)[name], tensor, rtol=0, atol=0)
@@ -284,7 +284,7 @@ def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch:
     for stop in (3, 5):
         seen.clear()
         first = host.train(f"part{stop}", **options, train_steps=stop)
-        run("onmt_train", "-config", str(host.config(f"part{stop}", **options)), "-train_from", str(first))
+        run("onmt_train -config", host.config(f"part{stop}", **options), "-train_from", first)
         assert seen == [True] * (4 * looked_up) + [False] * (2 * looked_up)
         for name, tensor in weights(host.folder / f"part{stop}_step_6.pt").items():
             assert torch.equal(tensor, whole[name]), (stop, name)
@@ -303,7 +303,7 @@ def test_autocast(embedding: Any, host: Host) -> None:
     assert (vectors[1] - vectors[0]).norm() < 0.1 * vectors[0].norm()
     first = host.train("part", **options, autocast="bf16", train_steps=3)
     config = host.config("part", **options, autocast="bf16")
-    run("onmt_train", "-config", str(config), "-train_from", str(first))
+    run("onmt_train -config", config, "-train_from", first)
     resumed = host.folder / "part_step_6.pt"
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, mixed[name])
@@ -320,7 +320,7 @@ def test_resume_with_loader_workers(host: Host) -> None:
         target.write("v1 v2\n")
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
-    run("onmt_train", "-config", str(host.config("part", **options)), "-train_from", str(first))
+    run("onmt_train -config", host.config("part", **options), "-train_from", first)
     states = [read_checkpoint(path)["resume"][0]["data"] for path in (whole, host.folder / "part_step_6.pt")]
     used = [
         {worker: (place["index"], place["used"]) for worker, place in s["workers"].items()} for s in states
@@ -332,7 +332,7 @@ def test_resume_with_loader_workers(host: Host) -> None:
 def test_finished_training_does_nothing(host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL)
     before = checkpoint.read_bytes()
-    run("onmt_train", "-config", str(host.config("model", embedding=FUNNEL)), "-train_from", str(checkpoint))
+    run("onmt_train -config", host.config("model", embedding=FUNNEL), "-train_from", checkpoint)
     assert checkpoint.read_bytes() == before
 
 
@@ -341,7 +341,7 @@ def test_average(host: Host) -> None:
     last = host.train("model", embedding=METHODS["alone"])
     first = host.folder / "model_step_3.pt"
     output = host.folder / "average.pt"
-    run("onmt_average_models", "-models", str(first), str(last), "-output", str(output))
+    run("onmt_average_models -models", first, last, "-output", output)
     for name, tensor in weights(output).items():
         both = weights(first)[name], weights(last)[name]
         expected = both[0] if not tensor.is_floating_point() else (both[0] + both[1]) / 2
@@ -390,7 +390,7 @@ def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:
     whole = host.train("whole", embedding=STANDARD, train_steps=4, embedding_quantization=ROUNDED)
     first = host.train("parts", embedding=STANDARD, train_steps=2, embedding_quantization=ROUNDED)
     parts = host.train(
-        "parts", "-train_from", str(first), embedding=STANDARD, train_steps=4, embedding_quantization=ROUNDED
+        "parts", "-train_from", first, embedding=STANDARD, train_steps=4, embedding_quantization=ROUNDED
     )
     bodies = [read_weights(str(path))[1] for path in (plain, late, whole, parts)]
     assert len({tuple(body) for body in bodies}) == 1
@@ -408,5 +408,5 @@ def test_invalid_settings(host: Host, error_line: ErrorLine) -> None:
         ("{bits: 1}", None, "embedding_quantization: has no effect without `embedding`"),
     ):
         config = host.config("model", embedding=embedding)
-        line = error_line("onmt_train", "-config", str(config), "-embedding_quantization", given)
+        line = error_line("onmt_train -config", config, "-embedding_quantization", given)
         assert reason in line

@@ -110,8 +110,8 @@ def test_bpe_codes_are_stored_in_the_checkpoint(
     """Also after averaging, release and compression; otherwise they are searched, and reported if missing."""
     wanted = subwords.host.translate(model)
     mean, released, small = tmp_path / "mean.pt", tmp_path / "released.pt", tmp_path / "small.pt"
-    run("onmt_average_models", "-models", str(model), "-output", str(mean))
-    run("onmt_release_model", "-model", str(mean), "-output", str(released))
+    run("onmt_average_models -models", model, "-output", mean)
+    run("onmt_release_model -model", mean, "-output", released)
     asked = ["compress", "--model", model, "--method", "projective", "--rank", 16, "--output", small]
     assert main([str(word) for word in asked]) == 0
     assert torch.equal(*(read_checkpoint(path)["subwords"]["src_subword_model"] for path in (model, small)))
@@ -124,7 +124,7 @@ def test_bpe_codes_are_stored_in_the_checkpoint(
         bare = tmp_path / "bare.pt"
         torch.save(saved, bare)
         asked = ("-model", str(bare), "-src", str(subwords.host.folder / "test.src"))
-        line = error_line("onmt_translate", *asked, "-output", str(tmp_path / "out"))
+        line = error_line("onmt_translate", *asked, "-output", tmp_path / "out")
         assert "src_subword_model" in line and str(subwords.codes) in line and "-transforms none" in line
         (tmp_path / "codes").write_bytes(away.read_bytes())  # beside the checkpoint
         assert subwords.host.translate(bare) == wanted
@@ -145,7 +145,7 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     """A single prefix is added and removed automatically; with several, the text must contain one."""
     host, data = subwords.host, {}
     for name, mark in (("one", "w1"), ("two", "w2")):
-        data[name] = {**host._corpus("train"), "transforms": ["prefix", "bpe"], "src_prefix": mark}
+        data[name] = {**host.corpus("train"), "transforms": ["prefix", "bpe"], "src_prefix": mark}
     alone = subwords.train("alone", data={"one": {**data["one"], "tgt_prefix": "v7"}})
     lines = (host.folder / "test.src").read_text(encoding="utf-8").splitlines()
     host.write("tokens", [subwords.split(f"w1 {line}") for line in lines])
@@ -188,7 +188,7 @@ def test_invalid_options_in_a_checkpoint_are_one_line(
     odd = tmp_path / "odd.pt"
     torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, odd)
     source = str(subwords.host.folder / "test.src")
-    line = error_line("onmt_translate", "-model", str(odd), "-src", source, "-output", str(tmp_path / "out"))
+    line = error_line("onmt_translate -model", odd, "-src", source, "-output", tmp_path / "out")
     assert printed in line
 
 

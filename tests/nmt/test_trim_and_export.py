@@ -109,10 +109,10 @@ def test_result_can_be_trained_released_and_compressed(
     output, small = tmp_path / "trimmed.pt", tmp_path / "small.pt"
     assert trim("--model", model, "--text", *texts, "--output", output) == 0
     further = ["-train_from", str(output), "-train_steps", "2", "-save_checkpoint_steps", "2"]
-    run("onmt_train", "-config", str(host.config("further")), *further)
+    run("onmt_train -config", host.config("further"), *further)
     words = read_checkpoint(output)["vocab"]["tgt"]
     assert read_checkpoint(host.folder / "further_step_2.pt")["vocab"]["tgt"] == words
-    run("onmt_release_model", "-model", str(output), "-output", str(tmp_path / "released.pt"))
+    run("onmt_release_model -model", output, "-output", tmp_path / "released.pt")
     squeeze = ["compress", "--model", output, "--method", "projective", "--rank", 4, "--output", small]
     assert main([str(argument) for argument in squeeze]) == 0
     again = tmp_path / "again.pt"
@@ -202,9 +202,9 @@ def test_ctranslate2_translates_the_same(
         run(
             "onmt_release_model",
             "-model",
-            str(checkpoint),
+            checkpoint,
             "-output",
-            str(exported),
+            exported,
             "-format",
             "ctranslate2",
             "-force",
@@ -236,7 +236,7 @@ def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
     ]
     assert main(["compress", *arguments]) == 0
     run(
-        *("onmt_release_model", "-model", str(small), "-output", str(exported)),
+        *("onmt_release_model -model", small, "-output", exported),
         *("-format", "ctranslate2", "-quantization", "int8"),
     )
     (embedding,) = shared_embeddings_of(build_from_checkpoint(str(small))[0])
@@ -262,17 +262,11 @@ def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
     torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
 
 
-def test_a_bias_without_an_output_fails(host: Host, error_line: ErrorLine) -> None:
-    settings = {"method": "standard", "output_bias": True}
-    config = host.config("model", embedding=settings, share_decoder_embeddings=False)
-    assert "output_bias" in error_line("onmt_train", "-config", str(config))
-
-
 def test_ctranslate2_rejects_a_two_step_softmax(host: Host, error_line: ErrorLine) -> None:
     checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
     output = host.folder / "exported"
     message = error_line(
-        "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
+        "onmt_release_model", "-model", checkpoint, "-output", output, "-format", "ctranslate2"
     )
     assert "adaptive" in message and "onmt_translate" in message
     assert not output.exists()
@@ -297,9 +291,9 @@ def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -
     assert int(found.classes[vocabs["src"]["v5"]]) == 45 % 9
     file.unlink()
     assert len(host.translate(checkpoint)) == 7
-    run("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    run("onmt_train -config", config, "-train_from", checkpoint)
     assert describe_checkpoint(host.folder / "model_step_6.pt")["config"]["embedding"]["classes"] == "stored"
-    message = error_line("onmt_train", "-config", str(host.config("other", embedding=embedding)))
+    message = error_line("onmt_train -config", host.config("other", embedding=embedding))
     assert "classes.npz" in message and "no such file" in message
 
 
@@ -313,9 +307,7 @@ def test_ctranslate2_rejects_unsupported_models(host: Host, error_line: ErrorLin
         train_steps=1,
     )
     output = host.folder / "exported"
-    line = error_line(
-        "onmt_release_model", "-model", str(checkpoint), "-output", str(output), "-format", "ctranslate2"
-    )
+    line = error_line("onmt_release_model", "-model", checkpoint, "-output", output, "-format", "ctranslate2")
     assert "transformer" in line
     assert not output.exists()
 
@@ -333,9 +325,9 @@ def test_checkpoint_of_plain_upstream(host: Host) -> None:
     checkpoint = host.folder / "plain_step_3.pt"
     assert "resume" not in read_checkpoint(checkpoint)
     assert len(host.translate(checkpoint)) == 7
-    run("onmt_average_models", "-models", str(checkpoint), "-output", str(host.folder / "mean.pt"))
+    run("onmt_average_models -models", checkpoint, "-output", host.folder / "mean.pt")
     assert host.translate(host.folder / "mean.pt") == host.translate(checkpoint)
-    run("onmt_train", "-config", str(host.config("plain", train_steps=4)), "-train_from", str(checkpoint))
+    run("onmt_train -config", host.config("plain", train_steps=4), "-train_from", checkpoint)
     model, *_ = build_from_checkpoint(str(host.folder / "plain_step_4.pt"))
     assert model.generator.weight is model.decoder.embeddings.word_lut.weight
 
@@ -367,11 +359,6 @@ def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> No
         finally:
             process.terminate()
     assert answer[0][0]["tgt"]
-
-
-def test_server_without_its_configuration(error_line: ErrorLine) -> None:
-    assert "/nowhere.json" in error_line("onmt_server", "--model_config", "/nowhere.json")
-    assert "--port" in error_line("onmt_server", "--port", "x")
 
 
 def ask(port: int, request: list[dict[str, Any]]) -> Any:

@@ -74,7 +74,7 @@ def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> None:
     host, checkpoint = counting
-    lines = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"))
+    lines = host.translate(checkpoint, "-desired_lengths", host.folder / "lengths")
     assert sizes(lines) == WANTED
     assert sizes(host.translate(checkpoint, "-desired_length", "5")) == [5, 5, 0, 5, 5, 5]
 
@@ -94,11 +94,11 @@ def test_translations_have_the_desired_lengths(counting: tuple[Host, Path]) -> N
 def test_batches_equal_single_lines(counting: tuple[Host, Path], options: tuple[str, ...]) -> None:
     """Hypotheses of a batch end at different steps, so lengths must follow the remaining beams."""
     host, checkpoint = counting
-    together = host.translate(checkpoint, "-desired_lengths", str(host.folder / "lengths"), *options)
+    together = host.translate(checkpoint, "-desired_lengths", host.folder / "lengths", *options)
     alone = []
     for text, length in zip(["w1", "w2 w3", "w1", "w2 w3", "w1"], [4, 2, 6, 1, 3], strict=True):
         host.write("one", [text])
-        alone += host.translate(checkpoint, "-desired_length", str(length), *options, source="one")
+        alone += host.translate(checkpoint, "-desired_length", length, *options, source="one")
     filled = [line for line in together if line.split("\t")[0]]
     assert [line.split("\t")[0] for line in filled] == [line.split("\t")[0] for line in alone]
     if "-with_score" in options:
@@ -113,7 +113,7 @@ def test_length_needs_no_ratio_to_the_source(counting: tuple[Host, Path]) -> Non
     host.write("one", ["w1"])
     output = host.folder / "free"
     arguments = ("-src", str(host.folder / "one"), "-output", str(output), "-min_length", "30")
-    run("onmt_translate", "-model", str(checkpoint), *arguments, "-desired_length", "30")
+    run("onmt_translate -model", checkpoint, *arguments, "-desired_length", "30")
     assert sizes(output.read_text().splitlines())[0] >= 30
 
 
@@ -126,7 +126,7 @@ def test_gold_scores(counting: tuple[Host, Path]) -> None:
     """Targets are scored with the desired length, whatever their own length."""
     host, checkpoint = counting
     host.write("gold", ["v1 v1", "v1 v1", "", "v1 v1 v1", "v1", "v1"])
-    lines = host.translate(checkpoint, "-desired_length", "2", "-tgt", str(host.folder / "gold"))
+    lines = host.translate(checkpoint, "-desired_length", "2", "-tgt", host.folder / "gold")
     assert sizes(lines) == [2, 2, 0, 2, 2, 2]
 
 
@@ -183,11 +183,11 @@ def test_checkpoints_resume_average_and_release(counting: tuple[Host, Path]) -> 
     more = ("-train_from", str(checkpoint))
     longer = host.train("longer", *more, **COUNTING, train_steps=202, save_checkpoint_steps=202)
     average, released = host.folder / "average.pt", host.folder / "released.pt"
-    run("onmt_average_models", "-models", str(checkpoint), str(longer), "-output", str(average))
-    run("onmt_release_model", "-model", str(checkpoint), "-output", str(released))
+    run("onmt_average_models -models", checkpoint, longer, "-output", average)
+    run("onmt_release_model -model", checkpoint, "-output", released)
     for path in (longer, average, released):
         assert sizes(host.translate(path, "-desired_length", "4"))[:2] == [4, 4], path
-    both = host.translate([checkpoint, first], "-desired_lengths", str(host.folder / "lengths"))
+    both = host.translate([checkpoint, first], "-desired_lengths", host.folder / "lengths")
     assert sizes(both)[2] == 0 and all(size for number, size in enumerate(sizes(both)) if number != 2)
 
 
@@ -262,7 +262,7 @@ def server_answer(checkpoint: Path, **options: Any) -> str:
 def test_training_rejects_invalid_options(
     host: Host, error_line: ErrorLine, options: dict[str, Any], words: list[str]
 ) -> None:
-    line = error_line("onmt_train", "-config", str(host.config("model", embedding=ALONE, **options)))
+    line = error_line("onmt_train -config", host.config("model", embedding=ALONE, **options))
     assert all(word in line for word in words), line
 
 
@@ -271,7 +271,7 @@ def test_training_resumes_only_with_the_same_positions(
 ) -> None:
     host, checkpoint = counting
     config = host.config("other", embedding=ALONE, decoder_positions=["pe", "lrpe"], train_steps=140)
-    line = error_line("onmt_train", "-config", str(config), "-train_from", str(checkpoint))
+    line = error_line("onmt_train -config", config, "-train_from", checkpoint)
     assert "decoder_positions: lrpe pe has no effect with train_from" in line and "with ldpe;" in line
 
 
@@ -293,7 +293,7 @@ def test_lengths_files_fail(
     host, checkpoint = counting
     host.write("broken", lengths)
     line = error_line(
-        *translation(host, checkpoint), "-desired_lengths", str(host.folder / "broken"), "-max_length", "9"
+        *translation(host, checkpoint), "-desired_lengths", host.folder / "broken", "-max_length", "9"
     )
     assert all(word in line for word in words), line
 
@@ -326,7 +326,7 @@ def translation(host: Host, checkpoint: Path) -> list[str]:
 def test_export_fails(counting: tuple[Host, Path], error_line: ErrorLine) -> None:
     host, checkpoint = counting
     output = ("-output", str(host.folder / "ct2"), "-format", "ctranslate2")
-    line = error_line("onmt_release_model", "-model", str(checkpoint), *output)
+    line = error_line("onmt_release_model -model", checkpoint, *output)
     assert "ctranslate2" in line and "decoder_positions: ldpe" in line and not (host.folder / "ct2").exists()
 
 
