@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.data.vocabulary import UNK, Limits, Vocabulary, word_blocks
+from lm.data.vocabulary import Limits, Vocabulary, word_blocks
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, remove_leftovers, sha256, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
@@ -39,31 +39,20 @@ Texts = Mapping[str, Sequence[Path]]
 
 
 class Corpus(NamedTuple):
-    """A corpus written by `prepare`.
-
-    Attributes:
-        train, valid, test: ``(N,)`` int32 token ids, read-only memory maps.
-        vocabulary: of the training text.
-        description: the content of ``data.json``, see `prepare`.
-    """
+    """A corpus written by `prepare`: int32 token ids ``(N,)`` as read-only memory maps."""
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
-    vocabulary: Vocabulary
-    description: dict[str, Any]
+    vocabulary: Vocabulary  # of the training text
+    description: dict[str, Any]  # the content of data.json, see `prepare`
 
 
 class Published(NamedTuple):
-    """Published sizes of a corpus.
+    """Published sizes of a corpus."""
 
-    Attributes:
-        tokens: number of tokens of each split, including one ``<eos>`` per line.
-        types: V of the training text without limits.
-    """
-
-    tokens: Mapping[str, int]
-    types: int
+    tokens: Mapping[str, int]  # of each split, including one <eos> per line
+    types: int  # V of the training text without limits
 
 
 def prepare(
@@ -122,8 +111,10 @@ def prepare(
     counts, tokens = _count(texts, lower)
     vocabulary = Vocabulary.from_counts(counts, limits)
     if published:
-        is_limited = lower or limits != Limits()
-        _check_published(name, published, tokens, None if is_limited else len(vocabulary))
+        for split in SPLITS:
+            _check_size(f"{name}: the {split} text", "tokens", tokens[split], published.tokens[split])
+        if limits == Limits() and not lower:
+            _check_size(f"{name}: the vocabulary", "words", len(vocabulary), published.types)
     with staged(outputs) as places:
         description_file, *token_files, vocabulary_file = places
         unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
@@ -243,18 +234,12 @@ def _write_tokens(
     return unknown
 
 
-def _check_published(name: str, published: Published, tokens: Mapping[str, int], types: int | None) -> None:
-    """Raise `UserError` for texts without the published sizes; `types` is None if limits changed it."""
-    for split in SPLITS:
-        if tokens[split] != published.tokens[split]:
-            raise UserError(
-                f"{name}: the {split} text has {tokens[split]:,} tokens, the published text "
-                f"{published.tokens[split]:,}; replace the file by the original"
-            )
-    if types is not None and types != published.types:
+def _check_size(what: str, unit: str, number: int, published: int) -> None:
+    """Raise `UserError` if a text does not have its published size."""
+    if number != published:
         raise UserError(
-            f"{name}: {types:,} words with {UNK} and <eos>, the published text has {published.types:,}; "
-            "replace the file by the original"
+            f"{what} has {number:,} {unit}, the published text {published:,}; replace the file by the "
+            "original"
         )
 
 

@@ -62,15 +62,10 @@ def word_blocks(
 
 
 class Limits(NamedTuple):
-    """Limits of the vocabulary.
+    """Limits of the vocabulary."""
 
-    Attributes:
-        min_frequency: rarer words become ``<unk>``.
-        max_size: maximum of V, including ``<unk>`` and ``<eos>``; None for no limit.
-    """
-
-    min_frequency: int = 1
-    max_size: int | None = None
+    min_frequency: int = 1  # rarer words become <unk>
+    max_size: int | None = None  # of V, including <unk> and <eos>
 
 
 class Vocabulary:

@@ -28,12 +28,7 @@ from shared_embeddings.utils.files import sha256
 
 
 class Score(NamedTuple):
-    """Score of a text.
-
-    Attributes:
-        nats: total negative log-likelihood of the targets.
-        tokens: number of targets.
-    """
+    """The total negative log-likelihood of a number of targets, in nats."""
 
     nats: float
     tokens: int
@@ -75,19 +70,12 @@ class Reading(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment that the model has read.
+    """A segment that the model has read."""
 
-    Attributes:
-        hidden: ``(B, T, S)`` hidden states.
-        targets: ``(B, T)`` next tokens.
-        is_scored: ``(B, T)`` False for context and padding.
-        is_first: whether this is the first segment of its chunks.
-    """
-
-    hidden: Tensor
-    targets: Tensor
-    is_scored: Tensor
-    is_first: bool
+    hidden: Tensor  # (B, T, S)
+    targets: Tensor  # (B, T), the next tokens
+    is_scored: Tensor  # (B, T), False for context and padding
+    is_first: bool  # of its chunks
 
 
 @torch.no_grad()
@@ -103,7 +91,7 @@ def evaluate(
     """Score all tokens of a text but the first.
 
     Args:
-        model: the model, which is in evaluation mode during the call.
+        model: is in evaluation mode during the call.
         tokens: ``(n,)`` word ids, at least two; may be a memory map.
         target_length, context_length, chunk_length, batch_size: see `Reading`.
         progress: whether to show a progress bar.
@@ -150,26 +138,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Span(NamedTuple):
-    """The input tokens of one chunk.
+    """The input tokens of one chunk."""
 
-    Attributes:
-        start: index of the first token.
-        length: number of tokens, including the context.
-        context: number of context tokens.
-    """
-
-    start: int
-    length: int
+    start: int  # index of the first token
+    length: int  # including the context
     context: int
 
 
 def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
-    """The chunks that are read together, and the offset in them, of each segment of a text, in order.
-
-    Args:
-        size: number of tokens of the text.
-        reading: how it is split.
-    """
+    """The chunks that are read together, and the offset in them, of each segment of `size` tokens."""
     length = reading.chunk_length or size - 1
     spans = []
     for begin in range(0, size - 1, length):
@@ -200,21 +177,13 @@ def _cut(tokens: np.ndarray, batch: list[Span], offset: int, length: int) -> tup
 
 
 class Text(NamedTuple):
-    """A text to evaluate on.
+    """A text to evaluate on."""
 
-    Attributes:
-        tokens: ``(n,)`` word ids.
-        name: description for reports.
-        split: split of the corpus; None for a file.
-        unknown: number of ``<unk>``.
-        checksum: SHA-256 of the data.
-    """
-
-    tokens: np.ndarray
-    name: str
-    split: str | None
-    unknown: int
-    checksum: str
+    tokens: np.ndarray  # (n,) word ids
+    name: str  # for reports
+    split: str | None  # None for a file
+    unknown: int  # number of <unk>
+    checksum: str  # SHA-256 of the data
 
 
 def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:

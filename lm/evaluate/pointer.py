@@ -111,9 +111,7 @@ class CachePointer:
     def _block(self, keys: Tensor, words: Tensor, begin: int, end: int) -> Tensor:
         """Log-probabilities ``(B, n)`` of the next words at positions `begin` to `end`.
 
-        Args:
-            keys: ``(B, P, S)`` hidden states of all positions.
-            words: ``(B, P)`` next words.
+        `keys` are the hidden states of all positions ``(B, P, S)``, `words` their next words ``(B, P)``.
         """
         first = max(0, begin - self.options.window)
         scores = self.options.theta * (keys[:, begin:end] @ keys[:, first:end].transpose(1, 2)).double()
@@ -147,7 +145,7 @@ def evaluate_with_pointer(
     Each chunk starts with an empty cache.
 
     Args:
-        model: the model, which is in evaluation mode during the call.
+        model: is in evaluation mode during the call.
         tokens: ``(n,)`` word ids.
         options: settings of the pointer.
         reading: how the text is split.

@@ -26,17 +26,11 @@ State = tuple[Tensor, ...]
 
 
 class Output(NamedTuple):
-    """Output of a model for a segment.
+    """Output of a model for a segment."""
 
-    Attributes:
-        hidden: ``(B, T, S)``, for the embedding's `logits` and `cross_entropy`.
-        state: the detached state after the segment.
-        penalty: scalar to add to the mean loss per token in training; zero in evaluation.
-    """
-
-    hidden: Tensor
-    state: State
-    penalty: Tensor
+    hidden: Tensor  # (B, T, S), for the embedding's `logits` and `cross_entropy`
+    state: State  # after the segment
+    penalty: Tensor  # scalar to add to the mean loss per token in training; zero in evaluation
 
 
 class LanguageModel(nn.Module):

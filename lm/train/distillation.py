@@ -5,7 +5,6 @@ The model-independent part is in `shared_embeddings.compress.distillation`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from lm.checkpoint import Trained, load_model
+from lm.checkpoint import load_model
 from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.train.config import TrainingOptions
@@ -54,33 +53,15 @@ def prepare_student(
     if options.embedding_distillation is None:
         return TeacherLosses(), []
     distillation = parse_distillation(options.embedding_distillation)
-    lines = []
-    teacher = None
-    if is_new or distillation.alpha > 0 or distillation.soft_targets > 0:
-        teacher = _read_teacher(distillation.teacher, model, vocabulary.words)
-    if is_new and teacher is not None:
-        if distillation.network_start == "teacher":
-            _copy_from(model, teacher, distillation.teacher)
-        if distillation.embedding_start == "fit":
-            lines = _fit(model, teacher, options, vocabulary, group, distillation.fit_steps)
-    freeze(model, [model.embedding], distillation.freeze)
-    if teacher is None:
-        return TeacherLosses(), lines
-    reconstruction = None
-    if distillation.alpha > 0:
-        table = _table(teacher).to(group.device)
-        reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
-    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, group.device)
-    return TeacherLosses(reconstruction, soft_targets), lines
-
-
-def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trained:
-    """The teacher on the CPU."""
+    if not (is_new or distillation.alpha > 0 or distillation.soft_targets > 0):
+        freeze(model, [model.embedding], distillation.freeze)
+        return TeacherLosses(), []
+    path, words = distillation.teacher, vocabulary.words
     try:
         teacher = load_model(Path(path))
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    if teacher.words != list(words):
+    if teacher.words != words:
         raise UserError(
             f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
             f"this model ({len(words)} words); use the data that the teacher was trained with"
@@ -91,25 +72,37 @@ def _read_teacher(path: str, model: LanguageModel, words: Sequence[str]) -> Trai
             f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
             f"{wanted}; set embedding_dim: {width}"
         )
-    return teacher
+    with torch.no_grad():
+        table = teacher.model.embedding.table().detach().clone().to(group.device)
+    lines = []
+    if is_new and distillation.network_start == "teacher":
+        _copy_network(model, teacher.model, path)
+    if is_new and distillation.embedding_start == "fit":
+        lines = _fit(model, teacher.model, table, options, vocabulary, group, distillation.fit_steps)
+    freeze(model, [model.embedding], distillation.freeze)
+    reconstruction = None
+    if distillation.alpha > 0:
+        reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
+    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, group.device)
+    return TeacherLosses(reconstruction, soft_targets), lines
 
 
-def _copy_from(model: LanguageModel, teacher: Trained, path: str) -> None:
-    """Copy all tensors outside the embedding from the teacher."""
-    if teacher.model.kind != model.kind:
+def _copy_network(model: LanguageModel, teacher: LanguageModel, path: str) -> None:
+    """Copy all tensors outside the embedding from the teacher, which was read from `path`."""
+    if teacher.kind != model.kind:
         raise UserError(
-            f"{OPTION}: the teacher {path} is a {teacher.model.kind}, this model a {model.kind}; set model: "
-            f"{teacher.model.kind}, or network_start: random"
+            f"{OPTION}: the teacher {path} is a {teacher.kind}, this model a {model.kind}; set model: "
+            f"{teacher.kind}, or network_start: random"
         )
     remedy = "set the options of the model to the teacher's, or network_start: random"
-    widths = [each.embedding.score_dim for each in (teacher.model, model)]
+    widths = [each.embedding.score_dim for each in (teacher, model)]
     if widths[0] != widths[1]:
         remedy = (
             f"the teacher's embedding has score_dim {widths[0]}, this {model.embedding.method} embedding "
             f"{widths[1]}, so the last layers differ; choose options with score_dim {widths[0]}, or "
             "network_start: random"
         )
-    copy_network(_network(model), _network(teacher.model), path, remedy)
+    copy_network(_network(model), _network(teacher), path, remedy)
 
 
 def _network(model: LanguageModel) -> dict[str, Tensor]:
@@ -121,7 +114,8 @@ def _network(model: LanguageModel) -> dict[str, Tensor]:
 
 def _fit(
     model: LanguageModel,
-    teacher: Trained,
+    teacher: LanguageModel,
+    table: Tensor,
     options: TrainingOptions,
     vocabulary: Vocabulary,
     group: Group,
@@ -129,13 +123,13 @@ def _fit(
 ) -> list[str]:
     """Replace the embedding of a model by one fitted to the teacher's table; returns lines for the log."""
     settings: dict[str, Any] = dict(options.embedding)
-    old = teacher.model.embedding
+    old = teacher.embedding
     bias = old.output_bias() if old.has_linear_scores else None
     if bias is not None:
         settings.setdefault("output_bias", True)
-    fitted, report = se.fit(
+    model.embedding, report = se.fit(
         settings.pop("method"),
-        _table(teacher).to(group.device),
+        table,
         words=vocabulary.words,
         token_counts=torch.tensor(vocabulary.counts).clamp(min=1),
         seed=options.seed,
@@ -143,16 +137,9 @@ def _fit(
         progress=group.is_first,
         **settings,
     )
-    model.embedding = fitted
     lines = [fit_line("embedding", report)]
     if bias is not None:
-        lines += copy_output_bias(fitted, bias)
+        lines += copy_output_bias(model.embedding, bias)
     elif old.output_bias() is not None:
         lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
     return lines
-
-
-@torch.no_grad()
-def _table(teacher: Trained) -> Tensor:
-    """The teacher's table ``(V, D)``."""
-    return teacher.model.embedding.table().detach().clone()

@@ -165,11 +165,9 @@ class Trainer:
     Args:
         config: the configuration.
         model: model on its device.
-        train: word ids ``(N,)`` of the training text.
-        valid: word ids of the validation text.
+        train, valid: word ids ``(N,)`` of the texts.
         group: the training processes.
-        reconstruction: reconstruction loss of the teacher's table, or None.
-        soft_targets: the teacher whose predictions are learned, or None.
+        reconstruction, soft_targets: see `SegmentLoss`.
 
     Attributes:
         step: number of optimizer steps.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -14,63 +15,22 @@ from lm.checkpoint import load_state, read_checkpoint, save_model
 from lm.train.config import FREE_TO_CHANGE
 from lm.train.loop import Trainer
 from lm.train.optim import Averages
-from shared_embeddings.checkpoints.tensors import (
-    PartType,
-    check_optimizer,
-    check_parts,
-    is_dense,
-    is_optimizer,
-)
+from shared_embeddings.checkpoints.tensors import check_optimizer
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 
-
-def _is_count(value: Any) -> bool:
-    """Whether a value is a non-negative integer."""
-    return type(value) is int and value >= 0
-
-
-def _is_list(value: Any, is_right: Callable[[Any], bool] = lambda value: True) -> bool:
-    """Whether a value is a list of such items."""
-    return isinstance(value, list) and all(map(is_right, value))
-
-
-def _is_averages(value: Any) -> bool:
-    """Whether a value is averaged parameters."""
-    return (
-        isinstance(value, dict)
-        and _is_count(value.get("steps"))
-        and _is_list(value.get("parameters"), is_dense)
-    )
-
-
-def _is_process(value: Any) -> bool:
-    """Whether a value is the state of one process."""
-    return (
-        isinstance(value, dict)
-        and "random" in value
-        and _is_list(
-            value.get("states"), lambda state: isinstance(state, tuple) and all(map(is_dense, state))
-        )
-        and is_dense(value.get("window"))
-    )
-
-
-# The parts of the training state that `save_run` stores.
-PARTS: dict[str, PartType] = {
-    "settings": (
-        "settings by their names",
-        lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value),
-    ),
-    "corpus": ("a checksum", lambda value: isinstance(value, str)),
-    "step": ("a whole number", _is_count),
-    "epoch": ("a whole number", _is_count),
-    "position": ("a whole number", _is_count),
-    "scores": ("a list of numbers", lambda value: _is_list(value, lambda one: type(one) in (int, float))),
-    "optimizer": ("the state of an optimizer", is_optimizer),
-    "averages": ("averaged parameters, or None", lambda value: value is None or _is_averages(value)),
-    "lengths": ("the state of a generator", _is_list),
-    "processes": ("a list of states", lambda value: _is_list(value, _is_process)),
+# The parts of the training state that `save_run` stores, and their types.
+PARTS: dict[str, type | UnionType] = {
+    "settings": dict,
+    "corpus": str,
+    "step": int,
+    "epoch": int,
+    "position": int,
+    "scores": list,
+    "optimizer": dict,
+    "averages": dict | None,
+    "lengths": list,
+    "processes": list,
 }
 
 
@@ -116,14 +76,13 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     saved = content["training"]
     if saved is None:
         raise UserError(f"checkpoint {path}: has a model only; choose another output_dir")
-    lacking = next((part for part in PARTS if part not in saved), None)
-    if lacking is not None:
-        raise UserError(f"checkpoint {path}: its 'training' has no {lacking}; use one written by lm_train")
-    check_parts(saved, PARTS, f"checkpoint {path}: training")
+    for part, kind in PARTS.items():
+        if not isinstance(saved.get(part), kind):
+            raise UserError(f"checkpoint {path}: its 'training' has no {part}; use one written by lm_train")
     before, now = _without_path(saved["settings"]), _without_path(settings)
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted({*before, *now} - FREE_TO_CHANGE)
+        for key in sorted({*before, *now} - FREE_TO_CHANGE, key=str)
         if before.get(key) != now.get(key)
     ]
     if saved["corpus"] != corpus_checksum:
@@ -154,7 +113,7 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     trainer.optimizer.load_state_dict(saved["optimizer"])
     check_optimizer(trainer.optimizer)
     trainer.step, trainer.epoch, trainer.position = saved["step"], saved["epoch"], saved["position"]
-    trainer.scores = list(saved["scores"])
+    trainer.scores = list(map(float, saved["scores"]))
     restore_generator(trainer.lengths, saved["lengths"])
     own = saved["processes"][trainer.group.rank]
     device = trainer.group.device

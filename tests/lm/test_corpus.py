@@ -178,7 +178,7 @@ def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Pat
     tokens = {"train": 9, "valid": 4, "test": 3}
     with pytest.raises(UserError, match="the test text has 3 tokens, the published text 30"):
         prepare(texts, tmp_path / "data", published=Published({**tokens, "test": 30}, 7))
-    with pytest.raises(UserError, match="7 words .* published text has 8"):
+    with pytest.raises(UserError, match="the vocabulary has 7 words, the published text 8"):
         prepare(texts, tmp_path / "data", published=Published(tokens, 8))
     prepare(texts, tmp_path / "data", published=Published(tokens, 8), limits=Limits(min_frequency=2))
     prepare(texts, tmp_path / "data", published=Published(tokens, 7), force=True)

@@ -174,21 +174,6 @@ def test_sizes_other_than_the_published_ones_fail(tmp_path: Path) -> None:
         prepare(texts, tmp_path / "data", "wikitext103", published=source.published)
 
 
-@pytest.mark.parametrize("name", list(SOURCES))
-def test_sources_agree_with_torchtext(name: str) -> None:
-    import inspect
-
-    import torchtext.datasets
-
-    source = SOURCES[name]
-    dataset = getattr(torchtext.datasets, source.dataset)
-    names = inspect.signature(dataset.splits).parameters
-    files = [names[split].default for split in ("train", "validation", "test")]
-    assert [source.files[split] for split in SPLITS] == files
-    archives = {url.rsplit("/", 1)[-1] for url in dataset.urls}
-    assert {url.rsplit("/", 1)[-1] for url in source.urls} == archives
-
-
 def words_of(path: Path, lower: bool = False) -> list[str]:
     return list(chain.from_iterable(reading.word_blocks(path, lower)))
 
