@@ -77,6 +77,15 @@ def run(values: dict[str, Any]) -> None:
     train.train(parse(values), Group(torch.device("cpu")))
 
 
+def words_of(values: dict[str, Any]) -> list[str]:
+    """Settings as arguments of lm_train."""
+    return [word for key, value in values.items() for word in (f"-{key}", str(value))]
+
+
+class StopTraining(Exception):
+    """Ends a training where a test says so."""
+
+
 def log_lines(save: Path) -> list[str]:
     """The log lines of steps and validations, without speeds and times."""
     lines = (save / "train.log").read_text(encoding="utf-8").splitlines()

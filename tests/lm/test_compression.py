@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import torch
 import shared_embeddings as se
 from lm import models
 from lm.adapter import CheckpointModel
-from lm.checkpoint import load_model, read_checkpoint, save_model
+from lm.checkpoint import load_model, save_model
 from lm.models import LanguageModel
 from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES
-from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter, arguments, example
 from tests.lm.runs import run as train
 from tests.lm.runs import run_command, settings, small_corpus, write_corpus, write_model
@@ -112,15 +110,6 @@ def test_compressed_model_can_be_evaluated_and_trained(
     capsys.readouterr()
     assert compress(tmp_path / "train.txt", "funnel", small, "--rank", 4, "--force") == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_methods_that_the_model_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = write_corpus(tmp_path / "corpus")
-    model = write_model(tmp_path / "model.pt", data)
-    options = ["--map-dim", 4, "--expand-dim", 8, "--depth", 2, "--max-groups", 2]
-    assert compress(model, "define", tmp_path / "small.pt", *options) == 2
-    assert "takes 4 dimensions, but the model ends in 8" in capsys.readouterr().err
-    assert not (tmp_path / "small.pt").exists()
 
 
 def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION, **settings: object) -> Path:
@@ -257,28 +246,6 @@ def test_packed_models_are_evaluated_and_trained(tmp_path: Path, capsys: pytest.
     torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
 
 
-def test_files_of_newer_versions_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, small = wide_model(tmp_path / "model.pt"), tmp_path / "small.pt"
-    assert compress(model, "projective", small, "--rank", 4, "--store", "int8") == 0
-    header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
-    alter(small, lambda content: content["model"].update({HEADER: header}))
-    with pytest.raises(UserError, match="packed in version 2, but this program supports 1"):
-        read_checkpoint(small)
-    capsys.readouterr()
-    assert compress(small, "standard", tmp_path / "again.pt") == 2
-    line = capsys.readouterr().err
-    assert "packed in version 2, but this program supports 1" in line and line.count("\n") == 1
-
-
-def test_unsupported_storage_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = wide_model(tmp_path / "model.pt")
-    alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
-    assert compress(model, "standard", tmp_path / "small.pt", "--store", "fp16") == 2
-    line = capsys.readouterr().err
-    assert "but fp16 is limited to 65504" in line and line.count("\n") == 1
-    assert not (tmp_path / "small.pt").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["full", "killed"])
 def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
@@ -303,30 +270,6 @@ def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "small.pt"]
 
 
-class Trap:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (self.folder,)
-
-
-def test_pickles_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, sprung, bad = small_corpus(tmp_path), tmp_path / "sprung", tmp_path / "bad.pt"
-    content: dict[str, Any] = {"format": "shared-embeddings-lm", "version": 1, "model": Trap(sprung)}
-    torch.save(content, bad)
-    capsys.readouterr()
-    assert compress(bad, "projective", tmp_path / "small.pt", "--rank", 4) == 2
-    line = capsys.readouterr().err
-    assert "could run code" in line and line.count("\n") == 1
-    for option in ({"init_from": str(bad)}, {"embedding_distillation": {"teacher": str(bad)}}):
-        with pytest.raises(UserError, match="cannot be read"):
-            train(settings(data, tmp_path / "run", steps=1, **option))
-    assert not sprung.exists() and not (tmp_path / "small.pt").exists()
-
-
 def test_files_named_by_options_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     classes = tmp_path / "classes.npz"
@@ -343,6 +286,7 @@ def test_files_named_by_options_are_not_replaced(tmp_path: Path, capsys: pytest.
     assert classes.read_bytes() == before
 
 
+UNIT = ["--map-dim", 4, "--expand-dim", 8, "--depth", 2, "--max-groups", 2]
 NUM_WORDS, DIM, MAP = 120, 12, 8
 DEFINE: dict[str, Any] = {
     "method": "define",
@@ -409,9 +353,32 @@ def test_a_map_of_full_size_keeps_the_scores(tmp_path: Path, store: str) -> None
     assert names == (set() if store == "fp32" else {"embedding.map.codes.scale"})
 
 
-def test_a_map_cannot_be_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = define_model(tmp_path / "model.pt")
-    options = ["--map-dim", 4, "--expand-dim", 8, "--depth", 1, "--max-groups", 2]
-    assert compress(model, "define", tmp_path / "small.pt", *options) == 2
+@pytest.mark.parametrize(
+    ("kind", "method", "options", "printed"),
+    [
+        ("wide", "define", UNIT, "takes 4 dimensions, but the model ends in 16"),
+        ("map", "define", UNIT, "option 'map' is 'define'"),
+        ("large", "standard", ["--store", "fp16"], "but fp16 is limited to 65504"),
+        ("newer", "standard", [], "packed in version 2, but this program supports 1"),
+    ],
+)
+def test_user_errors_are_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    method: str,
+    options: list[object],
+    printed: str,
+) -> None:
+    path = tmp_path / "model.pt"
+    model = define_model(path) if kind == "map" else wide_model(path)
+    if kind == "large":
+        alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
+    elif kind == "newer":
+        header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
+        alter(model, lambda content: content["model"].update({HEADER: header}))
+    capsys.readouterr()
+    assert compress(model, method, tmp_path / "small.pt", *options) == 2
     line = capsys.readouterr().err
-    assert "option 'map' is 'define'" in line and line.count("\n") == 1
+    assert printed in line and line.count("\n") == 1
+    assert not (tmp_path / "small.pt").exists()

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -32,16 +31,8 @@ GIVEN = {
 
 
 def test_keys_reach_their_groups() -> None:
-    config = parse(
-        {
-            **GIVEN,
-            "optimizer": "ntasgd",
-            "nonmono": 3,
-            "hidden_dim": 7,
-            "schedule": "step",
-            "decay_epochs": [2],
-        }
-    )
+    chosen = {"optimizer": "ntasgd", "nonmono": 3, "schedule": "step", "decay_epochs": [2]}
+    config = parse({**GIVEN, **chosen, "hidden_dim": 7})
     assert config.training.steps == 10 and config.training.embedding == {"method": "funnel", "rank": 4}
     assert config.model.hidden_dim == 7
     assert config.optimizer.nonmono == 3 and config.optimizer.learning_rate == 1.0
@@ -75,17 +66,11 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
         ({"optimizer": ["sgd"]}, ["optimizer", "ntasgd"]),
         ({"schedule": "linear"}, ["linear", "cosine"]),
         ({"batch_size": "many"}, ["batch_size", "many", "whole number"]),
-        ({"batch_size": True}, ["batch_size", "whole number"]),
         ({"batch_size": 0}, ["batch_size", "at least 1"]),
-        ({"sequence_length": 0}, ["sequence_length", "at least 1"]),
-        ({"patience": 0}, ["patience", "at least 1"]),
         ({"max_grad_norm": 0}, ["max_grad_norm", "null"]),
         ({"batch_size": 10, "grad_accum_steps": 4}, ["grad_accum_steps", "divide"]),
         ({"epochs": 2}, ["epochs", "steps", "exactly one"]),
         ({"steps": None}, ["epochs", "steps", "exactly one"]),
-        ({"precision": "fp16"}, ["precision", "bf16"]),
-        ({"embedding": "funnel"}, ["embedding", "mapping"]),
-        ({"learning_rate": "fast"}, ["learning_rate", "fast"]),
         ({"schedule": "step"}, ["decay_epochs", "missing"]),
     ],
 )
@@ -142,29 +127,13 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("1e-3", 0.001),
-        ("1E5", 1e5),
-        ("-2e1", -20.0),
-        ("1.2e-6", 1.2e-6),
-        ("30", 30),
-        ("0.5", 0.5),
-        ("+.5", 0.5),
-        ("-0", 0),
-        ("1.", 1.0),
-    ],
+    ("text", "value"),
+    [("1e-3", 0.001), ("1E5", 1e5), ("1.2e-6", 1.2e-6), ("30", 30), ("+.5", 0.5), ("1.", 1.0)]
+    # YAML 1.1 takes 010 for 8 and 1:30 for 90.
+    + [(text, text) for text in ("1_0", "010", "0x10", "1:30", ".inf", ".nan", "\u0661", "1e\u0663")],
 )
-def test_numbers_are_parsed(text: str, number: float) -> None:
-    assert from_arguments(["-x", text]) == {"x": number}
-
-
-@pytest.mark.parametrize(
-    "text", ["1_0", "010", "0x10", "1:30", "1_0.5", ".inf", ".nan", "\u0661", "1e\u0663"]
-)
-def test_other_notations_of_numbers_are_texts(text: str) -> None:
-    """YAML 1.1 takes 010 for 8 and 1:30 for 90."""
-    assert from_arguments(["-x", text]) == {"x": text}
+def test_numbers_are_decimal(text: str, value: object) -> None:
+    assert from_arguments(["-x", text]) == {"x": value}
 
 
 @pytest.mark.parametrize(
@@ -209,31 +178,15 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     command_line.run_module("lm_fail", module.__name__, cli._explain)
 
 
-NO_COMPILER = BackendCompilerFailed(print, RuntimeError("No working C++ compiler found"), None)
-
-
-@pytest.mark.parametrize(
-    ("error", "printed"),
-    [
-        (FileExistsError(17, "File exists", "notes.txt"), "lm_fail: notes.txt: File exists; check the path"),
-        (OSError(28, "No space left on device"), "lm_fail: No space left on device; "),
-        (torch.OutOfMemoryError("CUDA out of memory."), "not enough memory (CUDA out of memory.); make"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory (Default"),
-        (MemoryError(), "not enough memory (MemoryError); make batches, segments or the model smaller"),
-        (NO_COMPILER, "compile: torch cannot compile here (No working C++ compiler found); install"),
-        (
-            UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"),
-            "encoding ascii cannot encode '\xe9'; set PYTHONIO",
-        ),
-    ],
-)
-def test_user_errors_are_one_line(
-    error: BaseException, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_missing_compiler_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Other errors are those of all commands."""
     with pytest.raises(SystemExit) as end:
-        failing(error, monkeypatch)
+        failing(BackendCompilerFailed(print, RuntimeError("No C++ compiler found"), None), monkeypatch)
     assert end.value.code == 2
-    assert printed in one_line(capsys.readouterr().err, "lm_fail")
+    printed = one_line(capsys.readouterr().err, "lm_fail")
+    assert "compile: torch cannot compile here (No C++ compiler found); install" in printed
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
 from lm.evaluate import pointer
-from lm.evaluate.evaluation import Reading, Score, evaluate, segments
+from lm.evaluate.evaluation import Reading, Score, evaluate
 from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter
-from tests.lm.runs import Output, TinyLSTM, TinyMemory, one_line, run_command, text, write_corpus, write_model
+from tests.lm.runs import TinyLSTM, TinyMemory, one_line, run_command, text, write_corpus, write_model
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +46,20 @@ def results(home: Path, tmp_path: Path, *arguments: object, data: Path | None = 
 @pytest.mark.parametrize(
     ("reading", "passes"), [((7,), 9), ((59,), 1), ((70, 3, 20, 2), 2), ((10, 5, 20, 2), 3 + 3)]
 )
-def test_inference_time_is_that_of_a_forward_pass(
-    home: Path, tmp_path: Path, reading: tuple[int, ...], passes: int
+def test_results(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reading: tuple[int, ...], passes: int
 ) -> None:
     """59 targets: in segments of 7, all at once, and in two batches of chunks of 20 targets or fewer."""
-    given = zip(Reading._fields, reading)
-    record = results(home, tmp_path, *(part for name, value in given for part in (f"-{name}", value)))
-    seconds = 59 / record["metrics"]["tokens_per_second"]
-    assert record["metrics"]["inference_ms"] == pytest.approx(1000 * seconds / passes)
-
-
-def test_results(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = results(home, tmp_path, "-batch_size", 4, "-chunk_length", 20, "-context_length", 3)
+    given = {f"-{name}": value for name, value in zip(Reading._fields, reading)}
+    record = results(home, tmp_path, *(part for pair in given.items() for part in pair))
     model = load_model(home / "model.pt").model
     corpus = load_corpus(home / "corpus" / "data")
-    score = evaluate(model, corpus.test, 70, 3, 20, progress=False)
+    score = evaluate(model, corpus.test, *reading, progress=False)
     metrics = record["metrics"]
     assert metrics["perplexity"] == pytest.approx(score.perplexity)
     assert metrics["tokens"] == score.tokens == 59
-    assert (metrics["target_length"], metrics["context_length"], metrics["chunk_length"]) == (70, 3, 20)
-    # The chunks of 20 targets are read at once, in one forward pass.
-    assert metrics["inference_ms"] == pytest.approx(59_000 / metrics["tokens_per_second"])
+    assert all(metrics[name[1:]] == value for name, value in given.items())
+    assert metrics["inference_ms"] == pytest.approx(59_000 / metrics["tokens_per_second"] / passes)
     assert record["split"] == "test"
     assert record["data_checksum"] == corpus.description["checksum"]
     assert record["counts"]["total"] == sum(p.numel() for p in model.parameters())
@@ -131,10 +124,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
     [
         (["-target_length", 0], "target_length is 0"),
         (["-context_length", -1], "context_length is -1"),
-        (["-chunk_length", 0], "chunk_length is 0"),
-        (["-batch_size", 0], "batch_size is 0"),
         (["-batch_size", "many"], "batch_size"),
-        (["-perplexity", 3], "-perplexity"),
         (["-split", "dev"], "split"),
         (["-memory_length", 3], "has no memory_length"),
         (["-same_length"], "has no same_length"),
@@ -142,75 +132,42 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-pointer", "{window: ["], "-pointer"),
         (["-words", 0], "words is 0"),
         (["-words", 3, "-reference", __file__], "remove one of them"),
-        (["-reference", "absent"], "absent"),
+        (["-output", "."], "is a folder; name a file"),
+        (["-data", __file__, "-split", "test"], "remove -split"),
     ],
 )
 def test_invalid_settings(
     home: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = home / "corpus" / "data"
-    assert run_command("lm_eval", "-model", home / "model.pt", "-data", data, *arguments) == 2
+    data = [] if "-data" in arguments else ["-data", home / "corpus" / "data"]
+    assert run_command("lm_eval", "-model", home / "model.pt", *data, *arguments) == 2
     assert message in one_line(capsys.readouterr().err, "lm_eval")
 
 
-def damaged(home: Path, tmp_path: Path) -> dict[str, Path]:
-    model = (home / "model.pt").read_bytes()
-    files = {"cut": model[: len(model) // 2], "empty": b"", "text": b"a b c\n"}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    torch.save({"opt": 1}, tmp_path / "foreign")
-    return {name: tmp_path / name for name in (*files, "foreign", "absent")}
-
-
-@pytest.mark.parametrize("name", ["cut", "empty", "text", "foreign", "absent"])
-@pytest.mark.parametrize("command", ["lm_eval", "lm_generate"])
-def test_invalid_checkpoints(
-    command: str, name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 tokens"),
+        (b"\n", "1 tokens"),
+        (b"caf\xe9 au lait\n", "UTF-8"),
+        (".", "lm_prepare"),
+        ("absent", "absent"),
+        ("a b c d e f h", "words) at word"),
+        ("a b c d e f g h", "10 words"),
+    ],
+)
+def test_invalid_data(
+    data: bytes | str, message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = damaged(home, tmp_path)[name]
-    data = ["-data", home / "corpus" / "data"] if command == "lm_eval" else []
-    assert run_command(command, "-model", path, *data) == 2
-    assert str(path) in one_line(capsys.readouterr().err, command)
-
-
-def data_that_is_none(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    (tmp_path / "empty").write_text("")
-    (tmp_path / "one").write_text("\n")
-    (tmp_path / "latin").write_bytes(b"caf\xe9 au lait\n")
-    (tmp_path / "folder").mkdir()
-    return {
-        "empty": (tmp_path / "empty", "0 tokens"),
-        "one": (tmp_path / "one", "1 tokens"),
-        "latin": (tmp_path / "latin", "UTF-8"),
-        "folder": (tmp_path / "folder", "lm_prepare"),
-        "absent": (tmp_path / "absent", "absent"),
-        "other": (write_corpus(tmp_path / "other", words="a b c d e f h"), "words) at word"),
-        "larger": (write_corpus(tmp_path / "larger", words="a b c d e f g h"), "10 words"),
-    }
-
-
-@pytest.mark.parametrize("name", ["empty", "one", "latin", "folder", "absent", "other", "larger"])
-def test_invalid_data(name: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, message = data_that_is_none(tmp_path)[name]
+    """Texts, folders, and corpora of other words."""
+    path = tmp_path / "text"
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    else:
+        path = write_corpus(tmp_path / "other", data) if " " in data else tmp_path / data
     capsys.readouterr()
     assert run_command("lm_eval", "-model", home / "model.pt", "-data", path) == 2
     assert message in one_line(capsys.readouterr().err, "lm_eval")
-
-
-def test_results_file_cannot_be_a_folder(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, data = home / "model.pt", home / "corpus" / "data"
-    assert run_command("lm_eval", "-model", model, "-data", data, "-output", tmp_path) == 2
-    captured = capsys.readouterr()
-    assert "is a folder; name a file" in one_line(captured.err, "lm_eval")
-    assert not captured.out, "the text was read before"
-
-
-def test_split_of_a_file_fails(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = home / "corpus" / "test.txt"
-    assert run_command("lm_eval", "-model", home / "model.pt", "-data", data, "-split", "test") == 2
-    assert "remove -split" in one_line(capsys.readouterr().err, "lm_eval")
 
 
 def test_diverged_models_fail(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,25 +227,10 @@ def test_other_softmaxes(method: str) -> None:
     assert evaluate(model, ids.numpy(), 6, progress=False).nats == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("context", "chunk"), [(0, 7), (5, 7), (9, 4)])
-def test_batch_size_does_not_affect_a_model_with_a_short_memory(context: int, chunk: int) -> None:
-    model = TinyMemory()
-    scores = [evaluate(model, tokens(61), 3, context, chunk, size, progress=False) for size in (1, 2, 5, 90)]
-    assert [score.tokens for score in scores] == [60] * 4
-    assert [score.nats for score in scores] == pytest.approx([scores[0].nats] * 4, rel=1e-6)
-    assert scores[0].nats != pytest.approx(evaluate(model, tokens(61), 4, progress=False).nats, rel=1e-4)
-
-
 def test_segments_within_the_memory_equal_one_long_segment() -> None:
     model = TinyMemory(memory=100)
     whole = evaluate(model, tokens(50), 100, progress=False)
     assert evaluate(model, tokens(50), 7, progress=False).nats == pytest.approx(whole.nats, rel=1e-6)
-
-
-def test_spans_of_a_short_text() -> None:
-    # Ten tokens 0..9: targets 1-4, 5-8, 9, and up to three tokens of context before 4 and 8.
-    (first, _), *_, (last, offset) = segments(10, Reading(5, 3, 4, batch_size=2))
-    assert [tuple(span) for span in (*first, *last)] == [(0, 4, 0), (1, 7, 3), (5, 4, 3)] and offset == 0
 
 
 def test_perplexity_by_hand() -> None:
@@ -296,18 +238,6 @@ def test_perplexity_by_hand() -> None:
     assert score.perplexity == pytest.approx(4.0)
     assert score.perplexity_per(2) == pytest.approx(8.0)
     assert Score(1e9, 1).perplexity == math.inf
-
-
-class UniformLSTM(TinyLSTM):
-    def forward(self, ids: torch.Tensor, state: tuple[torch.Tensor, ...]) -> Output:
-        output = super().forward(ids, state)
-        return output._replace(hidden=torch.zeros_like(output.hidden))
-
-
-def test_uniform_model_has_the_perplexity_of_the_vocabulary() -> None:
-    assert evaluate(UniformLSTM(), tokens(40), chunk_length=6, progress=False).perplexity == pytest.approx(
-        11.0
-    )
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -393,14 +323,8 @@ def test_only_the_window_is_kept() -> None:
     assert cache._hidden is not None and cache._hidden.untyped_storage().nbytes() == 2 * 3 * 4 * 4
 
 
-def test_settings_from_a_mapping() -> None:
-    given = {"window": 3785, "theta": 0.66, "lambda": 0.13}
-    assert PointerOptions.parse(given) == PointerOptions(3785, 0.66, 0.13)
-    assert PointerOptions.parse(given).plain() == given
-
-
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("given", "message"),
     [
         ({"window": 0}, "window is 0"),
         ({"window": 2.5}, "window is 2.5"),
@@ -412,14 +336,11 @@ def test_settings_from_a_mapping() -> None:
         ({"lambda": 1}, "lambda is 1"),
         ({"lambda": None}, "lambda is None"),
         ({"bptt": 5}, "pointer is .*'bptt': 5"),
+        (3, "pointer is 3"),
     ],
 )
-def test_invalid_pointer_settings(changed: dict[str, Any], message: str) -> None:
+def test_invalid_pointer_settings(given: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PointerOptions.parse({"window": 5, "theta": 1.0, "lambda": 0.1, **changed})
-
-
-@pytest.mark.parametrize("given", [None, 3, [1, 2, 3]])
-def test_settings_that_are_not_a_mapping(given: Any) -> None:
-    with pytest.raises(UserError, match="pointer is"):
-        PointerOptions.parse(given)
+        PointerOptions.parse(
+            {"window": 5, "theta": 1.0, "lambda": 0.1, **given} if isinstance(given, dict) else given
+        )

@@ -241,27 +241,6 @@ def test_every_command_detects_a_flipped_byte(
     assert status == 2 and names_file(error, command, named) and "does not match its checksum" in error
 
 
-@pytest.mark.parametrize("use", ["generate", "resume", "start", "compress", "similarity"])
-def test_a_file_is_hashed_once(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, use: str
-) -> None:
-    hashed = []
-
-    def counted(content: dict[str, Any], name: str) -> dict[str, Any]:
-        hashed.append(name)
-        return {key: value for key, value in content.items() if key != "checksum"}
-
-    monkeypatch.setattr("lm.checkpoint.verified", counted)
-    model = tmp_path / "model.pt"
-    model.write_bytes((home / "run/last.pt").read_bytes())
-    command, arguments = USES[use]
-    given = arguments(home, model, tmp_path)
-    status, error = outcome(command, given, capsys)
-    assert status == 0, error
-    read = [tmp_path / "save/last.pt", tmp_path / "save/best.pt"] if use == "resume" else [model]
-    assert hashed == [f"checkpoint {path}" for path in read]
-
-
 # The smallest valid number of a key of lm_train, if it is not 0 for a fraction and 1 for a count.
 LEAST = {
     "warmup_steps": 0,

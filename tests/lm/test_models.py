@@ -76,24 +76,14 @@ def test_last_layer_has_the_width_of_the_scores() -> None:
     assert whole.embedding.score_dim == 8
 
 
-def test_embedding_is_initialized_last_by_its_own_rule() -> None:
-    model = build("awd_lstm", words(50), {"method": "standard"}, SMALL)
-    torch.manual_seed(3)
-    model.reset_parameters()
-    drawn = model.embedding.table().detach().clone()
-    torch.manual_seed(3)
-    for layer in model.layers:
-        layer.reset_parameters()
-    model.embedding.reset_parameters()
-    assert torch.equal(drawn, model.embedding.table())
-
-
-def test_a_seed_determines_the_parameters() -> None:
+@pytest.mark.parametrize("kind", kinds())
+def test_a_seed_determines_the_parameters(kind: str) -> None:
     drawn = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        drawn.append(build("lstm", words(50), {"method": "standard"}, SMALL).state_dict())
-    assert all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items())
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        drawn.append(build(kind, words(9), {"method": "standard"}, {"embedding_dim": 4, "num_layers": 1}))
+    first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in drawn)
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 # Published sizes
@@ -149,6 +139,8 @@ def test_define_makes_the_penn_treebank_model_four_million_smaller() -> None:
 
 # Errors
 
+FLEX = {"attention": "flex", "attention_dropout": 0.1}
+
 
 @pytest.mark.parametrize(
     ("kind", "embedding", "options", "message"),
@@ -159,12 +151,16 @@ def test_define_makes_the_penn_treebank_model_four_million_smaller() -> None:
         ("awd_lstm", {"method": "standard", "embedding_dim": 8}, {}, "remove it from 'embedding'"),
         ("awd_lstm", {"method": "standard", "padding_idx": 0}, {}, "remove it from 'embedding'"),
         ("awd_lstm", {"method": "standard"}, {"hidden": 8}, "unknown option 'hidden'"),
-        ("awd_lstm", {"method": "standard"}, {"num_layers": 0}, "'num_layers' is 0"),
-        ("awd_lstm", {"method": "standard"}, {"hidden_dim": "wide"}, "must be a whole number"),
         ("awd_lstm", {"method": "standard"}, {"embedding_dropout": 1.0}, "'embedding_dropout' is 1.0"),
-        ("lstm", {"method": "standard"}, {"weight_drop": -0.1}, "'weight_drop' is -0.1"),
-        ("awd_lstm", {"method": "standard"}, {"tar_weight": -1}, "'tar_weight' is -1"),
         ("lstm", {"method": "adaptive", "cutoffs": [5], "output": "none"}, {}, "no output side"),
+        ("transformer_xl", {"method": "standard"}, {"embedding_dim": 13}, "embedding_dim.*even"),
+        (
+            "transformer_xl",
+            {"method": "standard"},
+            FLEX,
+            "'attention_dropout' is 0.1, but flex attention has none",
+        ),
+        ("transformer_xl", EMBEDDINGS[3], {"embedding_dim": 12}, "output_projection: true"),
     ],
 )
 def test_user_errors_are_named(
@@ -173,11 +169,6 @@ def test_user_errors_are_named(
     with pytest.raises((UserError, se.OptionError), match=message) as raised:
         build(kind, words(20), embedding, options)
     assert "\n" not in str(raised.value)
-
-
-def test_an_empty_vocabulary_fails() -> None:
-    with pytest.raises(se.OptionError, match="'num_embeddings' is 0"):
-        build("awd_lstm", [], {"method": "standard"}, {})
 
 
 CPU = torch.device("cpu")

@@ -18,11 +18,9 @@ from lm.checkpoint import load_model
 from lm.train.distributed import joined
 from lm.train.optim import (
     OPTIMIZERS,
-    SCHEDULES,
     AdamOptions,
     ASGDOptions,
     Averages,
-    ConstantOptions,
     CosineOptions,
     NTASGDOptions,
     PlateauOptions,
@@ -35,7 +33,7 @@ from lm.train.optim import (
 from shared_embeddings import OptionError
 from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running
-from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout
+from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout, words_of
 
 
 def parameter(*values: float) -> nn.Parameter:
@@ -70,20 +68,24 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "name"),
+    ("kind", "options", "name"),
     [
-        (lambda: SGDOptions(learning_rate=0.0), "learning_rate"),
-        (lambda: SGDOptions(learning_rate=1.0, weight_decay=-1.0), "weight_decay"),
-        (lambda: SGDOptions(learning_rate=1.0, momentum=1.0), "momentum"),
-        (lambda: NTASGDOptions(learning_rate=1.0, nonmono=-1), "nonmono"),
-        (lambda: AdamOptions(learning_rate=1.0, betas=(0.9,)), "betas"),
-        (lambda: AdamOptions(learning_rate=1.0, betas=(0.9, 1.0)), "betas"),
-        (lambda: AdamOptions(learning_rate=1.0, eps=0.0), "eps"),
+        (SGDOptions, {"learning_rate": 0.0}, "learning_rate"),
+        (SGDOptions, {"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay"),
+        (SGDOptions, {"learning_rate": 1.0, "momentum": 1.0}, "momentum"),
+        (NTASGDOptions, {"learning_rate": 1.0, "nonmono": -1}, "nonmono"),
+        (AdamOptions, {"learning_rate": 1.0, "betas": (0.9,)}, "betas"),
+        (AdamOptions, {"learning_rate": 1.0, "betas": (0.9, 1.0)}, "betas"),
+        (AdamOptions, {"learning_rate": 1.0, "eps": 0.0}, "eps"),
+        (CosineOptions, {"min_lr_ratio": 1.5}, "min_lr_ratio"),
+        (StepOptions, {"decay_epochs": (1.0,), "decay_factor": 1.0}, "decay_factor"),
+        (PlateauOptions, {"decay_factor": 0.5}, "decay_factor"),
+        (PlateauOptions, {"decay_patience": 0}, "decay_patience"),
     ],
 )
-def test_values_out_of_range_fail_by_name(make: object, name: str) -> None:
+def test_values_out_of_range_fail_by_name(kind: type, options: dict[str, object], name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}'"):
-        make()  # type: ignore[operator]
+        kind(**options)
 
 
 @pytest.mark.parametrize(
@@ -126,15 +128,6 @@ def test_averages_cover_the_steps_since_their_start() -> None:
     assert first.tolist() == [6.0, 6.0] and second.tolist() == [-6.0]
 
 
-def test_averages_before_the_first_step_are_the_parameters() -> None:
-    weight = parameter(4.0)
-    averages = Averages([weight])
-    with torch.no_grad():
-        weight.fill_(5.0)
-    with averages.in_place():
-        assert weight.item() == 5.0
-
-
 def test_parameters_are_restored_after_an_error() -> None:
     weight = parameter(4.0)
     averages = Averages([weight])
@@ -145,30 +138,6 @@ def test_parameters_are_restored_after_an_error() -> None:
         assert weight.item() == 4.0
         _ = 1 / 0
     assert weight.item() == 8.0
-
-
-def test_loaded_averages_continue_exactly() -> None:
-    generator = torch.Generator().manual_seed(3)
-    values = torch.randn(6, 5, generator=generator)
-    whole_weight = nn.Parameter(torch.zeros(5))
-    whole, parts = Averages([whole_weight]), None
-    for step, value in enumerate(values):
-        with torch.no_grad():
-            whole_weight.copy_(value)
-        whole.update()
-        if step == 2:
-            with whole.in_place():
-                weight = nn.Parameter(whole_weight.detach().clone())
-            parts = Averages([weight])
-            parts.load(3, whole.current())
-            assert torch.equal(weight, value)
-        elif parts is not None:
-            with torch.no_grad():
-                weight.copy_(value)
-            parts.update()
-    assert parts is not None
-    with whole.in_place(), parts.in_place():
-        assert torch.equal(weight, whole_weight)
 
 
 def test_segment_lengths_have_the_published_distribution() -> None:
@@ -183,20 +152,12 @@ def test_segment_lengths_have_the_published_distribution() -> None:
     assert sum(short) / len(short) == pytest.approx(34.5, abs=0.8)
     spread = (sum((length - 69.5) ** 2 for length in long) / len(long)) ** 0.5
     assert spread == pytest.approx(5.0, abs=0.2)
-
-
-def test_segment_lengths_have_a_minimum() -> None:
-    generator = random.Random(0)
     assert min(draw_length(8, generator) for _ in range(500)) == 5
     assert min(draw_length(2, generator) for _ in range(500)) == 2
 
 
 def at(done: float = 0.0, epochs: float = 0.0, scores: tuple[float, ...] = ()) -> Progress:
     return Progress(done, epochs, scores)
-
-
-def test_constant_schedule() -> None:
-    assert ConstantOptions().factor(at(0.9, 3, (1.0, 2.0))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -226,20 +187,6 @@ def test_plateau_waits_for_its_patience_repeatedly() -> None:
     assert factors == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "key"),
-    [
-        ("cosine", {"min_lr_ratio": 1.5}, "min_lr_ratio"),
-        ("step", {"decay_epochs": (1.0,), "decay_factor": 1.0}, "decay_factor"),
-        ("plateau", {"decay_factor": 0.5}, "decay_factor"),
-        ("plateau", {"decay_patience": 0}, "decay_patience"),
-    ],
-)
-def test_schedule_values_out_of_range(name: str, options: dict[str, object], key: str) -> None:
-    with pytest.raises(OptionError, match=f"'{key}'"):
-        SCHEDULES[name](**options)
-
-
 TRAIN = ("-m", "lm.train.command")
 TRAIN_AND_LIST_THREADS = """
 import pathlib, sys
@@ -249,11 +196,15 @@ print("threads:", *(path.read_text().strip() for path in pathlib.Path("/proc/sel
 """
 
 
+def command(values: dict[str, Any], program: Sequence[str] = TRAIN) -> list[str]:
+    """The command that trains with two processes of this machine."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [sys.executable, *launcher, *program, *words_of(values)]
+
+
 def torchrun(values: dict[str, Any], program: Sequence[str] = TRAIN) -> subprocess.CompletedProcess[str]:
     """Train with two processes of this machine."""
-    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*command, *program, *arguments], capture_output=True, text=True)
+    return subprocess.run(command(values, program), capture_output=True, text=True)
 
 
 def losses(save: Path) -> list[tuple[str, str, float]]:
@@ -305,9 +256,7 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
     """Also if the signal reaches all processes, and torchrun passes it on."""
     changes = without_dropout(steps=100_000, evaluate_every=50_000, batch_size=2, log_every=50_000)
     values = settings(small_corpus(tmp_path), tmp_path / "run", **changes)
-    arguments = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with Running([*command, "-m", "lm.train.command", *arguments], tmp_path / "log") as running:
+    with Running(command(values), tmp_path / "log") as running:
         assert running.wait_for("^Training starts")
         (running.send_to_all if everybody else running.send)(signal.SIGTERM)
         assert running.end() == 1  # torchrun's own

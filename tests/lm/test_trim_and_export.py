@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,24 +81,46 @@ def test_trimmed_and_compressed_in_one_step(
     assert "of 3 lines, 3 round-trip before, 3 after" in capsys.readouterr().out
 
 
+def assert_kept(model: Path, output: Path) -> None:
+    """The remaining words share the whole probability as before."""
+    before, after = log_probabilities(model, LINES), log_probabilities(output, LINES)
+    assert len(after) < len(before)
+    total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
+    for word in after:
+        torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 @pytest.mark.parametrize("method", ["plain", "compressed first", "compressed after"])
 def test_kept_words_keep_their_probabilities(tmp_path: Path, text: Path, kind: str, method: str) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
     small, output = tmp_path / "small.pt", tmp_path / "out" / "trimmed.pt"
-    squeeze = ["compress", "--method", "projective", "--rank", "4", "--model"]
     if method == "compressed first":
-        assert main([*squeeze, str(model), "--output", str(small)]) == 0
+        assert compress(model, "projective", small, "--rank", 4) == 0
         model = small
     assert trim("--model", model, "--text", text, "--output", output) == 0
     if method == "compressed after":
-        assert main([*squeeze, str(output), "--output", str(small)]) == 0
+        assert compress(output, "projective", small, "--rank", 4) == 0
         assert load_model(small).model.embedding.num_embeddings == 6
-    before, after = log_probabilities(model, LINES), log_probabilities(output, LINES)
-    assert set(after) == {"<unk>", "<eos>", "a", "c", "e", "i"}
-    total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
-    for word in after:
-        torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)
+    assert set(load_model(output).words) == {"<unk>", "<eos>", "a", "c", "e", "i"}
+    assert_kept(model, output)
+
+
+@pytest.mark.parametrize("store", ["int8", "int4"])
+def test_packed_models_stay_packed(
+    store: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = " ".join(f"w{number}" for number in range(90)) + f" {WORDS}"
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", words))
+    small, output, keep = tmp_path / "small.pt", tmp_path / "trimmed.pt", tmp_path / "keep"
+    keep.write_text("\n".join(load_model(model).words[:80]))
+    assert compress(model, "projective", small, "--rank", 4, "--store", store) == 0
+    assert trim("--model", small, "--text", text, "--keep", keep, "--output", output) == 0
+    assert "cannot be compared with it" in " ".join(capsys.readouterr().out.split())
+    packings = [read_checkpoint(path)["packing"] for path in (model, small, output)]
+    assert packings[0] is None and packings[1].store == packings[2].store == store
+    assert packings[1].names == packings[2].names
+    assert_kept(small, output)
 
 
 def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,86 +145,58 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     assert "<unk>: 1 tokens (9.09%)" in capsys.readouterr().out
 
 
-def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
-    output, empty, binary = tmp_path / "trimmed.pt", tmp_path / "empty", tmp_path / "binary"
-    empty.write_text("\n\nzzz\n")
-    binary.write_bytes(b"a\n\xff\n")
-    asked = ["--model", model, "--output", output]
-    assert "no such file" in error_line(capsys, *asked, "--text", tmp_path / "none")
-    assert "has no word of the vocabulary" in error_line(capsys, *asked, "--text", empty)
-    assert "line 2 is not UTF-8" in error_line(capsys, *asked, "--text", binary)
-    assert "give --text" in error_line(capsys, *asked)
-    assert "has no source side" in error_line(capsys, *asked, "--source-text", text)
-    found = [*asked, "--text", text]
-    assert "word to keep 'zzz'" in error_line(capsys, *found, "--keep", empty)
-    assert "at least 1" in error_line(capsys, *found, "--min-count", 0)
-    assert "is used 99 times; lower --min-count" in error_line(capsys, *found, "--min-count", 99)
-    assert "at least 0" in error_line(capsys, *found, "--keep-first", -1)
-    others = ["--output", output, "--text", text, "--model"]
-    assert "no such file" in error_line(capsys, *others, tmp_path / "none.pt")
-    assert "truncated" in error_line(capsys, *others, text)
-    assert not output.exists()
-    for taken in (output, tmp_path / "trimmed.pt.ids.tsv"):
-        taken.write_text("mine")
-        assert "already exists" in error_line(capsys, *found)
-        assert taken.read_text() == "mine"
-        taken.unlink()
-    onto = ["--model", model, "--text", text, "--output", model]
-    assert "would replace the file of --model" in error_line(capsys, *onto)
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--text", "none"], "no such file"),
+        (["--text", "empty"], "has no word of the vocabulary"),
+        (["--text", "binary"], "line 2 is not UTF-8"),
+        ([], "give --text"),
+        (["--source-text", "text"], "has no source side"),
+        (["--text", "text", "--keep", "empty"], "word to keep 'zzz'"),
+        (["--text", "text", "--min-count", 0], "at least 1"),
+        (["--text", "text", "--min-count", 99], "is used 99 times; lower --min-count"),
+        (["--text", "text", "--keep-first", -1], "at least 0"),
+        (["--text", "text", "--model", "none.pt"], "no such file"),
+        (["--text", "text", "--model", "text"], "truncated"),
+        (["--text", "text", "--output", "taken.pt"], "already exists"),
+        (["--text", "text", "--output", "listed.pt"], "already exists"),
+        (["--text", "text", "--output", "model.pt"], "would replace the file of --model"),
+    ],
+)
+def test_user_errors(
+    arguments: list[object],
+    printed: str,
+    tmp_path: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(Path("model.pt"), write_corpus(tmp_path / "corpus", WORDS))
+    Path("empty").write_text("\n\nzzz\n")
+    Path("binary").write_bytes(b"a\n\xff\n")
+    for taken in ("taken.pt", "listed.pt.ids.tsv"):
+        Path(taken).write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    given = [] if "--model" in arguments else ["--model", "model.pt"]
+    given += [] if "--output" in arguments else ["--output", "trimmed.pt"]
+    assert printed in error_line(capsys, *given, *arguments)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 def test_methods_without_rows_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
     small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
     options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
-    asked = ["compress", "--method", "tensor_train", *options, "--model", model, "--output", small]
-    assert main([str(argument) for argument in asked]) == 0
+    assert compress(model, "tensor_train", small, *options) == 0
     assert "trim the plain model first" in error_line(
         capsys, "--model", small, "--text", text, "--output", output
     )
     assert not output.exists()
 
 
-def test_a_full_disk_leaves_no_partial_files(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
-    (tmp_path / "out").mkdir()
-
-    def fail(content: object, file: BinaryIO) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", fail)
-    asked = ["--model", model, "--text", text, "--output", tmp_path / "out" / "trimmed.pt"]
-    assert "No space left" in error_line(capsys, *asked)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize("store", ["int8", "int4"])
-def test_packed_models_stay_packed(
-    store: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = " ".join(f"w{number}" for number in range(90)) + f" {WORDS}"
-    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", words))
-    small, output, keep = tmp_path / "small.pt", tmp_path / "trimmed.pt", tmp_path / "keep"
-    keep.write_text("\n".join(load_model(model).words[:80]))
-    squeeze = ["compress", "--method", "projective", "--rank", "4", "--store", store]
-    assert main([*squeeze, "--model", str(model), "--output", str(small)]) == 0
-    assert trim("--model", small, "--text", text, "--keep", keep, "--output", output) == 0
-    assert "cannot be compared with it" in " ".join(capsys.readouterr().out.split())
-    packings = [read_checkpoint(path)["packing"] for path in (model, small, output)]
-    assert packings[0] is None and packings[1].store == packings[2].store == store
-    assert packings[1].names == packings[2].names
-    before, after = log_probabilities(small, LINES), log_probabilities(output, LINES)
-    assert len(after) < len(before)
-    total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
-    for word in after:
-        torch.testing.assert_close(after[word], before[word] - total, rtol=0, atol=1e-5)
-
-
-def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_similarity_and_correlation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "awd_lstm"))
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a\tb\t1\na\tc\t2\nb\tc\t3\na\tunheard\t4\n")
@@ -215,12 +209,12 @@ def test_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     record = json.loads((output / "correlation.json").read_text())
     assert [layer["layer"] for layer in record["layers"]] == ["output"]
     assert (output / record["layers"][0]["picture"]).read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    assert main(["correlation", "--model", model, "--output", str(pairs)]) == 2
-    assert main(["correlation", "--model", str(pairs), "--output", str(output)]) == 2
-    assert main(["similarity", "--model", model, "--pairs", str(pairs), "--limit", "3"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 3
+    for wrong in (
+        ["correlation", "--model", model, "--output", pairs],
+        ["similarity", "--model", pairs, "--pairs", pairs],
+    ):
+        assert main([str(word) for word in wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_cosines_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

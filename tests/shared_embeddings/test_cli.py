@@ -201,6 +201,8 @@ def raising(error: BaseException):
         (FileNotFoundError(2, "No such file", "x.txt"), "tool: x.txt: No such file; check the path"),
         (RecursionError("maximum"), "tool: the input is nested too deeply"),
         (MemoryError(), "tool: not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "tool: not enough memory"),
+        (UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"), "tool: the output encoding ascii cannot encode"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "tool: not enough memory"),
         (ModuleNotFoundError("No module named 'x'"), "tool: No module named 'x'; install"),
         (UserError("x" * 100_000), "tool: xxx"),
