@@ -264,22 +264,6 @@ class SharedEmbedding(CachingModule):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The trainable parameters, each once, in groups for an optimizer of ``torch.optim``.
-
-        Args:
-            weight_decay: the weight decay of matrices and tables; biases, normalizations and single vectors
-                get 0.
-        """
-        decayed: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                is_bias = name.rpartition(".")[2].endswith("bias")
-                (others if is_bias or parameter.dim() < 2 else decayed).append(parameter)
-        groups = ((decayed, weight_decay), (others, 0.0))
-        return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
-
     # The input side.
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -305,9 +289,12 @@ class SharedEmbedding(CachingModule):
 
     def table(self) -> Tensor:
         """The dense input table ``(V, D)``. In inference it may be the cached one: do not modify it."""
-        if self.expensive_rows and not self.is_packed:
-            return self.cached("table", self._all_rows_without_padding)
-        return self._all_rows_without_padding()
+
+        def rows() -> Tensor:
+            found = self.all_rows()
+            return self.without_padding(found, self.all_ids(found.device))
+
+        return self.cached("table", rows) if self.expensive_rows and not self.is_packed else rows()
 
     # The output side.
 
@@ -394,25 +381,15 @@ class SharedEmbedding(CachingModule):
         return loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss
 
     def cross_entropy_and_predictions(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-        block_size: int | None = None,
+        self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]
     ) -> tuple[Tensor, Tensor]:
         """`cross_entropy`, and the word ``(...)`` with the highest score for every token."""
-        tokens = self._flat(hidden, targets, ignore_index)
-        loss, predictions = self.flat_loss_and_predictions(
-            *tokens,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-            block_size=block_size,
-        )
-        predictions = predictions[: targets.numel()].view(targets.shape)
-        return (loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss), predictions
+        tokens = self._flat(hidden, targets, options.setdefault("ignore_index", -100))
+        options.setdefault("label_smoothing", 0.0)
+        is_reduced = options.setdefault("reduction", "mean") != "none"
+        loss, predictions = self.flat_loss_and_predictions(*tokens, **options)
+        count, shape = targets.numel(), targets.shape
+        return loss if is_reduced else loss[:count].view(shape), predictions[:count].view(shape)
 
     def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]) -> Tensor:
         """`flat_loss_and_predictions` without predictions."""
@@ -617,10 +594,17 @@ class SharedEmbedding(CachingModule):
         Scores stay the same, too; only `adaptive` redistributes the probability of a band among fewer words.
 
         Raises:
-            UserError: the ids are not ascending or out of range, or the method cannot remove words.
+            UserError: the method cannot remove words.
+            ValueError: the ids are not ascending, or out of range.
         """
         ids = ids.to("cpu", torch.long)
-        _check_selection(ids, self.num_embeddings)
+        if ids.dim() != 1 or len(ids) == 0 or bool((ids.diff() <= 0).any()):
+            raise ValueError("the ids of the words to keep must be an ascending list of at least one word")
+        for word in (int(ids[0]), int(ids[-1])):
+            if not 0 <= word < self.num_embeddings:
+                raise ValueError(
+                    f"cannot keep word {word}: the embedding has words 0 to {self.num_embeddings - 1}"
+                )
         first = next(self.parameters())
         options, state = self.state_for_ids(ids.to(first.device))
         kept, sizes = ids.tolist(), (len(ids), self.embedding_dim)
@@ -645,13 +629,6 @@ class SharedEmbedding(CachingModule):
         """The sizes and the options, for print(module)."""
         return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, {self.options}"
 
-    # Helpers.
-
-    def _all_rows_without_padding(self) -> Tensor:
-        """The rows ``(V, D)`` of all words, with a padding row of zeros."""
-        rows = self.all_rows()
-        return self.without_padding(rows, self.all_ids(rows.device))
-
     def _factors(self) -> OutputFactors:
         """The output factors, cached in inference."""
         self.check_output()
@@ -674,15 +651,6 @@ def _check_type(name: str, ids: Tensor) -> None:
     """Raise TypeError unless word ids are int64 or int32."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} are of type {ids.dtype}, but word ids must be int64 or int32: use .long()")
-
-
-def _check_selection(ids: Tensor, num_embeddings: int) -> None:
-    """Raise UserError unless the ids ``(n,)`` are ascending and in range."""
-    if ids.dim() != 1 or len(ids) == 0 or bool((ids.diff() <= 0).any()):
-        raise ValueError("the ids of the words to keep must be an ascending list of at least one word")
-    if ids[0] < 0 or ids[-1] >= num_embeddings:
-        wrong = int(ids[0] if ids[0] < 0 else ids[-1])
-        raise ValueError(f"cannot keep word {wrong}: the embedding has words 0 to {num_embeddings - 1}")
 
 
 @dataclasses.dataclass(frozen=True)

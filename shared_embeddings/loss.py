@@ -15,6 +15,7 @@ Axes: ``N`` tokens, n of them in a block, ``V`` vocabulary, ``R`` width of the h
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
@@ -74,17 +75,26 @@ class LossSettings(NamedTuple):
 
     Attributes:
         has_bias: whether the last factor is a bias ``(V,)`` of the scores.
-        masked_word, ignore_index, label_smoothing, reduction, block_size: see `ScoreOptions`.
         product_dtype: the type that matrix products run in.
+        masked_word, ignore_index, label_smoothing, reduction, block_size: see `ScoreOptions`.
     """
 
     has_bias: bool
-    masked_word: int | None
-    ignore_index: int
-    label_smoothing: float
-    reduction: str
-    block_size: int | None
     product_dtype: torch.dtype
+    masked_word: int | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    reduction: str = "mean"
+    block_size: int | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for an unknown reduction, or a label smoothing or block size out of range."""
+        if self.reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction is {self.reduction!r}, but it must be 'mean', 'sum' or 'none'")
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}, but it must be from 0 to 1")
+        if self.block_size is not None and self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}, but a block must have at least 1 token")
 
 
 class Scores(ABC):
@@ -181,10 +191,7 @@ def blockwise_cross_entropy(
     *,
     bias: Tensor | None = None,
     masked_word: int | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    **options: Unpack[LossOptions],
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of the scores of `factors`, and the best word of every token.
 
@@ -195,7 +202,7 @@ def blockwise_cross_entropy(
         factors: hidden states ``(N, R)`` first.
         index: integer tensors that the scores depend on.
         targets: ``(N,)`` word ids.
-        bias, masked_word, ignore_index, label_smoothing, reduction, block_size: see `ScoreOptions`.
+        bias, masked_word, options: see `ScoreOptions`.
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
@@ -204,18 +211,10 @@ def blockwise_cross_entropy(
         IndexError: a target is out of range (checked on a CPU).
         ValueError: the reduction is unknown, the label smoothing is not in 0 to 1, or the block size below 1.
     """
-    check_arguments(reduction, label_smoothing, block_size)
+    settings = LossSettings(bias is not None, product_dtype(factors[0]), masked_word, **options)
+    settings.check()
     given = [*factors] if bias is None else [*factors, bias]
-    settings = LossSettings(
-        bias is not None,
-        masked_word,
-        ignore_index,
-        label_smoothing,
-        reduction,
-        block_size,
-        product_dtype(factors[0]),
-    )
-    forms_gradients = torch.is_grad_enabled() and reduction != "none"
+    forms_gradients = torch.is_grad_enabled() and settings.reduction != "none"
     loss, best = _Loss.apply(scores.kind, settings, forms_gradients, len(given), targets, *given, *index)
     return loss, best
 
@@ -225,11 +224,7 @@ def scored_cross_entropy(
     num_words: int,
     hidden: Tensor,
     targets: Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-    block_size: int | None = None,
+    **options: Unpack[LossOptions],
 ) -> tuple[Tensor, Tensor]:
     """``F.cross_entropy(scores_of(hidden), targets)`` in blocks of tokens, and the best word of every token.
 
@@ -238,37 +233,21 @@ def scored_cross_entropy(
         num_words: V.
         hidden: ``(N, S)``.
         targets: ``(N,)`` word ids.
-        ignore_index, label_smoothing, reduction, block_size: see `LossOptions`.
+        options: see `LossOptions`.
 
     Raises:
         IndexError, ValueError: as in `blockwise_cross_entropy`.
     """
-    check_arguments(reduction, label_smoothing, block_size)
-    size = tokens_per_block(len(targets), num_words, block_size, hidden.device)
+    settings = LossSettings(False, hidden.dtype, **options)
+    settings.check()
+    size = tokens_per_block(len(targets), num_words, settings.block_size, hidden.device)
     losses, predictions = [], []
     for states, words in zip(hidden.split(size), targets.split(size)):
         scores = scores_of(states).to(sum_dtype(hidden))
-        losses.append(
-            F.cross_entropy(
-                scores,
-                words.long(),
-                ignore_index=ignore_index,
-                label_smoothing=label_smoothing,
-                reduction="none",
-            )
-        )
+        how = {"ignore_index": settings.ignore_index, "label_smoothing": settings.label_smoothing}
+        losses.append(F.cross_entropy(scores, words.long(), reduction="none", **how))  # type: ignore[arg-type]
         predictions.append(scores.argmax(dim=-1))
-    return _reduce(torch.cat(losses), targets, reduction, ignore_index), torch.cat(predictions)
-
-
-def check_arguments(reduction: str, label_smoothing: float, block_size: int | None) -> None:
-    """Raise ValueError if the reduction, the label smoothing or the block size of a loss is invalid."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
+    return _reduce(torch.cat(losses), targets, settings), torch.cat(predictions)
 
 
 def pad_to_multiple(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -304,18 +283,18 @@ def tokens_per_block(tokens: int, words: int, block_size: int | None, device: to
     return max(1, min(size, tokens))
 
 
-def _reduce(losses: Tensor, targets: Tensor, reduction: str, ignore_index: int) -> Tensor:
+def _reduce(losses: Tensor, targets: Tensor, settings: LossSettings) -> Tensor:
     """The losses ``(N,)``, or their sum or mean; the mean of no tokens is nan, as in ``F.cross_entropy``."""
-    if reduction == "none":
+    if settings.reduction == "none":
         return losses
     total = losses.sum()
-    return total / (targets != ignore_index).sum() if reduction == "mean" else total
+    return total / (targets != settings.ignore_index).sum() if settings.reduction == "mean" else total
 
 
 class _Loss(torch.autograd.Function):
     """The loss as a function of all factors; see `blockwise_cross_entropy`.
 
-    A reduced loss computes its gradients in the forward pass. ``torch.compile`` sees `_walk` as one operator.
+    A reduced loss computes its gradients in the forward pass.
     """
 
     @staticmethod
@@ -338,7 +317,7 @@ class _Loss(torch.autograd.Function):
         ctx.gradients = gradients if any(wants) else None
         ctx.save_for_backward(targets, *tensors)
         ctx.mark_non_differentiable(predictions)
-        return _reduce(losses, targets, settings.reduction, settings.ignore_index), predictions
+        return _reduce(losses, targets, settings), predictions
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -377,12 +356,10 @@ def _walk_in_graph(
     wants: Sequence[bool],
     settings: LossSettings,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """`_walk`, as one operator while a graph is captured."""
+    """`_walk`, which ``torch.compile`` sees as one operator."""
+    walk: Callable[..., tuple[Tensor, Tensor, list[Tensor]]]
     walk = _operator if torch.compiler.is_compiling() else _walk
-    found: tuple[Tensor, Tensor, list[Tensor]] = walk(
-        kind, [*factors], [*index], targets, weights, [*wants], *settings
-    )
-    return found
+    return walk(kind, [*factors], [*index], targets, weights, [*wants], *settings)
 
 
 def _walk(
@@ -477,8 +454,8 @@ _operator = torch.library.custom_op(
     _walk,
     mutates_args=(),
     schema="""(str kind, Tensor[] factors, Tensor[] index, Tensor targets, Tensor weights, bool[] wants,
-        bool has_bias, int? masked_word, int ignore_index, float label_smoothing, str reduction,
-        int? block_size, ScalarType product_dtype) -> (Tensor, Tensor, Tensor[])""",
+        bool has_bias, ScalarType product_dtype, int? masked_word, int ignore_index, float label_smoothing,
+        str reduction, int? block_size) -> (Tensor, Tensor, Tensor[])""",
 )
 
 
@@ -528,134 +505,101 @@ def _maxima(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 class LinearScores(Scores):
-    """Linear scores of segments. The factors are hidden states, and as many codes."""
+    """Linear scores of segments. The factors are hidden states, and as many codes.
+
+    Gradients are in at least 32 bits, factors in the type of the products. The sums of codes, for label
+    smoothing, are without the masked word.
+    """
 
     kind = "linear"
     word_axis = 1
 
     def __init__(self, factors: Sequence[Tensor], index: Sequence[Tensor], settings: LossSettings) -> None:
         number = len(factors) // 2
-        self.segments: list[_Segment] = []
-        self.words = 0
-        for hidden, codes in zip(factors[:number], factors[number:]):
-            self.segments.append(_Segment(hidden, codes, self.words, settings))
-            self.words += codes.size(0)
+        self.dtype = sum_dtype(factors[0])
+        self.hiddens, self.codes = (
+            [factor.to(settings.product_dtype) for factor in part]
+            for part in (factors[:number], factors[number:])
+        )
+        ends = [0, *itertools.accumulate(len(codes) for codes in self.codes)]
+        self.words, self.columns = ends[-1], list(map(slice, ends, ends[1:]))
+        masked = settings.masked_word
+        self.masked = [
+            masked - part.start if masked is not None and part.start <= masked < part.stop else None
+            for part in self.columns
+        ]
+        self.code_sums: list[Tensor] = []
+        for codes, row in zip(factors[number:], self.masked):
+            if settings.label_smoothing != 0.0:
+                total = column_sums(codes, self.dtype)
+                self.code_sums.append(total if row is None else total - codes[row])
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
         """A product for each segment."""
         products = scores if low is None else low
-        for segment in self.segments:
-            torch.mm(segment.hidden[rows], segment.codes.t(), out=products[:, segment.columns])
+        for hidden, codes, columns in zip(self.hiddens, self.codes, self.columns):
+            torch.mm(hidden[rows], codes.t(), out=products[:, columns])
         if low is not None:
             scores.copy_(low)
 
     def summed(self, rows: slice) -> Tensor:
         """The hidden states times the sums of the codes."""
-        first, *others = (segment.summed(rows) for segment in self.segments)
+        first, *others = (
+            hidden[rows].to(self.dtype) @ total for hidden, total in zip(self.hiddens, self.code_sums)
+        )
         return sum(others, first)
 
     def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
-        number = len(self.segments)
-        for segment, *wanted in zip(self.segments, wants[:number], wants[number:]):
-            segment.start_gradients(weights, dtype, *wanted)
-
-    def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
-        if low is not None:
-            errors = low.copy_(errors)
-        for segment in self.segments:
-            segment.add_gradients(rows, errors[:, segment.columns])
-
-    def finish_gradients(self, smoothing: float) -> Gradients:
-        for segment in self.segments:
-            segment.finish_gradients(smoothing)
-        of_hidden = [segment.of_hidden for segment in self.segments]
-        return [*of_hidden, *(segment.of_codes for segment in self.segments)]
-
-
-class _Segment:
-    """The part of the vocabulary that has codes of one width, with its gradients.
-
-    Attributes:
-        hidden, codes: ``(N, R_g)`` and ``(V_g, R_g)`` in the type of the products.
-        columns: the segment's position among all words.
-        masked: the masked word's position in the segment, None if it is in another.
-        code_sum: ``(R_g,)`` the sum of all codes but the masked one, for label smoothing; else None.
-        of_hidden, of_codes: the gradients where needed, once they have been started.
-    """
-
-    of_hidden: Tensor | None
-    of_codes: Tensor | None
-
-    def __init__(self, hidden: Tensor, codes: Tensor, start: int, settings: LossSettings) -> None:
-        self.hidden = hidden.to(settings.product_dtype)
-        self.codes = codes.to(settings.product_dtype)
-        self.columns = slice(start, start + codes.size(0))
-        self.dtype = sum_dtype(hidden)
-        self.masked = None if settings.masked_word is None else settings.masked_word - start
-        if self.masked is not None and not 0 <= self.masked < codes.size(0):
-            self.masked = None
-        self.code_sum: Tensor | None = None
-        if settings.label_smoothing != 0.0:
-            self.code_sum = column_sums(codes, self.dtype)
-            if self.masked is not None:
-                self.code_sum = self.code_sum - codes[self.masked]
-
-    def summed(self, rows: slice) -> Tensor:
-        """The sum ``(n,)`` of the scores of all words of the segment but the masked one."""
-        assert self.code_sum is not None
-        return self.hidden[rows].to(self.dtype) @ self.code_sum
-
-    def start_gradients(
-        self, weights: Tensor, dtype: torch.dtype, wants_hidden: bool, wants_codes: bool
-    ) -> None:
-        """Allocate the gradients that are needed."""
-        self.weights, self.error_dtype = weights, dtype
-        self.error_codes = self.codes.to(dtype)
-        hidden, codes = self.hidden, self.codes
-        self.of_hidden = hidden.new_empty(hidden.shape, dtype=self.dtype) if wants_hidden else None
-        self.of_codes = codes.new_empty(codes.shape, dtype=self.dtype) if wants_codes else None
-        is_low = dtype != self.dtype
-        self.low_sum = torch.empty_like(codes, dtype=dtype) if is_low and wants_codes else None
+        self.weights, self.error_codes = weights, [codes.to(dtype) for codes in self.codes]
+        self.gradients = [
+            torch.empty_like(factor, dtype=self.dtype) if wanted else None
+            for factor, wanted in zip((*self.hiddens, *self.codes), wants)
+        ]
+        of_codes = self.gradients[len(self.codes) :]
+        self.low_sums = [
+            None if dtype == self.dtype or gradient is None else torch.empty_like(gradient, dtype=dtype)
+            for gradient in of_codes
+        ]
         self.is_first = True
 
-    def add_gradients(self, rows: slice, errors: Tensor) -> None:
-        """Add the block `rows` with `errors` ``(n, V_g)``, the gradient by its scores."""
-        if self.of_hidden is not None:
-            self._add_hidden(rows, errors, self.of_hidden[rows])
-        if self.of_codes is not None:
-            self._add_codes(rows, errors, self.of_codes)
+    def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
+        errors = errors if low is None else low.copy_(errors)
+        number, weights = len(self.codes), self.weights[rows]
+        for place, columns in enumerate(self.columns):
+            part, codes = errors[:, columns], self.error_codes[place]
+            if (of_hidden := self.gradients[place]) is not None:
+                if low is None:
+                    torch.mm(part, codes, out=of_hidden[rows])
+                else:
+                    of_hidden[rows].copy_(torch.mm(part, codes))
+                of_hidden[rows].mul_(weights)
+            if (of_codes := self.gradients[number + place]) is not None:
+                hidden = (self.hiddens[place][rows] * weights).to(codes.dtype)
+                low_sum = self.low_sums[place]
+                if low_sum is None:
+                    # With beta 0 the content of new memory is ignored.
+                    of_codes.addmm_(part.t(), hidden, beta=0.0 if self.is_first else 1.0)
+                else:
+                    torch.mm(part.t(), hidden, out=low_sum)
+                    if self.is_first:
+                        of_codes.copy_(low_sum)
+                    else:
+                        of_codes.add_(low_sum)
         self.is_first = False
 
-    def finish_gradients(self, smoothing: float) -> None:
+    def finish_gradients(self, smoothing: float) -> Gradients:
         """Add the constant part of the smoothed targets."""
-        if self.of_codes is not None:
-            if self.is_first:
-                self.of_codes.zero_()
-            if self.code_sum is not None:
-                total = (self.hidden.to(self.dtype) * self.weights).sum(dim=0)
-                self.of_codes.sub_(total, alpha=smoothing)
-                if self.masked is not None:
-                    self.of_codes[self.masked] = 0.0
-        if self.of_hidden is not None and self.code_sum is not None:
-            self.of_hidden.sub_(self.weights * self.code_sum, alpha=smoothing)
-
-    def _add_hidden(self, rows: slice, errors: Tensor, gradient: Tensor) -> None:
-        """The gradient ``(n, R_g)`` of the hidden states `rows`."""
-        if self.error_dtype == gradient.dtype:
-            torch.mm(errors, self.error_codes, out=gradient)
-        else:
-            gradient.copy_(torch.mm(errors, self.error_codes))
-        gradient.mul_(self.weights[rows])
-
-    def _add_codes(self, rows: slice, errors: Tensor, total: Tensor) -> None:
-        """The share of the tokens `rows` in the gradient of the codes."""
-        hidden = (self.hidden[rows] * self.weights[rows]).to(self.error_dtype)
-        if self.low_sum is None:
-            # With beta 0 the content of new memory is ignored.
-            total.addmm_(errors.t(), hidden, beta=0.0 if self.is_first else 1.0)
-            return
-        torch.mm(errors.t(), hidden, out=self.low_sum)
-        if self.is_first:
-            total.copy_(self.low_sum)
-        else:
-            total.add_(self.low_sum)
+        number = len(self.codes)
+        for place, (of_hidden, of_codes) in enumerate(zip(self.gradients[:number], self.gradients[number:])):
+            if of_codes is not None and self.is_first:
+                of_codes.zero_()
+            if not self.code_sums:
+                continue
+            if of_hidden is not None:
+                of_hidden.sub_(self.weights * self.code_sums[place], alpha=smoothing)
+            if of_codes is not None:
+                total = (self.hiddens[place].to(self.dtype) * self.weights).sum(dim=0)
+                of_codes.sub_(total, alpha=smoothing)
+                if self.masked[place] is not None:
+                    of_codes[self.masked[place]] = 0.0
+        return self.gradients

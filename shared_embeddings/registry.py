@@ -101,7 +101,12 @@ def build(
     spec, given = spec_of(method, options)
     sizes = _checked_sizes(spec.method, num_embeddings, embedding_dim)
     if padding_idx is not None:
-        padding_idx = _checked_padding(spec.method, padding_idx, sizes[0])
+        if not _is_whole(padding_idx, 0, sizes[0] - 1):
+            raise OptionError(
+                f"{spec.method}: 'padding_idx' is {padding_idx!r}, but it must be a word id from 0 to "
+                f"{sizes[0] - 1}, or None"
+            )
+        padding_idx = int(padding_idx)
     if words is not None:
         given = options_for_words(spec, given, words, sizes[0])
     return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, given))
@@ -171,20 +176,12 @@ def options_for_words(
 def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:
     """(V, D) as plain ints, or `OptionError`."""
     for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-        is_number = isinstance(value, Integral) and not isinstance(value, bool)
-        if not is_number or not 1 <= value <= _LARGEST_SIZE:
+        if not _is_whole(value, 1, _LARGEST_SIZE):
             raise OptionError(
                 f"{method}: '{name}' is {value!r}, but it must be a whole number from 1 to {_LARGEST_SIZE}"
             )
     return int(num_embeddings), int(embedding_dim)
 
 
-def _checked_padding(method: str, padding_idx: int, num_embeddings: int) -> int:
-    """`padding_idx` as a plain int, or `OptionError` if it is out of range."""
-    is_number = isinstance(padding_idx, Integral) and not isinstance(padding_idx, bool)
-    if not is_number or not 0 <= padding_idx < num_embeddings:
-        raise OptionError(
-            f"{method}: 'padding_idx' is {padding_idx!r}, but it must be a word id from 0 to "
-            f"{num_embeddings - 1}, or None"
-        )
-    return int(padding_idx)
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most

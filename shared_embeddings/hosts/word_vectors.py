@@ -21,8 +21,8 @@ from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordToke
 from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictions, Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.hosts import load_vectors
+from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
-from shared_embeddings.quant.standalone import check_decoder, program
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError

@@ -17,9 +17,9 @@ from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers.initialization import code_dtype, entry_std
 from shared_embeddings.quant.allocation import even_counts
-from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, Fitted, codecs
+from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
+from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.packed_tensor import dense
-from shared_embeddings.quant.rotation import rotate, rotate_back
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
@@ -191,6 +191,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 codes = torch.empty(count, self.codec.row_bytes(rate), dtype=torch.uint8)
                 self.register_buffer(_codes_name(rate), codes)
+        self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
             self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
         if self.codec.rotates:
@@ -233,11 +234,6 @@ class QuantizedEmbedding(SharedEmbedding):
             return next(iter(self.parameters())).new_empty(self.num_embeddings, 0)
         return self.get_parameter(self.scales_name)
 
-    @property
-    def _is_mixed(self) -> bool:
-        """Whether words have different rates."""
-        return len(self.word_counts) > 1
-
     def books(self) -> Books:
         """The codebooks of the codec."""
         names = self.codec.book_shapes(list(self.word_counts))
@@ -246,8 +242,6 @@ class QuantizedEmbedding(SharedEmbedding):
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate."""
         return dense(self.get_buffer(_codes_name(rate)))
-
-    # Rows.
 
     def rows(self, ids: Tensor) -> Tensor:
         codec, books = self.codec, self.books()
@@ -269,17 +263,10 @@ class QuantizedEmbedding(SharedEmbedding):
         return self._rotated_back(codec.restore(found, books))
 
     def all_rows(self) -> Tensor:
-        return self._rotated_back(self._restored_rows())
+        return self._rotated_back(self.output_factors().codes)
 
     def output_factors(self) -> OutputFactors:
-        """The rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)``."""
-        rows = self._restored_rows()
-        if not self.codec.rotates:
-            return OutputFactors(rows, None)
-        return OutputFactors(rows, self._rotated_back(torch.eye(self.embedding_dim).to(rows)))
-
-    def _restored_rows(self) -> Tensor:
-        """The rows ``(V, D)`` of all words, rotated if the codec rotates."""
+        """The rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)`` if there is one."""
         codec, books, found = self.codec, self.books(), []
         for rate, scales in self._parts():
             codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
@@ -287,9 +274,9 @@ class QuantizedEmbedding(SharedEmbedding):
                 rows = codec.decode(some, factors, rate, books) if rate else codec.uncoded(factors, books)
                 found.append(codec.restore(rows, books))
         rows = torch.cat(found)
-        return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
-
-    # The output side.
+        rows = rows.index_select(0, self._slots().int()) if self._is_mixed else rows
+        basis = self._rotated_back(torch.eye(self.embedding_dim).to(rows)) if codec.rotates else None
+        return OutputFactors(rows, basis)
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         codec, books, found = self.codec, self.books(), []
@@ -314,25 +301,23 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _slots(self) -> Tensor:
         """For every word ``(V,)`` its row among the codes of all rates, one rate after the other."""
-        return self.cached("slots", self._count_slots)
 
-    def _count_slots(self) -> Tensor:
-        slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
-        for rate, count in self.word_counts.items():
-            is_this = self.widths == RATES.index(rate)
-            slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
-            start += count
-        return slots.to(code_dtype(self.num_embeddings))
+        def count() -> Tensor:
+            slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
+            for rate, number in self.word_counts.items():
+                is_this = self.widths == RATES.index(rate)
+                slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
+                start += number
+            return slots.to(code_dtype(self.num_embeddings))
+
+        return self.cached("slots", count)
 
     def _rotated(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as the codec takes them."""
         return rotate(rows, self.signs) if self.codec.rotates else rows
 
     def _rotated_back(self, rows: Tensor) -> Tensor:
-        """The inverse of `_rotated`."""
         return rotate_back(rows, self.signs) if self.codec.rotates else rows
-
-    # Sizes and selections of words.
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """Whole bytes for codes, 4 bits for a width, 1 for a sign."""
@@ -362,58 +347,46 @@ class QuantizedEmbedding(SharedEmbedding):
                 state[name] = values[tuple(slice(size) for size in shapes[name])]
         return {**self.stored_options(), "words_per_width": list(counts.values())}, state
 
-    # Fitting.
-
     @classmethod
+    @torch.no_grad()
     def fit(cls, task: FitTask) -> QuantizedEmbedding:
         """Bits for words by counts and norms, codebooks from the rows, then the nearest codes.
 
         The bits are those that fit into the bytes of an embedding with these options that is not fitted.
         """
         draft: QuantizedEmbedding = task.build()
+        options, table, weights = draft.options, task.teacher, None
         limit = _code_bytes(draft.codec, draft.word_counts)
-        exponent = draft.options.count_exponent
-        weights = None
-        if task.token_counts is not None and exponent > 0:
-            weights = (task.token_counts + 1) ** exponent
-        found = draft.codec.fit(
-            task.teacher,
-            draft.options.bits,
-            weights,
-            lambda codec, counts: _code_bytes(codec, counts) <= limit,
+        if task.token_counts is not None and options.count_exponent > 0:
+            weights = (task.token_counts + 1) ** options.count_exponent
+        codec, rates, books = draft.codec.fit(
+            table, options.bits, weights, lambda codec, counts: _code_bytes(codec, counts) <= limit
         )
-        counts = [int((found.rates == rate).sum()) for rate in RATES]
-        layout = {"directions": list(found.codec.layout)} if found.codec.layout else {}
-        embedding: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts, **layout})
-        with torch.no_grad():
-            embedding._encode(task, found)
-        return embedding
-
-    def _encode(self, task: FitTask, found: Fitted) -> None:
-        """Fill the codebooks, the codes and the scales for the rows of the teacher."""
-        rates, table, books = found.rates, task.teacher, found.books
-        if self._is_mixed:
-            self.widths.copy_(torch.tensor([RATES.index(rate) for rate in rates.tolist()]))
+        counts = [int((rates == rate).sum()) for rate in RATES]
+        layout = {"directions": list(codec.layout)} if codec.layout else {}
+        made: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts, **layout})
+        if made._is_mixed:
+            made.widths.copy_(torch.tensor([RATES.index(rate) for rate in rates.tolist()]))
         if books is None:
             # In blocks: rotating takes several copies.
-            every = max(1, self.num_embeddings // _SAMPLE)
-            sample = torch.cat([self._rotated(rows) for rows in table[::every].split(BLOCK)])
-            books = self.codec.learn(sample, list(self.word_counts), task.seed)
+            every = max(1, made.num_embeddings // _SAMPLE)
+            sample = torch.cat([made._rotated(rows) for rows in table[::every].split(BLOCK)])
+            books = made.codec.learn(sample, list(made.word_counts), task.seed)
             del sample
         for name, values in books.items():
-            self.get_parameter(name).copy_(values)
-        books = {name: values.detach() for name, values in self.books().items()}
+            made.get_parameter(name).copy_(values)
         hidden = not task.progress
-        bar = tqdm(total=self.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
-        for rate in filter(None, self.word_counts):
+        bar = tqdm(total=made.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
+        for rate in filter(None, made.word_counts):
             words, done = (rates == rate).nonzero().flatten().to(table.device), 0
             for ids in words.split(BLOCK):
-                codes, scales = self.codec.encode(self._rotated(table[ids]), rate, books)
-                self.codes(rate)[done : done + len(ids)] = codes
-                self.word_scales[ids] = scales.to(self.word_scales)
+                codes, scales = made.codec.encode(made._rotated(table[ids]), rate, made.books())
+                made.codes(rate)[done : done + len(ids)] = codes
+                made.word_scales[ids] = scales.to(made.word_scales)
                 done += len(ids)
                 bar.update(len(ids))
         bar.close()
+        return made
 
 
 def _codes_name(rate: float) -> str:
@@ -430,3 +403,46 @@ def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     books = sum(packed_bytes(torch.empty(shape, device="meta"), store, name) for name, shape in shapes)
     codes = sum(codec.row_bytes(rate) * used[rate] for rate in rates)
     return codes + books + (sum(used.values()) // 2 if len(used) > 1 else 0)
+
+
+def rotate(values: Tensor, signs: Tensor) -> Tensor:
+    """Rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
+
+    After it, the entries of any row are close to normal with one variance, so that one codebook fits all
+    tables.
+
+    Args:
+        values: ``(n, D)``.
+        signs: ``(D,)`` of 0 and 1; dimensions with a 1 are negated first.
+    """
+    return _mixed(values * (1 - 2 * signs.to(values.dtype)), is_inverted=False)
+
+
+def rotate_back(values: Tensor, signs: Tensor) -> Tensor:
+    """The inverse of `rotate`."""
+    return _mixed(values, is_inverted=True) * (1 - 2 * signs.to(values.dtype))
+
+
+def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
+    """Vectors ``(n, D)`` times the Kronecker product of the orthogonal matrices, or of their transposes."""
+    mixed, done = values, 1
+    for size in factors_of(values.size(1)):
+        matrix = _orthogonal(size, values)
+        # The axis of this factor has `done` entries of earlier factors before it.
+        parts = mixed.reshape(-1, size, values.size(1) // (done * size))
+        mixed = torch.matmul(matrix.t() if is_inverted else matrix, parts)
+        done *= size
+    return mixed.reshape(values.shape)
+
+
+def _orthogonal(size: int, like: Tensor) -> Tensor:
+    """A Hadamard matrix for a power of two, the cosine transform (DCT-II) otherwise."""
+    if size & (size - 1) == 0:
+        matrix = torch.ones(1, 1, dtype=like.dtype, device=like.device)
+        for _ in range(size.bit_length() - 1):
+            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+        return matrix / math.sqrt(size)
+    places = torch.arange(size, dtype=torch.float64, device=like.device)
+    matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix.to(like.dtype)

@@ -13,17 +13,21 @@ numbers of a decoded row.
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.quant import kernels
+from shared_embeddings.quant import decoder, kernels
 from shared_embeddings.quant.allocation import rates_within
 from shared_embeddings.quant.decoder import DECODERS, RATES
+from shared_embeddings.utils.errors import UserError
 
 Books = dict[str, Tensor]
 Kind = TypeVar("Kind", bound="type[Codec]")
@@ -34,6 +38,10 @@ STEPS_PER_OCTAVE = 16
 BLOCK = 512
 # More hidden states than this are scored faster by a product with decoded rows.
 FEW_STATES = 4
+# The methods that programs without this library decode.
+DECODED_METHODS = ("standard", "projective", "quantized")
+_FUTURE = "from __future__ import annotations\n"
+_IMPORT = re.compile(rf"^from {re.escape(decoder.__name__)} import (\([^)]*\)|.*)\n", re.MULTILINE)
 
 
 class Encoded(NamedTuple):
@@ -95,8 +103,6 @@ class Codec(ABC):
         self.group_size = min(group_size, dim)
         self.layout = tuple(layout)
 
-    # Sizes.
-
     @property
     def num_scales(self) -> int:
         """S, the scales of a row."""
@@ -109,8 +115,6 @@ class Codec(ABC):
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         """The codebooks for rows of these rates by name; none by default."""
         return {}
-
-    # Fitting.
 
     def fit(
         self,
@@ -160,8 +164,6 @@ class Codec(ABC):
     def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
         """Codebooks for a sample of rotated rows ``(n, D)``; by default the initial ones."""
         return self.initial_books(rates)
-
-    # Coding.
 
     @abstractmethod
     def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
@@ -224,6 +226,28 @@ def register(name: str) -> Callable[[Kind], Kind]:
 def codecs() -> dict[str, type[Codec]]:
     """All codecs by name, sorted."""
     return dict(sorted(_registered.items()))
+
+
+def program(file: Path) -> str:
+    """The text of a module in which an import from `decoder` is replaced by that module and all decoders."""
+    parts = [inspect.getsource(decoder).partition(_FUTURE)[2]]
+    found = {name: codec.standalone for name, codec in codecs().items() if codec.standalone}
+    functions = {function: inspect.getsource(function) for own in found.values() for function in own}
+    parts += functions.values()
+    parts += [f'DECODERS["{name}"] = {own[-1].__name__}\n' for name, own in found.items()]
+    text, count = _IMPORT.subn(lambda _: "\n\n".join(parts), file.read_text(encoding="utf-8"))
+    assert count == 1, file
+    return text
+
+
+def check_decoder(method: str, options: Mapping[str, Any]) -> None:
+    """Raise UserError if an embedding has a codec that no program decodes; the default codec has one."""
+    codec = codecs().get(str(options.get("codec")))
+    if method == "quantized" and codec is not None and not codec.standalone:
+        raise UserError(
+            f"codec {codec.name} has no stand-alone decoder, so programs without this library could not load "
+            "the model; choose another"
+        )
 
 
 # Parts of several codecs.

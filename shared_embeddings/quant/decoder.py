@@ -1,7 +1,7 @@
 """Decodes embeddings with numpy only: tensors of files in few bits, then tables of a few methods.
 
-`shared_embeddings.quant.standalone` writes this module, with the decoders of codecs, into programs that need
-no library. In the library, `shared_embeddings.quant.codec.register` adds those decoders.
+`shared_embeddings.quant.codec.program` writes this module, with the decoders of codecs, into programs that
+need no library. In the library, `shared_embeddings.quant.codec.register` adds those decoders.
 
 Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` rows.
 """

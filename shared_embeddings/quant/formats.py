@@ -11,9 +11,13 @@ int4 divides a row into groups of 32 values, the last one maybe smaller. A group
 from -8 to 7; the scale has the least squared error and may be negative, so that -8 is on the side of the
 largest value. For a normal table of 4,000 x 128, the relative error is 0.082 with 4.5 bits per value,
 compared with 0.0065 for int8 with 8.125 bits. Errors of factors add up: a product of normal factors of rank
-64 is off by 0.115, compared with 0.0088. `RepeatableCodec` chooses scales that packing again finds.
+64 is off by 0.115, compared with 0.0088.
 
-Axes: ``n`` of the first axis of a tensor, ``N`` hidden states, ``D`` width of a matrix.
+Packing unpacked numbers again gives the same codes and scales. Scales are in bfloat16, whose 8 bits of
+precision times those of an integer are exact in float32.
+
+Axes: ``n`` of the first axis of a tensor, ``N`` hidden states, ``D`` width of a matrix, ``G`` numbers in a
+group.
 """
 
 from __future__ import annotations
@@ -29,11 +33,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.codec import STEPS_PER_OCTAVE
-from shared_embeddings.quant.repeatable import SCALE_TYPE, RepeatableCodec
+from shared_embeddings.quant.bits import pack_bits
+from shared_embeddings.quant.codec import FEW_STATES, STEPS_PER_OCTAVE, Books, Encoded
+from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
 
-# The largest integer of int8. The 8 bits of precision of a scale times its 7 are exact in float32, so that
-# packing unpacked rows finds the same scale; the range of scales is that of float32.
+_SCALE_TYPE = torch.bfloat16
+_RANGE = torch.finfo(_SCALE_TYPE)
+# The largest integer of int8.
 _LARGEST = 127
 # int4: the bits of a value, and the values that share a scale.
 _WIDTH = 4
@@ -42,8 +48,6 @@ _GROUP = 32
 _VALUES_AT_ONCE = 2**20
 # The most bits of an integer: with those of a byte before it, they fit into 64.
 _MOST_BITS = 56
-# More hidden states than this are multiplied faster with decoded rows.
-_FEW_STATES = 4
 # The minimum number of values per scale, so that scales stay small compared to values.
 _LEAST_IN_ROW = 16
 
@@ -53,11 +57,17 @@ class Packed(NamedTuple):
 
     Attributes:
         codes: its numbers without their scales.
-        scales: in bfloat16; None for fp16.
+        scales: in bfloat16; None for fp16 and integers.
     """
 
     codes: Tensor
     scales: Tensor | None
+
+    @property
+    def factors(self) -> Tensor:
+        """The scales in float32."""
+        assert self.scales is not None
+        return self.scales.float()
 
 
 class NumberFormat(ABC):
@@ -83,16 +93,26 @@ class NumberFormat(ABC):
 
     @property
     @abstractmethod
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        """The type and the shape of the codes, and the shape of the scales if there are any."""
+
+    @property
     def bytes(self) -> int:
         """The bytes of a tensor, including its scales."""
+        kind, codes, scales = self.layout
+        of_scales = 0 if scales is None else math.prod(scales) * _SCALE_TYPE.itemsize
+        return math.prod(codes) * kind.itemsize + of_scales
+
+    def check(self, packed: Packed) -> None:
+        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`."""
+        kind, codes, scales = self.layout
+        found = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
+        _expect((packed.codes.dtype, packed.codes.shape) == (kind, codes))
+        _expect(found == (None if scales is None else (_SCALE_TYPE, scales)))
 
     @abstractmethod
     def encode(self, values: Tensor) -> Packed:
         """The nearest packed tensor to finite values in float32."""
-
-    @abstractmethod
-    def check(self, packed: Packed) -> None:
-        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`."""
 
     @abstractmethod
     def decode(self, packed: Packed) -> Tensor:
@@ -120,26 +140,18 @@ class NumberFormat(ABC):
 
 
 class Float16(NumberFormat):
-    """See the module."""
+    """See the module; values above 65504 become infinite."""
 
     name = "fp16"
 
     @property
-    def bytes(self) -> int:
-        """As in the base class."""
-        return 2 * math.prod(self.shape)
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        return torch.float16, self.shape, None
 
     def encode(self, values: Tensor) -> Packed:
-        """As in the base class; values above 65504 become infinite."""
         return Packed(values.half(), None)
 
-    def check(self, packed: Packed) -> None:
-        """As in the base class."""
-        expect(packed.codes.dtype == torch.float16 and packed.scales is None)
-        expect(packed.codes.shape == self.shape)
-
     def decode(self, packed: Packed) -> Tensor:
-        """As in the base class."""
         return packed.codes.float()
 
 
@@ -149,34 +161,24 @@ class Int8(NumberFormat):
     name = "int8"
 
     @property
-    def bytes(self) -> int:
-        """As in the base class."""
-        return math.prod(self.shape) + self.rows * SCALE_TYPE.itemsize
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        axes = _scaled_axes(self.shape)
+        return torch.int8, self.shape, self.shape[:axes] + (1,) * (len(self.shape) - axes)
 
     def encode(self, values: Tensor) -> Packed:
-        """As in the base class: integers with the shape of `values`, and a scale for every row."""
         within = list(range(_scaled_axes(values.shape), values.dim()))
-        scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(SCALE_TYPE)
+        scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(_SCALE_TYPE)
         # Scales below the smallest normal number are not exact; such rows become zero.
-        scales = scales.masked_fill(scales < torch.finfo(SCALE_TYPE).tiny, 0.0)
+        scales = scales.masked_fill(scales < _RANGE.tiny, 0.0)
         integers = (values / scales.float()).nan_to_num(0.0, 0.0, 0.0).round()
         return Packed(integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales)
 
-    def check(self, packed: Packed) -> None:
-        """As in the base class."""
-        axes = _scaled_axes(self.shape)
-        expect(packed.codes.dtype == torch.int8 and packed.codes.shape == self.shape)
-        _expect_scales(packed.scales, self.shape[:axes] + (1,) * (len(self.shape) - axes))
-
     def decode(self, packed: Packed) -> Tensor:
-        """As in the base class."""
-        assert packed.scales is not None
-        return packed.codes.float().mul_(packed.scales.float())
+        return packed.codes.float().mul_(packed.factors)
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
-        """As in the base class; the scales multiply the scores, which are fewer than the values."""
-        assert packed.scales is not None
-        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.scales.float().t())
+        """The scales multiply the scores, which are fewer than the values."""
+        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.factors.t())
 
 
 class Int4(NumberFormat):
@@ -186,52 +188,39 @@ class Int4(NumberFormat):
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__(shape)
-        self._codec = RepeatableCodec(math.prod(self.shape[_scaled_axes(self.shape) :]), _GROUP)
+        self._codec = _RepeatableCodec(math.prod(self.shape[_scaled_axes(self.shape) :]), _GROUP)
 
     @property
-    def bytes(self) -> int:
-        """As in the base class."""
-        return self.rows * (self._codec.row_bytes(_WIDTH) + self._codec.num_scales * SCALE_TYPE.itemsize)
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        codes = self.rows, self._codec.row_bytes(_WIDTH)
+        return torch.uint8, codes, (self.rows, self._codec.num_scales)
 
     def encode(self, values: Tensor) -> Packed:
-        """As in the base class: bytes and scales, each with an axis of rows."""
         rows = values.reshape(-1, self._codec.dim)
         parts = rows.split(max(1, _VALUES_AT_ONCE // self._codec.dim))
-        encoded = [self._codec.encode(part, _WIDTH, {}) for part in parts]
-        return Packed(
-            torch.cat([part.codes for part in encoded]), torch.cat([part.scales for part in encoded])
-        )
-
-    def check(self, packed: Packed) -> None:
-        """As in the base class."""
-        expect(packed.codes.dtype == torch.uint8)
-        expect(packed.codes.shape == (self.rows, self._codec.row_bytes(_WIDTH)))
-        _expect_scales(packed.scales, (self.rows, self._codec.num_scales))
+        encoded = zip(*(self._codec.encode(part, _WIDTH, {}) for part in parts))
+        return Packed(*map(torch.cat, encoded))
 
     def decode(self, packed: Packed) -> Tensor:
-        """As in the base class."""
         halves = self._halves(packed).unflatten(1, (2, -1))
         rows = halves.transpose(1, 2).flatten(1)[:, : self._codec.dim]
         return rows.reshape(-1, *self.shape[1:])
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
-        """As in the base class; the dimensions of the hidden states are reordered instead of the values."""
+        """The dimensions of the hidden states are reordered instead of the values."""
         values = self._halves(packed)
         missing = values.size(1) - hidden.size(1)
         halves = F.pad(hidden, (0, missing)).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
         return F.linear(halves, values.to(hidden.dtype))
 
     def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
-        """As in the base class: for a few hidden states, by a compiled loop."""
-        assert packed.scales is not None
-        is_even = self._codec.dim % self._codec.group_size == 0 and self._codec.group_size % 2 == 0
-        if (
-            not is_even
-            or len(hidden) > _FEW_STATES
-            or not kernels.usable(hidden, packed.codes, packed.scales)
-        ):
+        """For a few hidden states, by a compiled loop."""
+        group = self._codec.group_size
+        if self._codec.dim % group or group % 2 or len(hidden) > FEW_STATES:
             return None
-        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, packed.scales)
+        if not kernels.usable(hidden, packed.codes, packed.factors):
+            return None
+        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, packed.factors)
 
     def _halves(self, packed: Packed) -> Tensor:
         """Rows with the values of even positions before those of odd ones, possibly padded at both ends.
@@ -239,61 +228,92 @@ class Int4(NumberFormat):
         The first value of a byte is in its upper half. A code with its first bit inverted is a signed integer
         of 4 bits, which shifts extend to 8 bits.
         """
-        codec = self._codec
-        assert packed.scales is not None
-        width = packed.codes.size(1) if codec.num_scales == 1 else codec.num_scales * _GROUP // 2
+        groups = self._codec.num_scales
+        width = packed.codes.size(1) if groups == 1 else groups * _GROUP // 2
         codes = F.pad(packed.codes, (0, width - packed.codes.size(1))) ^ 0x88
         values = torch.empty(len(codes), 2, width, device=codes.device)
         values[:, 0] = codes.view(torch.int8) >> _WIDTH
         values[:, 1] = (codes << _WIDTH).view(torch.int8) >> _WIDTH
-        groups = values.unflatten(2, (codec.num_scales, -1))
-        return groups.mul_(packed.scales.float()[:, None, :, None]).flatten(1)
+        return values.unflatten(2, (groups, -1)).mul_(packed.factors[:, None, :, None]).flatten(1)
+
+
+class _RepeatableCodec(UniformCodec):
+    """Numbers that some scale in bfloat16 reproduces exactly get the smallest such scale.
+
+    Decoded numbers so have the same codes and scales again.
+    """
+
+    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+        """Codes of finite rows of any size in float32."""
+        zero = 1 << (int(rate) - 1)
+        groups = self.grouped(rows).flatten(0, 1).clone()
+        scales, is_exact = _exact_scales(groups, zero)
+        rest = ~is_exact
+        # The nearest numbers that are levels times scales; squares in float64 do not overflow.
+        others, limit = groups[rest].double(), _RANGE.max / zero
+        rounded = best_scales(others, zero).clamp(-limit, limit).to(_SCALE_TYPE).double()
+        # Scales below the smallest normal number are not exact; such groups become zero.
+        rounded = rounded.masked_fill(rounded.abs() < _RANGE.tiny, 0.0)
+        groups[rest] = (nearest_levels(others, rounded, zero) * rounded.unsqueeze(-1)).float()
+        scales[rest] = _exact_scales(groups[rest], zero)[0]
+        codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).view(len(rows), -1)
+        packed = pack_bits(codes[:, : self.dim], int(rate))
+        return Encoded(packed, scales.to(_SCALE_TYPE).view(len(rows), -1))
+
+
+def _exact_scales(groups: Tensor, zero: int) -> tuple[Tensor, Tensor]:
+    """The smallest scales that reproduce groups ``(..., G)`` exactly, and whether there is one.
+
+    The largest number is one of few levels, which leaves few scales to try.
+    """
+    largest = groups.abs().amax(dim=-1)
+    scales, is_exact = torch.zeros_like(largest), largest == 0
+    for level in range(zero, 0, -1):
+        for trial in (largest / level, largest / -level):
+            is_scale = (trial.to(_SCALE_TYPE).float() == trial) & (trial.abs() >= _RANGE.tiny)
+            tried = (is_scale & ~is_exact).nonzero().squeeze(1)
+            numbers, found = groups[tried], trial[tried]
+            same = nearest_levels(numbers, found, zero) * found.unsqueeze(-1) == numbers
+            chosen = tried[same.all(dim=-1)]
+            scales[chosen], is_exact[chosen] = trial[chosen], True
+    return scales, is_exact
 
 
 class Logarithms(NumberFormat):
     """Nonnegative numbers as powers of 2 in steps of 1/16, in 8 bits; zero, and negative numbers, are 0.
 
-    The scale is a power of two that no number exceeds. Numbers are off by 1.3 % on average, 2.2 % at most;
-    those below 2**-15.9 of the largest one are that, or zero, whichever is nearer.
+    All have one scale, a power of two that no number exceeds. Numbers are off by 1.3 % on average, 2.2 % at
+    most; those below 2**-15.9 of the largest one are that, or zero, whichever is nearer.
     """
 
     name = "log8"
 
     @property
-    def bytes(self) -> int:
-        """As in the base class."""
-        return math.prod(self.shape) + SCALE_TYPE.itemsize
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        return torch.uint8, self.shape, (1, 1)
 
     def encode(self, values: Tensor) -> Packed:
-        """As in the base class, with one scale for all."""
         steps = (values.clamp(min=torch.finfo(torch.float32).tiny).log2() * STEPS_PER_OCTAVE).round()
         top = (steps.max() / STEPS_PER_OCTAVE).ceil().clamp(max=127)
         codes = 255 + steps - STEPS_PER_OCTAVE * top
         # Half of the smallest number is as near to it as to zero.
         is_zero = (values <= 0) | (codes <= 1 - STEPS_PER_OCTAVE)
         codes = codes.clamp(1, 255).masked_fill(is_zero, 0)
-        return Packed(codes.to(torch.uint8), top.exp2().to(SCALE_TYPE).reshape(1, 1))
-
-    def check(self, packed: Packed) -> None:
-        """As in the base class."""
-        expect(packed.codes.dtype == torch.uint8 and packed.codes.shape == self.shape)
-        _expect_scales(packed.scales, (1, 1))
+        return Packed(codes.to(torch.uint8), top.exp2().to(_SCALE_TYPE).reshape(1, 1))
 
     def decode(self, packed: Packed) -> Tensor:
-        """As in the base class."""
-        assert packed.scales is not None
-        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.scales.float()
+        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.factors
         return numbers.masked_fill(packed.codes == 0, 0.0)
 
     def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
-        """As in the base class; they keep the scale."""
         return Packed(choose(packed.codes), packed.scales)
 
 
 class BitCodes(NumberFormat):
     """Nonnegative integers such as word codes: each column in the bits of its largest value, least bit first.
 
-    The rows follow each other without gaps, in one array of bytes that is filled from the lowest bit.
+    The rows follow each other without gaps, in one array of bytes that is filled from the lowest bit. They
+    are decoded in the smallest type.
 
     Args:
         shape: of the tensor.
@@ -303,10 +323,10 @@ class BitCodes(NumberFormat):
     name = "bits"
 
     def __init__(self, shape: Sequence[int], widths: Sequence[int]) -> None:
-        expect(len(widths) > 0 and all(0 <= width <= _MOST_BITS for width in widths))
+        _expect(len(widths) > 0 and all(0 <= width <= _MOST_BITS for width in widths))
         self.shape, self.widths = tuple(shape), tuple(widths)
         self.rows = math.prod(self.shape) // len(self.widths)
-        expect(self.rows * len(self.widths) == math.prod(self.shape))
+        _expect(self.rows * len(self.widths) == math.prod(self.shape))
 
     @staticmethod
     def of(values: Tensor) -> BitCodes:
@@ -316,33 +336,25 @@ class BitCodes(NumberFormat):
         return BitCodes(values.shape, [number.bit_length() for number in largest.tolist()])
 
     @property
-    def bytes(self) -> int:
-        """As in the base class."""
-        return -(-self.rows * sum(self.widths) // 8)
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+        return torch.uint8, (-(-self.rows * sum(self.widths) // 8),), None
 
     def encode(self, values: Tensor) -> Packed:
-        """As in the base class; the integers are on a CPU."""
+        """Codes of integers on a CPU."""
         codes = values.detach().long().reshape(-1, len(self.widths)).numpy()
         bits = [codes[:, [column]] >> np.arange(width) & 1 for column, width in enumerate(self.widths)]
         stream = np.packbits(np.concatenate(bits, axis=1).astype(np.uint8), bitorder="little")
         return Packed(torch.from_numpy(stream), None)
 
-    def check(self, packed: Packed) -> None:
-        """As in the base class."""
-        expect(packed.codes.dtype == torch.uint8 and packed.scales is None)
-        expect(packed.codes.shape == (self.bytes,))
-
     def decode(self, packed: Packed) -> Tensor:
-        """All integers, in the smallest type."""
+        """All integers."""
         ids = torch.arange(self.rows, device=packed.codes.device)
         size = self.rows if torch.compiler.is_compiling() else max(1, _VALUES_AT_ONCE // len(self.widths))
         parts = [self._decoded(packed.codes, part) for part in ids.split(size)]
         return (torch.cat(parts) if parts else ids).reshape(self.shape)
 
     def decode_rows(self, packed: Packed, ids: Tensor) -> Tensor:
-        """As in the base class, in the smallest type."""
-        each = self.rows // self.shape[0]
-        if each != 1:
+        if self.rows != self.shape[0]:
             return self.decode(packed).index_select(0, ids)
         return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])
 
@@ -360,13 +372,9 @@ class BitCodes(NumberFormat):
         places, found = starts >> 3, torch.zeros_like(starts)
         for number in range((max(self.widths) + 14) // 8 if self.bytes else 0):
             found += codes[(places + number).clamp(max=len(codes) - 1)].long() << 8 * number
-        return (found >> (starts & 7) & (1 << widths) - 1).to(self._type)
-
-    @property
-    def _type(self) -> torch.dtype:
-        """The smallest type of the integers."""
-        types = {8: torch.uint8, 15: torch.int16, 31: torch.int32, _MOST_BITS: torch.int64}
-        return next(kind for bits, kind in types.items() if max(self.widths) <= bits)
+        kinds = {8: torch.uint8, 15: torch.int16, 31: torch.int32, _MOST_BITS: torch.int64}
+        kind = next(kind for bits, kind in kinds.items() if max(self.widths) <= bits)
+        return (found >> (starts & 7) & (1 << widths) - 1).to(kind)
 
 
 FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Int4)}
@@ -391,12 +399,6 @@ def _scaled_axes(shape: Sequence[int]) -> int:
     return axes
 
 
-def _expect_scales(scales: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless scales have the right type and a shape."""
-    expect(scales is not None and scales.dtype == SCALE_TYPE and scales.shape == shape)
-
-
-def expect(condition: bool) -> None:
-    """Raise ValueError unless `condition` is true."""
+def _expect(condition: bool) -> None:
     if not condition:
         raise ValueError("unexpected type or shape")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +31,11 @@ def usable(*tensors: Tensor) -> bool:
     return all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
 
 
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
 def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tensor) -> Tensor:
     """Entries ``(n, count)`` of `book` ``(2**b,)`` for the last b bits of a stream at each number.
 
@@ -42,12 +47,7 @@ def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tens
         book: floats.
     """
     out = torch.empty(len(codes), count)
-    streams, entries, values = _array(codes), _array(book.float()), out.numpy()
-
-    def decode(rows: slice) -> None:
-        _loops().decode_windows(streams[rows], width, first, len(entries) - 1, entries, values[rows])
-
-    _in_threads(decode, len(codes), count)
+    _run("decode_windows", count, [codes], [width, first, book], out)
     return out.to(book.dtype)
 
 
@@ -56,16 +56,32 @@ def window_scores(
 ) -> Tensor:
     """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_windows`, times `scales`."""
     out = torch.empty(len(hidden), len(codes))
-    streams, entries, states = _array(codes), _array(book.float()), _array(hidden.float())
-    factors, products = _array(scales.float().squeeze(1)), out.numpy()
+    _run("window_scores", hidden.size(1), [codes, scales.squeeze(1)], [width, first, book, hidden], out.t())
+    return out.to(hidden.dtype)
 
-    def score(rows: slice) -> None:
-        mask = len(entries) - 1
-        _loops().window_scores(
-            streams[rows], width, first, mask, entries, factors[rows], states, products[:, rows]
-        )
 
-    _in_threads(score, len(codes), hidden.size(1))
+def decode_fields(codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor) -> Tensor:
+    """Entries ``(n, D)`` of codebooks for the last b bits of a stream at each number.
+
+    Args:
+        codes: streams, bytes ``(n, B)``.
+        ends: the bits up to the end of each number ``(D,)``.
+        numbers: the codebook of each number ``(D,)``.
+        books: floats ``(m, 2**b)``.
+    """
+    out = torch.empty(len(codes), len(ends))
+    others = [ends, numbers * books.size(1), books.size(1) - 1, books.flatten()]
+    _run("decode_fields", len(ends), [codes], others, out)
+    return out.to(books.dtype)
+
+
+def path_scores(
+    hidden: Tensor, codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor, scales: Tensor
+) -> Tensor:
+    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_fields`, times `scales`."""
+    out = torch.empty(len(hidden), len(codes))
+    others = [ends, numbers * books.size(1), books.size(1) - 1, books.flatten(), hidden]
+    _run("path_scores", hidden.size(1), [codes, scales.squeeze(1)], others, out.t())
     return out.to(hidden.dtype)
 
 
@@ -78,13 +94,8 @@ def table_scores(codes: Tensor, tables: Tensor, scales: Tensor) -> Tensor:
         scales: of a row or of groups of as many bytes, ``(n, S)``.
     """
     out = torch.empty(len(tables), len(codes))
-    numbers, factors = _array(codes), _array(scales.float())
-    for table, row in zip(_array(tables.float()), out.numpy()):
-
-        def score(rows: slice, row: Any = row, table: Any = table) -> None:
-            _loops().table_scores(numbers[rows], table, factors[rows], row[rows])
-
-        _in_threads(score, len(codes), codes.size(1))
+    for table, row in zip(tables, out):
+        _run("table_scores", codes.size(1), [codes, scales], [table], row)
     return out.to(tables.dtype)
 
 
@@ -98,13 +109,8 @@ def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tens
         tables: for every token and integer of a row, what its values add, ``(N, T, K)``.
     """
     out = torch.empty(len(tables), count)
-    numbers, entries, sums = _array(stream), _array(tables.float()), out.numpy()
-    bits = _array(torch.tensor(widths))
-
-    def score(rows: slice) -> None:
-        _loops().field_scores(numbers, bits, rows.start, entries, sums[:, rows])
-
-    _in_threads(score, count, len(widths))
+    others = [stream, torch.tensor(widths), tables]
+    _run("field_scores", len(widths), [torch.arange(count)], others, out.t())
     return out.to(tables.dtype)
 
 
@@ -118,15 +124,11 @@ def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) ->
         scales: ``(n, S)``.
     """
     out = torch.empty(len(hidden), len(codes))
-    numbers, factors = _array(codes), _array(scales.float())
-    for state, row in zip(hidden.float(), out.numpy()):
-        parts = [_array(state[0::2]), _array(state[1::2])] if width == 4 else [_array(state)]
-        loop = _loops().nibble_scores if width == 4 else _loops().byte_scores
-
-        def score(rows: slice, row: Any = row, parts: Any = parts, loop: Any = loop) -> None:
-            loop(numbers[rows], factors[rows], *parts, row[rows])
-
-        _in_threads(score, len(codes), hidden.size(1))
+    for state, row in zip(hidden, out):
+        loop, parts = (
+            ("nibble_scores", [state[0::2], state[1::2]]) if width == 4 else ("byte_scores", [state])
+        )
+        _run(loop, hidden.size(1), [codes, scales], parts, row)
     return out.to(hidden.dtype)
 
 
@@ -138,52 +140,8 @@ def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
         stages: the entries of every stage ``(s, 256, p)``.
     """
     out = torch.empty(len(pieces), len(stages), dtype=torch.uint8)
-    numbers, entries, codes = _array(pieces.float()), _array(stages.float().transpose(1, 2)), out.numpy()
-
-    def find(rows: slice) -> None:
-        _loops().nearest_sums(numbers[rows], entries, codes[rows])
-
-    _in_threads(find, len(pieces), stages.numel())
+    _run("nearest_sums", stages.numel(), [pieces], [stages.transpose(1, 2)], out)
     return out
-
-
-def decode_fields(codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor) -> Tensor:
-    """Entries ``(n, D)`` of codebooks for the last b bits of a stream at each number.
-
-    Args:
-        codes: streams, bytes ``(n, B)``.
-        ends: the bits up to the end of each number ``(D,)``.
-        numbers: the codebook of each number ``(D,)``.
-        books: floats ``(m, 2**b)``.
-    """
-    out = torch.empty(len(codes), len(ends))
-    streams, places, offsets = _array(codes), _array(ends), _array(numbers * books.size(1))
-    entries, values = _array(books.float().flatten()), out.numpy()
-
-    def decode(rows: slice) -> None:
-        _loops().decode_fields(streams[rows], places, offsets, books.size(1) - 1, entries, values[rows])
-
-    _in_threads(decode, len(codes), len(ends))
-    return out.to(books.dtype)
-
-
-def path_scores(
-    hidden: Tensor, codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor, scales: Tensor
-) -> Tensor:
-    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_fields`, times `scales`."""
-    out = torch.empty(len(hidden), len(codes))
-    streams, places, offsets = _array(codes), _array(ends), _array(numbers * books.size(1))
-    entries, states = _array(books.float().flatten()), _array(hidden.float())
-    factors, products = _array(scales.float().squeeze(1)), out.numpy()
-
-    def score(rows: slice) -> None:
-        mask = books.size(1) - 1
-        _loops().path_scores(
-            streams[rows], places, offsets, mask, entries, factors[rows], states, products[:, rows]
-        )
-
-    _in_threads(score, len(codes), hidden.size(1))
-    return out.to(hidden.dtype)
 
 
 def nearest_paths(
@@ -199,41 +157,40 @@ def nearest_paths(
         books: the entry of each state, for the first, second, ... number that it gives.
     """
     out = torch.empty(len(rows), len(steps), dtype=torch.long)
-    numbers, entries, states = _array(rows.float()), _array(books.float()), out.numpy()
-    bits, sizes = _array(torch.tensor(steps)).T
-    factors = _array(weights.float())
-
-    def find(some: slice) -> None:
-        _loops().nearest_paths(numbers[some], bits, sizes, factors, start, entries, states[some])
-
-    _in_threads(find, len(rows), rows.size(1) * entries.shape[1])
+    bits, sizes = torch.tensor(steps).t()
+    _run("nearest_paths", rows.size(1) * books.size(1), [rows], [bits, sizes, weights, start, books], out)
     return out
 
 
-@functools.cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], out: Tensor) -> None:
+    """Run a loop of `shared_embeddings.quant.loops`, in threads for parts of the rows.
 
+    Args:
+        loop: its name.
+        cost: the operations of a row.
+        rows: its first arguments, with an axis of rows.
+        others: its other arguments.
+        out: what it writes, with an axis of rows.
+    """
+    # numba takes most of a second to import.
+    run = getattr(importlib.import_module("shared_embeddings.quant.loops"), loop)
+    by_row, target, count = [_array(part) for part in rows], out.numpy(), len(out)
+    whole = [_array(other) if isinstance(other, Tensor) else other for other in others]
 
-@functools.cache
-def _loops() -> Any:
-    """The compiled loops; numba takes most of a second to import."""
-    return importlib.import_module("shared_embeddings.quant.loops")
+    def work(some: slice) -> None:
+        run(*(part[some] for part in by_row), *whole, target[some])
+
+    threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
+    if threads == 1:
+        work(slice(0, count))
+        return
+    bounds = [count * thread // threads for thread in range(threads + 1)]
+    # A pool that lives longer would be unusable in processes that are forked later.
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, map(slice, bounds, bounds[1:])))
 
 
 def _array(tensor: Tensor) -> Any:
-    """The numbers of a tensor in memory as they are indexed."""
-    return tensor.detach().contiguous().numpy()
-
-
-def _in_threads(work: Callable[[slice], None], count: int, cost: int) -> None:
-    """Call `work` for slices of `count` rows, each of which takes `cost` operations."""
-    threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
-    bounds = [count * thread // threads for thread in range(threads + 1)]
-    slices = [slice(start, stop) for start, stop in zip(bounds, bounds[1:])]
-    if threads == 1:
-        work(slices[0])
-        return
-    # A pool that lives longer would be unusable in processes that are forked later.
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, slices))
+    """The numbers of a tensor in memory as they are indexed, real ones in 32 bits."""
+    tensor = tensor.detach().float() if tensor.is_floating_point() else tensor
+    return tensor.contiguous().numpy()

@@ -1,6 +1,8 @@
-"""Loops over packed codes, compiled by numba. `kernels` calls them on tensors.
+"""Loops over packed codes, compiled by numba. `shared_embeddings.quant.kernels` calls and describes them.
 
-Arrays: ``n`` rows, ``D`` numbers of a row, ``S`` groups of numbers that share a scale.
+The last argument is overwritten; its first axis is that of the rows.
+
+Arrays: ``n`` rows, ``N`` tokens, ``D`` numbers of a row.
 """
 
 from __future__ import annotations
@@ -18,30 +20,19 @@ _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy
 
 
 @_compiled
-def decode_windows(codes: Any, width: int, first: int, mask: int, book: Any, out: Any) -> None:
-    """Entries ``(n, D)`` of `book` for the last bits of a stream, `width` bits further for each number.
-
-    Args:
-        codes: the streams, bytes ``(n, B)``.
-        width: the bits of a number.
-        first: the bits of the first number, `width` or a byte.
-        mask: the states less one, at most 12 bits.
-        book: the entry of each state.
-        out: ``(n, D)``, overwritten.
-    """
+def decode_windows(codes: Any, width: int, first: int, book: Any, out: Any) -> None:
+    """Entries ``(n, D)`` of `book` for the last bits of a stream, `width` bits further for each number."""
     for row in range(codes.shape[0]):
-        _row_of_windows(codes[row], np.uint64(width), first, np.uint64(mask), book, out[row])
+        _row_of_windows(codes[row], np.uint64(width), first, book, out[row])
 
 
 @_compiled
-def window_scores(
-    codes: Any, width: int, first: int, mask: int, book: Any, scales: Any, hidden: Any, out: Any
-) -> None:
-    """Products ``(N, n)`` of vectors ``(N, D)`` with the rows of `decode_windows` times `scales` ``(n,)``."""
+def window_scores(codes: Any, scales: Any, width: int, first: int, book: Any, hidden: Any, out: Any) -> None:
+    """Products ``(n, N)`` of vectors ``(N, D)`` with the rows of `decode_windows` times `scales` ``(n,)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _row_of_windows(codes[row], np.uint64(width), first, np.uint64(mask), book, numbers)
-        _scores_of_row(numbers, hidden, scales[row], out[:, row])
+        _row_of_windows(codes[row], np.uint64(width), first, book, numbers)
+        _scores_of_row(numbers, hidden, scales[row], out[row])
 
 
 @_compiled
@@ -55,9 +46,9 @@ def _scores_of_row(numbers: Any, hidden: Any, scale: Any, out: Any) -> None:
 
 
 @_compiled
-def _row_of_windows(codes: Any, width: Any, first: int, mask: Any, book: Any, out: Any) -> None:
+def _row_of_windows(codes: Any, width: Any, first: int, book: Any, out: Any) -> None:
     """One row ``(D,)`` of `decode_windows`; unsigned numbers save tests for negative places."""
-    dim, byte = out.shape[0], np.uint64(8)
+    dim, byte, mask = out.shape[0], np.uint64(8), np.uint64(book.shape[0] - 1)
     stream, place, column = np.uint64(0), 0, 0
     if first != width:
         stream, place, column = np.uint64(codes[0]), 1, 1
@@ -86,15 +77,8 @@ def _row_of_windows(codes: Any, width: Any, first: int, mask: Any, book: Any, ou
 
 
 @_compiled
-def table_scores(codes: Any, tables: Any, scales: Any, out: Any) -> None:
-    """Sums ``(n,)`` over the bytes of rows, with a table for each byte of a row.
-
-    Args:
-        codes: bytes ``(n, B)``.
-        tables: what each byte adds, ``(B, 256)``.
-        scales: ``(n, S)``; groups have B / S bytes.
-        out: ``(n,)``, overwritten.
-    """
+def table_scores(codes: Any, scales: Any, tables: Any, out: Any) -> None:
+    """Sums ``(n,)`` over the bytes of rows, with a table ``(256,)`` for each byte of a row."""
     size = codes.shape[1] // scales.shape[1]
     for row in range(codes.shape[0]):
         score = np.float32(0.0)
@@ -108,14 +92,9 @@ def table_scores(codes: Any, tables: Any, scales: Any, out: Any) -> None:
 
 @_compiled
 def nibble_scores(codes: Any, scales: Any, even: Any, odd: Any, out: Any) -> None:
-    """Products of a vector with rows of 4-bit numbers from -8 to 7.
+    """Products ``(n,)`` of a vector with rows of 4-bit numbers from -8 to 7.
 
-    Args:
-        codes: two numbers in a byte, the first one in the high bits, ``(n, D / 2)``.
-        scales: ``(n, S)``.
-        even: the vector's numbers 0, 2, ..., ``(D / 2,)``.
-        odd: the others.
-        out: ``(n,)``, overwritten.
+    A byte has two numbers, the first one in the high bits. The vector's numbers 0, 2, ... are in `even`.
     """
     groups, pairs = scales.shape[1], codes.shape[1]
     size = pairs // groups
@@ -147,7 +126,7 @@ def nibble_scores(codes: Any, scales: Any, even: Any, odd: Any, out: Any) -> Non
 
 @_compiled
 def byte_scores(codes: Any, scales: Any, vector: Any, out: Any) -> None:
-    """Products of a `vector` ``(D,)`` with rows of 8-bit numbers from -128 to 127; as `nibble_scores`."""
+    """Products ``(n,)`` of a `vector` ``(D,)`` with rows of 8-bit numbers from -128 to 127."""
     groups = scales.shape[1]
     size = codes.shape[1] // groups
     offsets = np.empty(groups, np.float32)
@@ -165,21 +144,13 @@ def byte_scores(codes: Any, scales: Any, vector: Any, out: Any) -> None:
 
 
 @_compiled
-def field_scores(stream: Any, widths: Any, first: int, tables: Any, out: Any) -> None:
-    """Sums over the fields of rows of integers, with a table for each field.
-
-    Args:
-        stream: the bytes of all rows without gaps, lowest bit first.
-        widths: the bits of each field ``(T,)``.
-        first: the row that the sums begin with.
-        tables: what each integer adds, ``(N, T, K)``.
-        out: ``(N, n)``, overwritten.
-    """
-    bit = first * np.sum(widths)
+def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> None:
+    """Sums ``(n, N)`` over the fields of consecutive `rows` of integers, with a table for each field."""
+    bit = rows[0] * np.sum(widths)
     place, unread = bit // 8, -(bit % 8)
     buffer = np.uint64(0)
-    for row in range(out.shape[1]):
-        out[:, row] = 0.0
+    for row in range(out.shape[0]):
+        out[row] = 0.0
         for field in range(widths.shape[0]):
             while unread < widths[field]:
                 # The bits before the first row are shifted out.
@@ -190,19 +161,13 @@ def field_scores(stream: Any, widths: Any, first: int, tables: Any, out: Any) ->
             code = buffer & ((np.uint64(1) << np.uint64(widths[field])) - np.uint64(1))
             buffer >>= np.uint64(widths[field])
             unread -= widths[field]
-            for token in range(out.shape[0]):
-                out[token, row] += tables[token, field, code]
+            for token in range(out.shape[1]):
+                out[row, token] += tables[token, field, code]
 
 
 @_compiled
 def nearest_sums(pieces: Any, stages: Any, out: Any) -> None:
-    """Codes ``(n, s)`` of sums of entries that are near to pieces ``(n, p)``: a beam search.
-
-    Args:
-        pieces: float32.
-        stages: the entries ``(s, p, e)`` of every stage, by dimension.
-        out: uint8, overwritten.
-    """
+    """Codes ``(n, s)`` of sums of entries in `stages` ``(s, p, e)`` near to `pieces` ``(n, p)``."""
     count, dim, entries = stages.shape
     norms = np.zeros((count, entries), np.float32)
     for stage in range(count):
@@ -263,7 +228,7 @@ def _insert_nearest(
 
 @_compiled
 def decode_fields(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, out: Any) -> None:
-    """Entries ``(n, D)`` of `book` for the last bits of streams ``(n, B)`` before each of `ends` ``(D,)``.
+    """Entries ``(n, D)`` of `book` for the last bits of streams before each of `ends` ``(D,)``.
 
     The codebook of a number starts at its place in `offsets` ``(D,)``.
     """
@@ -273,13 +238,13 @@ def decode_fields(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, out
 
 @_compiled
 def path_scores(
-    codes: Any, ends: Any, offsets: Any, mask: int, book: Any, scales: Any, hidden: Any, out: Any
+    codes: Any, scales: Any, ends: Any, offsets: Any, mask: int, book: Any, hidden: Any, out: Any
 ) -> None:
-    """Products ``(N, n)`` of vectors ``(N, D)`` with the rows of `decode_fields` times `scales` ``(n,)``."""
+    """Products ``(n, N)`` of vectors ``(N, D)`` with the rows of `decode_fields` times `scales` ``(n,)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, numbers)
-        _scores_of_row(numbers, hidden, scales[row], out[:, row])
+        _scores_of_row(numbers, hidden, scales[row], out[row])
 
 
 @_compiled
@@ -296,18 +261,9 @@ def _row_of_fields(codes: Any, ends: Any, offsets: Any, mask: Any, book: Any, ou
 
 @_compiled
 def nearest_paths(rows: Any, bits: Any, sizes: Any, weights: Any, start: int, books: Any, out: Any) -> None:
-    """The states ``(n, T)`` of the path that is nearest to each row, as `trellis.nearest_states`.
+    """The states ``(n, T)`` of the path that is nearest to each row ``(n, D)``.
 
     The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
-
-    Args:
-        rows: ``(n, D)``.
-        bits: between each state and the one before ``(T,)``.
-        sizes: the numbers of each state ``(T,)``.
-        weights: of the squared errors of the numbers ``(D,)``.
-        start: the number of states that a path can begin in.
-        books: the entry of each state, for the first, second, ... of its numbers.
-        out: int64 ``(n, T)``, overwritten.
     """
     states = books.shape[1]
     lowest = np.empty((bits.shape[0], states >> np.min(bits)), np.float32)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -56,30 +57,35 @@ class PackedTensor(Tensor):
         strides = (1, form.shape[-1]) if is_transposed else None
         # Views of tensors that were made outside of inference mode must not be inference tensors.
         with torch.inference_mode(False):
-            return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+            made: PackedTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
                 cls, shape, strides=strides, dtype=dtype, device=packed.codes.device, requires_grad=False
             )
-
-    def __init__(
-        self,
-        form: NumberFormat,
-        packed: Packed,
-        dtype: torch.dtype = torch.float32,
-        is_transposed: bool = False,
-    ) -> None:
-        self.form, self.packed, self.is_transposed = form, packed, is_transposed
+        made.form, made.packed, made.is_transposed = form, packed, is_transposed
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The storage and the shape."""
         return f"PackedTensor({self.form.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes."""
+        return self.packed.codes
+
+    @property
+    def scales(self) -> Tensor | None:
+        """The scales, None for fp16 and integers."""
+        return self.packed.scales
 
     def decoded(self) -> Tensor:
         """The plain tensor."""
         values = self.form.decode(self.packed).contiguous().to(self.dtype)
         return values.t() if self.is_transposed else values
 
-    def like(self, packed: Packed, dtype: torch.dtype | None = None) -> PackedTensor:
-        """A tensor with other codes of the same sizes, of type `dtype` or the same type."""
+    def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> PackedTensor:
+        """A tensor with changed codes and scales of the same sizes, such as on another device."""
+        codes, scales = self.packed
+        packed = Packed(change(codes), None if scales is None else change(scales))
         return PackedTensor(self.form, packed, dtype or self.dtype, self.is_transposed)
 
     def turned(self) -> PackedTensor:
@@ -89,11 +95,6 @@ class PackedTensor(Tensor):
     def select_rows(self, ids: Tensor) -> Tensor:
         """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
         return self.form.decode_rows(self.packed, ids).to(self.dtype)
-
-    def narrowed(self, start: int, stop: int) -> PackedTensor:
-        """Consecutive rows with the same codes."""
-        form = type(self.form)((stop - start, *self.form.shape[1:]))
-        return PackedTensor(form, self._part(start, stop), self.dtype)
 
     def scores(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The products ``(N, V)`` of hidden states ``(N, R)`` with all rows, decoded in blocks.
@@ -109,12 +110,12 @@ class PackedTensor(Tensor):
         if hidden.size(-1) != width:
             raise RuntimeError(f"{tuple(hidden.shape)} and ({width}, {rows}) cannot be multiplied")
         states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        direct = self.form.direct_scores(states, self.packed)
-        if direct is not None:
-            return direct.to(hidden.dtype) if out is None else out.copy_(direct)
+        found = self.form.direct_scores(states, self.packed)
+        if found is not None:
+            return found.to(hidden.dtype) if out is None else out.copy_(found)
         found = hidden.new_empty(hidden.size(0), rows) if out is None else out
-        for start, stop in self._ranges():
-            found[:, start:stop] = self.form.scores(states, self._part(start, stop))
+        for block, part in self._parts():
+            found[:, block] = self.form.scores(states, part)
         return found
 
     def table_scores(self, tables: Tensor) -> Tensor | None:
@@ -127,30 +128,22 @@ class PackedTensor(Tensor):
             raise RuntimeError(f"{tuple(weights.shape)} and {self.form.shape} cannot be multiplied")
         kind = torch.promote_types(weights.dtype, torch.float32)
         found = weights.new_zeros((len(weights), self.form.shape[1]), dtype=kind)
-        for (start, stop), block in zip(self._ranges(), self.blocks()):
-            found.addmm_(weights[:, start:stop].to(kind), block.to(kind))
+        for (block, _), rows in zip(self._parts(), self.blocks()):
+            found.addmm_(weights[:, block].to(kind), rows.to(kind))
         return found.to(weights.dtype)
 
     def blocks(self) -> Iterator[Tensor]:
         """The decoded rows in blocks, in float32."""
-        for start, stop in self._ranges():
-            yield self.form.decode(self._part(start, stop))
+        for _, part in self._parts():
+            yield self.form.decode(part)
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """The first row and the end of every block."""
+    def _parts(self) -> Iterator[tuple[slice, Packed]]:
+        """Blocks of rows, with their codes and scales."""
         rows = self.form.shape[0]
         step = max(1, _VALUES_AT_ONCE * rows // max(1, self.numel()))
         for start in range(0, rows, step):
-            yield start, min(start + step, rows)
-
-    def _part(self, start: int, stop: int) -> Packed:
-        """Codes and scales of consecutive rows."""
-        return self.form.rows_of(self.packed, lambda part: part[start:stop])
-
-    def mapped(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> PackedTensor:
-        """A tensor with changed codes and scales, such as on another device."""
-        codes, scales = self.packed
-        return self.like(Packed(change(codes), None if scales is None else change(scales)), dtype)
+            block = slice(start, min(start + step, rows))
+            yield block, self.form.rows_of(self.packed, itemgetter(block))
 
     # torch's protocol for tensor subclasses.
 
@@ -161,15 +154,17 @@ class PackedTensor(Tensor):
         """Run an operation on packed tensors, see the class."""
         named = dict(kwargs or {})
         handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(*args, **named)
-            if result is not NotImplemented:
-                return result
-        # In inference mode, torch does not resolve composed operations such as `linear` before.
-        result = func.decompose(*args, **named)
-        if result is not NotImplemented:
+        if handler is not None and (result := handler(*args, **named)) is not NotImplemented:
             return result
-        if func._schema.is_mutable and any(isinstance(part, PackedTensor) for part in _written(func, args)):
+        # In inference mode, torch does not resolve composed operations such as `linear` before.
+        if (result := func.decompose(*args, **named)) is not NotImplemented:
+            return result
+        changed = [
+            value
+            for argument, value in zip(func._schema.arguments, args)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        if func._schema.is_mutable and any(isinstance(value, PackedTensor) for value in changed):
             raise RuntimeError(
                 f"a packed tensor is frozen, but {func} would change it: load the model with trainable=True"
             )
@@ -180,7 +175,7 @@ class PackedTensor(Tensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
         """The names of the plain tensors inside, and everything else."""
-        names = ["codes"] if self.packed.scales is None else ["codes", "scales"]
+        names = ["codes"] if self.scales is None else ["codes", "scales"]
         return names, (self.form.name, self.form.shape, self.form.widths, self.dtype, self.is_transposed)
 
     @staticmethod
@@ -191,16 +186,6 @@ class PackedTensor(Tensor):
         name, shape, widths, dtype, is_transposed = context
         packed = Packed(inner["codes"], inner.get("scales"))
         return PackedTensor(format_of(name, shape, widths), packed, dtype, is_transposed)
-
-    @property
-    def codes(self) -> Tensor:
-        """The codes."""
-        return self.packed.codes
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales, None for fp16."""
-        return self.packed.scales
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedTensor:
         """A tensor with its own memory, a parameter if this is one."""
@@ -271,21 +256,7 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor.decoded() if isinstance(tensor, PackedTensor) else tensor
 
 
-def _written(func: Any, args: Sequence[Any]) -> list[Any]:
-    """The arguments that an operation changes."""
-    found = zip(func._schema.arguments, args)
-    return [value for argument, value in found if argument.alias_info and argument.alias_info.is_write]
-
-
 # Operations that keep the codes or decode only what they need; NotImplemented decodes the whole tensor.
-
-
-def _same(tensor: PackedTensor, **settings: Any) -> Any:
-    return tensor.like(tensor.packed)
-
-
-def _clone(tensor: PackedTensor, **settings: Any) -> Any:
-    return tensor.mapped(torch.clone)
 
 
 def _to_copy(tensor: PackedTensor, **settings: Any) -> Any:
@@ -299,17 +270,14 @@ def _to_copy(tensor: PackedTensor, **settings: Any) -> Any:
 def _copy(tensor: Tensor, source: Tensor, *others: Any) -> Any:
     if not (isinstance(tensor, PackedTensor) and isinstance(source, PackedTensor)):
         return NotImplemented
-    if _key(tensor) != _key(source):
+    keys = [(one.form.name, one.form.shape, one.form.widths, one.is_transposed) for one in (tensor, source)]
+    if keys[0] != keys[1]:
         return NotImplemented
     for part, new in zip(inner_tensors(tensor), inner_tensors(source)):
         part.copy_(new)
         if not part.is_inference():  # torch does not count changes at this level
             torch.autograd.graph.increment_version(part)
     return tensor
-
-
-def _key(tensor: PackedTensor) -> tuple[Any, ...]:
-    return tensor.form.name, tensor.form.shape, tensor.form.widths, tensor.is_transposed
 
 
 def _transpose(tensor: PackedTensor, *axes: Any) -> Any:
@@ -324,8 +292,10 @@ def _permute(tensor: PackedTensor, axes: Sequence[int]) -> Any:
 def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     if axis != 0 or step != 1 or tensor.is_transposed or tensor.form.widths:
         return NotImplemented
-    first, stop, _ = slice(start, end).indices(tensor.size(0))
-    return tensor.narrowed(first, max(first, stop))
+    first, last, _ = slice(start, end).indices(tensor.size(0))
+    rows = slice(first, max(first, last))
+    form = type(tensor.form)((rows.stop - first, *tensor.form.shape[1:]))
+    return PackedTensor(form, tensor.form.rows_of(tensor.packed, itemgetter(rows)), tensor.dtype)
 
 
 def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
@@ -337,11 +307,8 @@ def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
 def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     if not isinstance(tensor, PackedTensor) or tensor.is_transposed or tensor.dim() != 2:
         return NotImplemented
-    return (
-        tensor.select_rows(ids.reshape(-1)).unflatten(0, ids.shape)
-        if ids.dim() != 1
-        else tensor.select_rows(ids)
-    )
+    rows = tensor.select_rows(ids.reshape(-1))
+    return rows if ids.dim() == 1 else rows.unflatten(0, ids.shape)
 
 
 def _select(tensor: PackedTensor, axis: int, place: int) -> Any:
@@ -367,9 +334,9 @@ def _addmm(bias: Any, first: Any, second: Any, *, beta: float = 1, alpha: float 
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    _aten.detach.default: _same,
-    _aten.alias.default: _same,
-    _aten.clone.default: _clone,
+    _aten.detach.default: lambda tensor, **settings: tensor.mapped(lambda part: part),
+    _aten.alias.default: lambda tensor, **settings: tensor.mapped(lambda part: part),
+    _aten.clone.default: lambda tensor, **settings: tensor.mapped(torch.clone),
     _aten._to_copy.default: _to_copy,
     _aten.copy_.default: _copy,
     _aten.t.default: _transpose,

@@ -18,14 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.quant.formats import (
-    FORMATS,
-    BitCodes,
-    Logarithms,
-    NumberFormat,
-    Packed,
-    format_of,
-)
+from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed, format_of
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import parse_json
@@ -95,22 +88,13 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
     forms: dict[str, dict[str, Any]] = {}
     for name, tensor in state.items():
         packed[name] = tensor
-        if isinstance(tensor, PackedTensor):
-            form, parts = _parts(name, tensor)
+        held: Tensor | None = tensor
+        if not isinstance(tensor, PackedTensor):
+            is_chosen = any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen)
+            held = _packed(name, tensor, store) if is_chosen else None
+        if isinstance(held, PackedTensor):
+            forms[name], parts = _described(name, held)
             packed.update(parts)
-            forms[name] = form
-            continue
-        if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen):
-            continue
-        if is_packable(tensor, store, name) and not _exceeds_fp16(tensor):
-            form, parts = _pack_numbers(name, tensor, store)
-        elif _has_codes(tensor):
-            codes = BitCodes.of(tensor)
-            form, parts = _parts(name, PackedTensor(codes, codes.encode(tensor), tensor.dtype))
-        else:
-            continue
-        packed.update(parts)
-        forms[name] = form
     if forms:
         header = json.dumps({"version": VERSION, "tensors": forms}, separators=(",", ":")).encode()
         packed[HEADER] = torch.tensor(list(header), dtype=torch.uint8)
@@ -184,42 +168,41 @@ def check_store(store: str) -> None:
         raise StorageError(f"unknown storage '{store}'; choose one of {', '.join(STORES)}")
 
 
-def is_packable(tensor: Tensor, store: str, name: str) -> bool:
-    """Whether `pack` converts a floating-point tensor of a name."""
-    is_large = tensor.dim() >= 1 and tensor.numel() >= _LEAST_VALUES
-    return is_large and tensor.is_floating_point() and _bytes_as(tensor, store, name) < tensor.nbytes
-
-
 def packed_bytes(tensor: Tensor, store: str, name: str) -> int:
     """The size of a floating-point tensor in a storage, including scales; depends on its shape and name only.
 
     A packed tensor stays as it is.
     """
-    if isinstance(tensor, PackedTensor):
-        return tensor.form.bytes
-    return _bytes_as(tensor, store, name) if is_packable(tensor, store, name) else tensor.nbytes
+    form = tensor.form if isinstance(tensor, PackedTensor) else _number_format(tensor, store, name)
+    return tensor.nbytes if form is None else form.bytes
 
 
-def _bytes_as(tensor: Tensor, store: str, name: str) -> int:
-    """The size of a tensor in a storage, ignoring the minimum size for packing."""
-    return tensor.nbytes if store == "fp32" else _format_of(tensor, store, name).bytes
-
-
-def _format_of(tensor: Tensor, store: str, name: str) -> NumberFormat:
-    """The format of a tensor in a storage other than fp32."""
+def _number_format(tensor: Tensor, store: str, name: str) -> NumberFormat | None:
+    """The format of a floating-point tensor of a name in a storage; None if it stays as it is."""
+    is_large = tensor.dim() > 0 and tensor.numel() >= _LEAST_VALUES
+    if store == "fp32" or not is_large or not tensor.is_floating_point():
+        return None
     if name.rpartition(".")[2] == ROW_SCALES:
-        return Logarithms(tensor.shape)
-    return FORMATS[store if tensor.dim() > 1 else "fp16"](tensor.shape)
+        form: NumberFormat = Logarithms(tensor.shape)
+    else:
+        form = FORMATS[store if tensor.dim() > 1 else "fp16"](tensor.shape)
+    return form if form.bytes < tensor.nbytes else None
 
 
-def _exceeds_fp16(tensor: Tensor) -> bool:
-    """Whether a bias cannot be stored in fp16, such as one of minus infinity for words that are unused."""
-    return tensor.dim() == 1 and not bool(tensor.half().isfinite().all())
+def _packed(name: str, tensor: Tensor, store: str) -> PackedTensor | None:
+    """A packed tensor, or None if it stays as it is.
 
-
-def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Pack a floating-point tensor; returns its description and its parts by name."""
-    form = _format_of(tensor, store, name)
+    That holds for a bias that fp16 cannot store, such as one of minus infinity for words that are unused.
+    """
+    if str(tensor.dtype).removeprefix("torch.") in _INTEGERS and tensor.numel() >= _LEAST_VALUES:
+        if bool((tensor < 0).any()):
+            return None
+        codes = BitCodes.of(tensor)
+        most = _MOST_BITS * 8 * tensor.element_size() * len(codes.widths)
+        return PackedTensor(codes, codes.encode(tensor), tensor.dtype) if sum(codes.widths) <= most else None
+    form = _number_format(tensor, store, name)
+    if form is None or tensor.dim() == 1 and not bool(tensor.half().isfinite().all()):
+        return None
     rows = max(1, _VALUES_AT_ONCE // max(tensor[0].numel(), 1))
     if isinstance(form, Logarithms):  # all share a scale
         rows = len(tensor)
@@ -230,7 +213,7 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
                 f"tensor {name} contains NaN or infinity and cannot be stored as {store}; use a checkpoint "
                 "from before the training diverged"
             )
-        encoded.append(_format_of(values, store, name).encode(values))
+        encoded.append(type(form)(values.shape).encode(values))
     scales = [part.scales for part in encoded if part.scales is not None]
     packed = Packed(torch.cat([part.codes for part in encoded]), torch.cat(scales) if scales else None)
     if packed.codes.is_floating_point() and not bool(packed.codes.isfinite().all()):
@@ -238,10 +221,10 @@ def _pack_numbers(name: str, tensor: Tensor, store: str) -> tuple[dict[str, Any]
             f"tensor {name} has values up to {float(tensor.abs().max()):g}, but fp16 is limited to 65504; "
             "use another storage"
         )
-    return _parts(name, PackedTensor(form, packed))
+    return PackedTensor(form, packed)
 
 
-def _parts(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _described(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description of a packed tensor, and its parts by name."""
     form: dict[str, Any] = {"as": tensor.form.name}
     if tensor.form.widths:
@@ -252,15 +235,6 @@ def _parts(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, T
         form["shape"] = list(tensor.shape)
     scales = {} if tensor.scales is None else {f"{name}{_SCALE}": tensor.scales}
     return form, {name: tensor.codes, **scales}
-
-
-def _has_codes(tensor: Tensor) -> bool:
-    """Whether a tensor consists of enough nonnegative integers to pack, and becomes smaller by that."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _INTEGERS or tensor.numel() < _LEAST_VALUES or bool((tensor < 0).any()):
-        return False
-    widths = BitCodes.of(tensor).widths
-    return sum(widths) <= _MOST_BITS * 8 * tensor.element_size() * len(widths)
 
 
 def _held(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.compress.fit import fit
+from shared_embeddings.methods.quantized import rotate, rotate_back
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
@@ -22,7 +23,7 @@ from shared_embeddings.quant.codecs.residual import ResidualCodec
 from shared_embeddings.quant.codecs.spectral import SpectralCodec
 from shared_embeddings.quant.codecs.trellis import TrellisCodec
 from shared_embeddings.quant.codecs.uniform import UniformCodec
-from shared_embeddings.quant.rotation import factors_of, rotate, rotate_back
+from shared_embeddings.quant.decoder import factors_of
 
 DIM = 128
 

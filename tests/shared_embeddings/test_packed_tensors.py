@@ -384,7 +384,7 @@ def test_training_warns_once() -> None:
         held.train()
         held.train()
     assert len(caught) == 1
-    assert held.parameter_groups(0.0) == []
+    assert not any(parameter.requires_grad for parameter in held.parameters())
 
 
 def test_the_cache_follows_packed_tensors() -> None:

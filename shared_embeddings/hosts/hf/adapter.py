@@ -53,7 +53,7 @@ from shared_embeddings.hosts.hf.word_layers import (
     place,
     without_weights,
 )
-from shared_embeddings.quant.standalone import check_decoder
+from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.errors import UserError

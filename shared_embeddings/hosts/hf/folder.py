@@ -20,7 +20,7 @@ import shared_embeddings.utils.reading as documents
 from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum, stamp_safetensors
 from shared_embeddings.checkpoints.tensors import building, check_finite
 from shared_embeddings.hosts.hf.word_layers import KEY, find_entry, from_entry
-from shared_embeddings.quant.standalone import METHODS, check_decoder, program
+from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
@@ -359,7 +359,7 @@ def add_remote_code(folder: Path) -> None:
     tables = list((find_entry(content) or {"tables": {}})["tables"].values())
     for table in tables:
         check_decoder(table["method"], table["options"])
-    if not tables or any(table["method"] not in METHODS for table in tables):
+    if not tables or any(table["method"] not in DECODED_METHODS for table in tables):
         return
     (folder / _REMOTE_CODE).write_text(program(Path(__file__).with_name("remote_code.py")), encoding="utf-8")
     auto = require("transformers.models.auto.modeling_auto")

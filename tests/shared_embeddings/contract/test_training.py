@@ -153,21 +153,6 @@ def test_reset_parameters_reinitializes(case: Case) -> None:
 
 
 @each_case
-def test_parameter_groups_have_each_parameter_once(case: Case) -> None:
-    emb = case.build()
-    decayed, *rest = emb.parameter_groups(weight_decay=0.1)
-    assert decayed["weight_decay"] == 0.1 and all(group["weight_decay"] == 0.0 for group in rest)
-    grouped = [id(parameter) for group in (decayed, *rest) for parameter in group["params"]]
-    wanted = [id(parameter) for parameter in emb.parameters() if parameter.requires_grad]
-    assert sorted(grouped) == sorted(wanted) and len(set(grouped)) == len(grouped)
-    without_decay = {id(parameter) for group in rest for parameter in group["params"]}
-    for name, parameter in emb.named_parameters():
-        is_single = parameter.dim() == 1 or "bias" in name or "norm" in name
-        assert (id(parameter) in without_decay) == is_single, name
-    torch.optim.AdamW([decayed, *rest]).step()
-
-
-@each_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
     emb, exact = case.build().to(dtype), case.build()
