@@ -139,22 +139,14 @@ def describe_parameters(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A stored tensor of the embedding, or the sum of all.
+    """A stored tensor of the embedding, or the sum of all."""
 
-    Attributes:
-        name: the tensor's name; "total", or "plain table" for the table that the embedding replaces.
-        kind: "parameter", "buffer" or "sum".
-        shape: its shape; empty for sums and for single numbers.
-        count: its number of elements; for sums, the number of parameters.
-        bytes: its size by storage dtype.
-        compression: parameters of the plain table over those of the embedding; only for sums.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    count: int
-    bytes: dict[str, int]
+    name: str  # the tensor's name; "total", or "plain table" for the table that the embedding replaces
+    kind: str  # "parameter", "buffer" or "sum"
+    shape: tuple[int, ...]  # its shape; empty for sums and for single numbers
+    count: int  # its number of elements; for sums, the number of parameters
+    bytes: dict[str, int]  # its size by storage dtype
+    # Parameters of the plain table over those of the embedding; only for sums.
     compression: float | None = None
 
 

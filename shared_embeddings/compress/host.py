@@ -40,50 +40,31 @@ class EmbeddingTable:
     Where the output is tied to the map of a DeFINE unit, the table is that map ``(V, n)``: the values stored
     per word, as in DeFINE's Table 5. The layers on top of it stay as trained. Any other embedding is replaced
     as a whole by one that is fitted to its full table, which is right for both sides.
-
-    Attributes:
-        name: the host's name for it.
-        uses: where the model uses it, such as "input" and "output".
-        words: in the order of their ids.
-        table: ``(V, D)``, its values.
-        padding_idx: the word without a vector, or None.
-        is_scored: whether the model's output is tied to it.
-        sentence_marks: words that every sentence gets, but no text contains.
-        parameters: of the current embedding.
-        stored_bits: of the current embedding.
-        has_output_bias: whether the output has a bias that the new embedding inherits.
-        part: the part of the embedding that the table is, such as "map of define"; None for all of it.
     """
 
-    name: str
-    uses: tuple[str, ...]
-    words: Sequence[str]
-    table: Tensor
-    padding_idx: int | None
-    is_scored: bool
-    sentence_marks: tuple[str, ...]
-    parameters: int
-    stored_bits: int
-    has_output_bias: bool = False
+    name: str  # the host's name for it
+    uses: tuple[str, ...]  # where the model uses it, such as "input" and "output"
+    words: Sequence[str]  # in the order of their ids
+    table: Tensor  # ``(V, D)``, its values
+    padding_idx: int | None  # the word without a vector, or None
+    is_scored: bool  # whether the model's output is tied to it
+    sentence_marks: tuple[str, ...]  # words that every sentence gets, but no text contains
+    parameters: int  # of the current embedding
+    stored_bits: int  # of the current embedding
+    has_output_bias: bool = False  # whether the output has a bias that the new embedding inherits
+    # The part of the embedding that the table is, such as "map of define"; None for all of it.
     part: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The words of one or more tables of a model.
+    """The words of one or more tables of a model."""
 
-    Attributes:
-        name: the host's name for it.
-        words: in the order of their ids.
-        specials: ids that the model always needs, whether or not a text contains them.
-        unknown: the id of out-of-vocabulary words, or None.
-        sides: which sides of a translation model ("source", "target") use it; empty for models without sides.
-    """
-
-    name: str
-    words: Sequence[str]
-    specials: frozenset[int]
-    unknown: int | None
+    name: str  # the host's name for it
+    words: Sequence[str]  # in the order of their ids
+    specials: frozenset[int]  # ids that the model always needs, whether or not a text contains them
+    unknown: int | None  # the id of out-of-vocabulary words, or None
+    # Which sides of a translation model ("source", "target") use it; empty for models without sides.
     sides: tuple[str, ...] = ()
 
 

@@ -54,20 +54,15 @@ _BUCKETS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """Validation data: one text for language models, two sides for translation models.
+    """Validation data: one text for language models, two sides for translation models."""
 
-    Attributes:
-        text: the text for a language model, or None.
-        source: the text for a translation model, tokenized like its training data, or None.
-        target: a reference translation of every line of the source, with `subwords` joined; None without a
-            source.
-        subwords: the subword markers in the model's output, which is joined before scoring. "none" scores
-            tokens, so the target must be tokenized, too.
-    """
-
-    text: Path | None = None
-    source: Path | None = None
+    text: Path | None = None  # the text for a language model, or None
+    source: Path | None = None  # the text for a translation model, tokenized like its training data, or None
+    # A reference translation of every line of the source, with `subwords` joined; None without a
+    # source.
     target: Path | None = None
+    # The subword markers in the model's output, which is joined before scoring. "none" scores tokens,
+    # so the target must be tokenized, too.
     subwords: str = "none"
 
     def __post_init__(self) -> None:
@@ -108,45 +103,29 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """A quality measurement.
+    """A quality measurement."""
 
-    Attributes:
-        measure: "perplexity" (lower is better) or "BLEU" (0 to 100, higher is better).
-        value: the result.
-        how: the conditions, such as the context of a perplexity or the signature of sacreBLEU.
-    """
-
-    measure: str
-    value: float
-    how: str
+    measure: str  # "perplexity" (lower is better) or "BLEU" (0 to 100, higher is better)
+    value: float  # the result
+    how: str  # the conditions, such as the context of a perplexity or the signature of sacreBLEU
 
 
 @dataclasses.dataclass(frozen=True)
 class QualityReport:
-    """The quality of the input model and of the compressed one.
+    """The quality of the input model and of the compressed one."""
 
-    Attributes:
-        measure, how: as in `Quality`.
-        before, after: the results.
-    """
-
-    measure: str
+    measure: str  # as in `Quality`
     how: str
-    before: float
+    before: float  # the results
     after: float
 
 
 class Predictions(NamedTuple):
-    """The most probable words of a model.
+    """The most probable words of a model."""
 
-    Attributes:
-        words: ``(n,)`` word ids.
-        probabilities: ``(n,)`` their probabilities.
-        shares: ``(n, B)`` the probabilities of all words, summed in buckets; None if only the best are known.
-    """
-
-    words: Tensor
-    probabilities: Tensor
+    words: Tensor  # ``(n,)`` word ids
+    probabilities: Tensor  # ``(n,)`` their probabilities
+    # ``(n, B)`` the probabilities of all words, summed in buckets; None if only the best are known.
     shares: Tensor | None = None
 
     @classmethod
@@ -180,36 +159,23 @@ class Predictions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Inputs for a model before and after compression.
+    """Inputs for a model before and after compression."""
 
-    Attributes:
-        how: describes the inputs, such as "1,000 tokens of valid.txt".
-        predict: returns the predictions of the model in its current state, at the same positions every time.
-        of: what they are, for the report.
-    """
-
-    how: str
+    how: str  # describes the inputs, such as "1,000 tokens of valid.txt"
+    # Returns the predictions of the model in its current state, at the same positions every time.
     predict: Callable[[], Predictions]
-    of: str = "predictions"
+    of: str = "predictions"  # what they are, for the report
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """The share of a model's predictions or quality that compression kept.
+    """The share of a model's predictions or quality that compression kept."""
 
-    Attributes:
-        share: 1 for all, None if it could not be measured.
-        of: the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a word".
-        how: the data of the measurement, or why it failed.
-        needs_training: whether the share is below `USABLE_SHARE` or unknown.
-        distance: of the predictions, see `distance`; None for a quality.
-    """
-
-    share: float | None
-    of: str
-    how: str
-    needs_training: bool
-    distance: float | None = None
+    share: float | None  # 1 for all, None if it could not be measured
+    of: str  # the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a word"
+    how: str  # the data of the measurement, or why it failed
+    needs_training: bool  # whether the share is below `USABLE_SHARE` or unknown
+    distance: float | None = None  # of the predictions, see `distance`; None for a quality
 
     @classmethod
     def measured(cls, share: float, of: str, how: str, distance: float | None = None) -> Kept:

@@ -28,55 +28,34 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The error on words of similar frequency.
+    """The error on words of similar frequency."""
 
-    Attributes:
-        first, last: ranks by descending frequency, starting at 1.
-        loss: mean over the words of ``||e - ê||`` (Distilled Embedding, Eq. 5).
-        relative_error: ``||E - Ê|| / ||E||`` in the Frobenius norm.
-    """
-
-    first: int
+    first: int  # ranks by descending frequency, starting at 1
     last: int
-    loss: float
-    relative_error: float
+    loss: float  # mean over the words of ``||e - ê||`` (Distilled Embedding, Eq. 5).
+    relative_error: float  # ``||E - Ê|| / ||E||`` in the Frobenius norm
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageReport:
-    """The cost of storing a fitted embedding in fewer bits; the padding row does not count.
+    """The cost of storing a fitted embedding in fewer bits; the padding row does not count."""
 
-    Attributes:
-        store: the storage format.
-        stored_bytes: of the fitted embedding, and as stored with its scales.
-        added_error: ``||Ê - Ē|| / ||Ê||`` of the stored table Ē against the fitted one Ê.
-        relative_error: ``||E - Ē|| / ||E||`` of the stored table against the original table E.
-        added_bands: of the stored table against the fitted one, by frequency.
-        bands: of the stored table against the original one, by frequency.
-    """
-
-    store: str
-    stored_bytes: Sizes
-    added_error: float
-    relative_error: float
-    added_bands: list[Band]
-    bands: list[Band]
+    store: str  # the storage format
+    stored_bytes: Sizes  # of the fitted embedding, and as stored with its scales
+    added_error: float  # ``||Ê - Ē|| / ||Ê||`` of the stored table Ē against the fitted one Ê
+    relative_error: float  # ``||E - Ē|| / ||E||`` of the stored table against the original table E
+    added_bands: list[Band]  # of the stored table against the fitted one, by frequency
+    bands: list[Band]  # of the stored table against the original one, by frequency
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """Generating a text token by token on this CPU: a look-up, and the scores of all words if it has any.
+    """Generating a text token by token on this CPU: a look-up, and the scores of all words if it has any."""
 
-    Attributes:
-        scores: whether there are scores.
-        before, after: tokens per second with the original table and with the embedding.
-        memory: bytes of the table, and of the embedding with what it caches.
-    """
-
-    scores: bool
-    before: float
+    scores: bool  # whether there are scores
+    before: float  # tokens per second with the original table and with the embedding
     after: float
-    memory: Sizes
+    memory: Sizes  # bytes of the table, and of the embedding with what it caches
 
     def described(self) -> str:
         """The speed in one line."""
@@ -89,31 +68,19 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class TableReport:
-    """The result for one table.
+    """The result for one table."""
 
-    Attributes:
-        name: the host's name for it.
-        uses: where the model uses it.
-        part: the part of the embedding that was replaced and that the numbers describe; None for all of it.
-        parameters: of the embedding.
-        stored_bytes: of the embedding, as written; codes count with their own bits.
-        fit: how well the new embedding reconstructs the table before it is stored.
-        order: what ranks the words of the bands.
-        bands: the same error by frequency.
-        storage: the cost of its storage; None for fp32.
-        decoding: its speed and its memory.
-    """
-
-    name: str
-    uses: tuple[str, ...]
+    name: str  # the host's name for it
+    uses: tuple[str, ...]  # where the model uses it
+    # The part of the embedding that was replaced and that the numbers describe; None for all of it.
     part: str | None
-    parameters: Sizes
-    stored_bytes: Sizes
-    fit: FitReport
-    order: str
-    bands: list[Band]
-    storage: StorageReport | None
-    decoding: Decoding
+    parameters: Sizes  # of the embedding
+    stored_bytes: Sizes  # of the embedding, as written; codes count with their own bits
+    fit: FitReport  # how well the new embedding reconstructs the table before it is stored
+    order: str  # what ranks the words of the bands
+    bands: list[Band]  # the same error by frequency
+    storage: StorageReport | None  # the cost of its storage; None for fp32
+    decoding: Decoding  # its speed and its memory
 
     @property
     def relative_error(self) -> float:
@@ -153,25 +120,15 @@ class TableReport:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How much of one text the trimmed vocabulary covers.
+    """How much of one text the trimmed vocabulary covers."""
 
-    Attributes:
-        text: the file.
-        tokens: their number, in the original vocabulary.
-        kept: how many of them are in the trimmed vocabulary.
-        unknown: how many of those were the unknown word in the original, too.
-        whole: lines whose tokens are all kept; they are tokenized as before.
-        lines: all lines.
-        round_trips: lines that can be decoded from their ids, before and after.
-    """
-
-    text: str
-    tokens: int
-    kept: int
-    unknown: int
-    whole: int
-    lines: int
-    round_trips: Sizes
+    text: str  # the file
+    tokens: int  # their number, in the original vocabulary
+    kept: int  # how many of them are in the trimmed vocabulary
+    unknown: int  # how many of those were the unknown word in the original, too
+    whole: int  # lines whose tokens are all kept; they are tokenized as before
+    lines: int  # all lines
+    round_trips: Sizes  # lines that can be decoded from their ids, before and after
 
     def described(self) -> tuple[str, str]:
         """Two lines: the tokens, and the lines that round-trip."""
@@ -186,43 +143,27 @@ class Coverage:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedVocabulary:
-    """One trimmed vocabulary.
+    """One trimmed vocabulary."""
 
-    Attributes:
-        name: the host's name for it.
-        rows: of its tables.
-        reasons: why rows are kept -> how many that no earlier reason keeps.
-        map_file: the old and the new id of every kept row; None if nothing was written.
-        texts: in the order given, held-out texts last.
-    """
-
-    name: str
-    rows: Sizes
-    reasons: Mapping[str, int]
-    map_file: str | None
-    texts: Sequence[Coverage]
+    name: str  # the host's name for it
+    rows: Sizes  # of its tables
+    reasons: Mapping[str, int]  # why rows are kept -> how many that no earlier reason keeps
+    map_file: str | None  # the old and the new id of every kept row; None if nothing was written
+    texts: Sequence[Coverage]  # in the order given, held-out texts last
 
 
 @dataclasses.dataclass(frozen=True)
 class TrimReport:
-    """The result of trimming a model.
+    """The result of trimming a model."""
 
-    Attributes:
-        model, output: the files or folders; no output if nothing was written.
-        host: whose format they are in.
-        vocabularies: each with its own rows.
-        bytes_of_weights: of the tensors.
-        bytes_on_disk: of all files, if they were written; the one before may include training state.
-        notes: other changes.
-    """
-
-    model: str
+    model: str  # the files or folders; no output if nothing was written
     output: str | None
-    host: str
-    vocabularies: Sequence[TrimmedVocabulary]
-    bytes_of_weights: Sizes
+    host: str  # whose format they are in
+    vocabularies: Sequence[TrimmedVocabulary]  # each with its own rows
+    bytes_of_weights: Sizes  # of the tensors
+    # Of all files, if they were written; the one before may include training state.
     bytes_on_disk: Sizes | None
-    notes: Sequence[str]
+    notes: Sequence[str]  # other changes
 
     def described(self) -> str:
         """The report as text."""
@@ -249,38 +190,23 @@ class TrimReport:
 
 @dataclasses.dataclass(frozen=True)
 class CompressionReport:
-    """The result of compressing a model.
+    """The result of compressing a model."""
 
-    Attributes:
-        model, output: the files or folders.
-        host: whose format they are in.
-        method: of the new embeddings.
-        store: the storage format of their numbers.
-        bytes_on_disk: of the files; the one before may include training state.
-        bytes_of_weights: of all tensors, in memory before and as written after.
-        bytes_in_memory: of parameters and buffers.
-        parameters: of the whole model.
-        quality: of both models; None without a text for validation.
-        kept: how much of the original's behavior the written model keeps.
-        tables: one per replaced table.
-        notes: other changes.
-        trimmed: how the model was trimmed before; sizes and quality before compression are then those of the
-            trimmed model.
-    """
-
-    model: str
+    model: str  # the files or folders
     output: str
-    host: str
-    method: str
-    store: str
-    bytes_on_disk: Sizes
-    bytes_of_weights: Sizes
-    bytes_in_memory: Sizes
-    parameters: Sizes
-    quality: QualityReport | None
-    kept: Kept
-    tables: list[TableReport]
-    notes: list[str]
+    host: str  # whose format they are in
+    method: str  # of the new embeddings
+    store: str  # the storage format of their numbers
+    bytes_on_disk: Sizes  # of the files; the one before may include training state
+    bytes_of_weights: Sizes  # of all tensors, in memory before and as written after
+    bytes_in_memory: Sizes  # of parameters and buffers
+    parameters: Sizes  # of the whole model
+    quality: QualityReport | None  # of both models; None without a text for validation
+    kept: Kept  # how much of the original's behavior the written model keeps
+    tables: list[TableReport]  # one per replaced table
+    notes: list[str]  # other changes
+    # How the model was trimmed before; sizes and quality before compression are then those of the
+    # trimmed model.
     trimmed: TrimReport | None = None
 
     def write(self, path: Path) -> None:

@@ -55,29 +55,20 @@ _LOSS_PER_BIT = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is measured and written when a model is compressed, with any method.
+    """What is measured and written when a model is compressed, with any method."""
 
-    Attributes:
-        counts: of the words, for methods that weight words by frequency and for the frequency bands.
-        texts: to count words in without `counts`, tokenized by the host; without `validation`, the
-            predictions of both models in them are compared.
-        validation: what the quality of the model is measured on, before and after.
-        seed: of all random numbers.
-        force: replace existing files.
-        report_file: a JSON file for the report.
-        progress: show progress bars for long fits.
-        trimmed: how the model was trimmed before, for the report and the model card.
-        beside: finished file -> where it belongs; they appear together with the model.
-    """
-
+    # Of the words, for methods that weight words by frequency and for the frequency bands.
     counts: Mapping[str, int] | None = None
+    # To count words in without `counts`, tokenized by the host; without `validation`, the predictions
+    # of both models in them are compared.
     texts: Sequence[Path] | None = None
-    validation: Validation | None = None
-    seed: int = 0
-    force: bool = False
-    report_file: Path | None = None
-    progress: bool = True
-    trimmed: TrimReport | None = None
+    validation: Validation | None = None  # what the quality of the model is measured on, before and after
+    seed: int = 0  # of all random numbers
+    force: bool = False  # replace existing files
+    report_file: Path | None = None  # a JSON file for the report
+    progress: bool = True  # show progress bars for long fits
+    trimmed: TrimReport | None = None  # how the model was trimmed before, for the report and the model card
+    # Finished file -> where it belongs; they appear together with the model.
     beside: Mapping[Path, Path] = dataclasses.field(default_factory=dict)
 
 
@@ -178,39 +169,25 @@ def choose(
 
 
 class Fitted(NamedTuple):
-    """New embeddings of a model.
+    """New embeddings of a model."""
 
-    Attributes:
-        method, store: of all of them.
-        embeddings: by table.
-        reports: of the tables.
-        notes: about tables that miss their target, or that their storage makes much worse.
-    """
-
-    method: str
+    method: str  # of all of them
     store: str
-    embeddings: dict[str, SharedEmbedding]
-    reports: list[TableReport]
-    notes: list[str]
+    embeddings: dict[str, SharedEmbedding]  # by table
+    reports: list[TableReport]  # of the tables
+    notes: list[str]  # about tables that miss their target, or that their storage makes much worse
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One candidate at one size.
+    """One candidate at one size."""
 
-    Attributes:
-        method, options, store: of the candidate.
-        report: of the compressed model, or None without one.
-        reason: why there is none: the method is impossible at this size, or it failed.
-        fitted: the embeddings, if they may be written.
-    """
-
-    method: str
+    method: str  # of the candidate
     options: Mapping[str, object]
     store: str
-    report: CompressionReport | None
-    reason: str = ""
-    fitted: Fitted | None = None
+    report: CompressionReport | None  # of the compressed model, or None without one
+    reason: str = ""  # why there is none: the method is impossible at this size, or it failed
+    fitted: Fitted | None = None  # the embeddings, if they may be written
 
     @property
     def share(self) -> float:
@@ -237,15 +214,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The trials at the chosen size, best first.
+    """The trials at the chosen size, best first."""
 
-    Attributes:
-        trials: what was tried.
-        is_written: whether the best one was written.
-    """
-
-    trials: Sequence[Trial]
-    is_written: bool = False
+    trials: Sequence[Trial]  # what was tried
+    is_written: bool = False  # whether the best one was written
 
     def described(self) -> str:
         """A table of the trials, then the report of the best if it was written."""

@@ -27,15 +27,10 @@ Point = list[str | int]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The target size of all replaced embeddings together.
+    """The target size of all replaced embeddings together."""
 
-    Attributes:
-        ratio: the compression ratio in bytes, or None.
-        total_bytes: bytes, or None; exactly one of the two is given.
-    """
-
-    ratio: float | None = None
-    total_bytes: int | None = None
+    ratio: float | None = None  # the compression ratio in bytes, or None
+    total_bytes: int | None = None  # bytes, or None; exactly one of the two is given
 
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.total_bytes is None):
@@ -149,21 +144,14 @@ def options_within(
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """The options of one method for a budget.
+    """The options of one method for a budget."""
 
-    Attributes:
-        method: the method.
-        options: its options, or None if none meet the budget.
-        count: the parameters with these options, or the smallest possible number.
-        finer: the next step after the options, which exceeds the budget; None at the end of a grid.
-        remark: how the options were chosen, or why there are none.
-    """
-
-    method: str
-    options: Options | None
-    count: int | None
+    method: str  # the method
+    options: Options | None  # its options, or None if none meet the budget
+    count: int | None  # the parameters with these options, or the smallest possible number
+    # The next step after the options, which exceeds the budget; None at the end of a grid.
     finer: Options | None
-    remark: str
+    remark: str  # how the options were chosen, or why there are none
 
 
 def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Suggestion]:

@@ -35,19 +35,13 @@ _BLOCK = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """The texts whose words are kept.
+    """The texts whose words are kept."""
 
-    Attributes:
-        both: for a model with one vocabulary.
-        source: for the source of a translation model.
-        target: for its target.
-        held_out: other texts that the trimmed model should still read, for a model with one vocabulary; they
-            select no words.
-    """
-
-    both: Sequence[Path] = ()
-    source: Sequence[Path] = ()
-    target: Sequence[Path] = ()
+    both: Sequence[Path] = ()  # for a model with one vocabulary
+    source: Sequence[Path] = ()  # for the source of a translation model
+    target: Sequence[Path] = ()  # for its target
+    # Other texts that the trimmed model should still read, for a model with one vocabulary; they select
+    # no words.
     held_out: Sequence[Path] = ()
 
     def of(self, vocabularies: Sequence[Vocabulary]) -> dict[str, list[Path]]:
@@ -85,23 +79,15 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """Which words are kept.
+    """Which words are kept."""
 
-    Attributes:
-        min_count: how often the texts must use a word.
-        words: kept even if no text uses them, spelled as in a vocabulary.
-        first: how many words at the start of each vocabulary are kept even if no text uses them.
-        top: at most so many words that the texts use, the most frequent ones; None for all.
-        coverage: the most frequent words that make up this share of the texts; None for all words.
-        characters: whether to keep what other texts need to be decoded from their ids.
-    """
-
-    min_count: int = 1
-    words: Sequence[str] = ()
-    first: int = 0
-    top: int | None = None
+    min_count: int = 1  # how often the texts must use a word
+    words: Sequence[str] = ()  # kept even if no text uses them, spelled as in a vocabulary
+    first: int = 0  # how many words at the start of each vocabulary are kept even if no text uses them
+    top: int | None = None  # at most so many words that the texts use, the most frequent ones; None for all
+    # The most frequent words that make up this share of the texts; None for all words.
     coverage: float | None = None
-    characters: bool = True
+    characters: bool = True  # whether to keep what other texts need to be decoded from their ids
 
     def __post_init__(self) -> None:
         for option, value in (("--min-count", self.min_count), ("--top-k", self.top)):
@@ -163,15 +149,10 @@ class Keep:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The words of a vocabulary that are kept.
+    """The words of a vocabulary that are kept."""
 
-    Attributes:
-        ids: ``(n,)``, ascending.
-        reasons: why -> how many words that no earlier reason keeps.
-    """
-
-    ids: Tensor
-    reasons: Mapping[str, int]
+    ids: Tensor  # ``(n,)``, ascending
+    reasons: Mapping[str, int]  # why -> how many words that no earlier reason keeps
 
 
 def select(

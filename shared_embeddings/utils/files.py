@@ -134,19 +134,12 @@ def workplace(output: Path | None) -> Iterator[Path]:
 
 
 class _Output(NamedTuple):
-    """An output that is being written.
+    """An output that is being written."""
 
-    Attributes:
-        target: where it belongs, in a folder without links.
-        unit: what is renamed: the output, or the topmost of its folders that does not exist yet.
-        stage: temporary folder next to the unit.
-        place: the path of the output in that folder.
-    """
-
-    target: Path
-    unit: Path
-    stage: Path
-    place: Path
+    target: Path  # where it belongs, in a folder without links
+    unit: Path  # what is renamed: the output, or the topmost of its folders that does not exist yet
+    stage: Path  # temporary folder next to the unit
+    place: Path  # the path of the output in that folder
 
     @classmethod
     def of(cls, path: Path, stages: dict[Path, Path]) -> _Output:
