@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.cli.arguments import OPTIONS_FOLLOW, add, percentage, read_options
+from shared_embeddings.cli.arguments import add, add_flags, add_model, percentage, read_options
 from shared_embeddings.compress.measure import SUBWORDS, Validation
 from shared_embeddings.quant.storage import STORES
 from shared_embeddings.utils.command_line import Parser
@@ -17,84 +17,64 @@ from shared_embeddings.utils.path_options import PathOption
 if TYPE_CHECKING:
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, Settings
-    from shared_embeddings.compress.sizing import Target
 
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
-    command = add(
-        commands, "compress", "replace the embeddings of a trained model", _compress, takes_options=True
-    )
-    command.epilog = OPTIONS_FOLLOW
-    command.add_argument("--model", required=True, type=PathOption.SOURCE, help="a trained model of any host")
-    command.add_argument(
-        "--method",
-        help="see 'shared-embeddings methods' (default: try several and keep the best)",
-    )
-    command.add_argument(
-        "--output", action="append", type=PathOption.NEW, help="output path, in the format of --model"
-    )
-    command.add_argument(
+    title = "replace the embeddings of a trained model"
+    command = add(commands, "compress", title, _compress, takes_options=True)
+    add_model(command)
+    argument = command.add_argument
+    argument("--method", help="see 'shared-embeddings methods' (default: try several and keep the best)")
+    argument("--output", action="append", type=PathOption.NEW, help="output path, in the format of --model")
+    argument(
         "--trim-to",
         nargs="+",
         type=PathOption.FILE,
         metavar="TEXT",
         help="first trim the vocabulary to these texts, like trim; ratios are relative to the result",
     )
-    command.add_argument(
-        "--compare", action="store_true", help="only compare the candidates; writes no model"
-    )
-    command.add_argument("--embedding-output", help="the option 'output' of a method, such as table")
-    command.add_argument(
-        "--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line"
-    )
-    command.add_argument(
+    argument("--compare", action="store_true", help="only compare the candidates; writes no model")
+    argument("--embedding-output", help="the option 'output' of a method, such as table")
+    argument("--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line")
+    argument(
         "--text",
         nargs="+",
         type=PathOption.FILE,
         help="tokenized text (all languages of the vocabulary), to count words and compare predictions",
     )
-    _add_validation(command)
-    command.add_argument(
-        "--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor"
-    )
-    command.add_argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
-    command.add_argument(
-        "--max-loss",
-        type=percentage,
-        help="choose the smallest size with at most this loss of quality, such as 1%%",
-    )
-    command.add_argument(
-        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
-    )
-    command.add_argument(
-        "--no-check",
-        action="store_true",
-        help="with --method: do not run the model, which saves memory; the quality is not measured",
-    )
-    command.add_argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
-    command.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    command.add_argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
-    command.add_argument("--force", action="store_true", help="overwrite existing files")
-
-
-def _add_validation(command: argparse.ArgumentParser) -> None:
-    """Add the options for measuring quality."""
-    command.add_argument(
-        "--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model"
-    )
-    command.add_argument(
+    argument("--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model")
+    argument(
         "--validation-source",
         type=PathOption.FILE,
         help="tokenized source text for the BLEU of a translation model",
     )
-    command.add_argument("--validation-target", type=PathOption.FILE, help="its reference translation")
-    command.add_argument(
+    argument("--validation-target", type=PathOption.FILE, help="its reference translation")
+    argument(
         "--validation-subwords",
         choices=SUBWORDS,
         default="none",
         help="subwords to join before computing BLEU (default: none, BLEU of tokens)",
     )
+    argument("--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor")
+    argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
+    argument(
+        "--max-loss",
+        type=percentage,
+        help="choose the smallest size with at most this loss of quality, such as 1%%",
+    )
+    argument(
+        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
+    )
+    argument(
+        "--no-check",
+        action="store_true",
+        help="with --method: do not run the model, which saves memory; the quality is not measured",
+    )
+    argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
+    argument("--seed", type=int, default=0, help="(default: 0)")
+    argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
+    add_flags(command, "force")
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
@@ -113,10 +93,14 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
                 f"--{name} has no effect with --compare, which writes no files; remove one of them"
             )
     require_seed(known.seed)
+    validation = None
+    sides = (known.validation_source, known.validation_target)
+    if known.validation is not None or sides != (None, None) or known.validation_subwords != "none":
+        validation = Validation(known.validation, *sides, known.validation_subwords)
     settings = Settings(
         counts=read_counts(known.token_counts) if known.token_counts is not None else None,
         texts=known.text,
-        validation=_validation(known),
+        validation=validation,
         seed=known.seed,
         force=known.force,
         report_file=known.report,
@@ -136,6 +120,7 @@ def _compress_with(
 ) -> CompressionReport:
     """Compress with the given method."""
     from shared_embeddings.compress.session import compress
+    from shared_embeddings.compress.sizing import Target
 
     for name in ("compare", "max_loss"):
         if getattr(known, name):
@@ -146,12 +131,13 @@ def _compress_with(
     options = read_options(rest)
     if known.embedding_output is not None:
         options["output"] = known.embedding_output
+    has_target = known.target_ratio is not None or known.target_bytes is not None
     return compress(
         model,
         known.method,
         output,
         options=options,
-        target=_target(known.target_ratio, known.target_bytes),
+        target=Target(known.target_ratio, known.target_bytes) if has_target else None,
         store=known.store,
         steps=known.fit_steps,
         check=not known.no_check,
@@ -164,6 +150,7 @@ def _choose(
 ) -> Choice:
     """Compress with the best of the candidates."""
     from shared_embeddings.compress.session import choose
+    from shared_embeddings.compress.sizing import Target
 
     for name in ("store", "fit_steps", "embedding_output"):
         if getattr(known, name) is not None:
@@ -174,33 +161,15 @@ def _choose(
     bits = options.pop("bits", None)
     if options:
         raise UserError(f"--{next(iter(options))} is an option of a method; also give --method")
-    ratio = None if bits is None else _ratio_of(bits)
-    sizes = [known.target_ratio, known.target_bytes, ratio, known.max_loss]
+    ratio = known.target_ratio
+    sizes = [ratio, known.target_bytes, bits, known.max_loss]
     if sum(size is not None for size in sizes) != 1:
         raise UserError(
             "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
-    target = _target(known.target_ratio if ratio is None else ratio, known.target_bytes)
+    if bits is not None:
+        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits < 32:
+            raise UserError(f"--bits is {bits}, but it must be a number above 0 and below 32")
+        ratio = 32 / bits
+    target = Target(ratio, known.target_bytes) if known.max_loss is None else None
     return choose(model, output, target, known.max_loss, settings)
-
-
-def _ratio_of(bits: object) -> float:
-    """How many times smaller than 32 bits a number of bits is."""
-    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits < 32:
-        raise UserError(f"--bits is {bits}, but it must be a number above 0 and below 32")
-    return 32 / bits
-
-
-def _target(ratio: float | None, total_bytes: int | None) -> Target | None:
-    """The target size, or None."""
-    from shared_embeddings.compress.sizing import Target
-
-    return None if ratio is None and total_bytes is None else Target(ratio, total_bytes)
-
-
-def _validation(known: argparse.Namespace) -> Validation | None:
-    """The texts for measuring quality, or None."""
-    sides = (known.validation_source, known.validation_target)
-    if known.validation is None and sides == (None, None) and known.validation_subwords == "none":
-        return None
-    return Validation(known.validation, *sides, known.validation_subwords)

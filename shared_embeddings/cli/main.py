@@ -12,30 +12,18 @@ from shared_embeddings.utils.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; see `shared_embeddings.utils.command_line.run`."""
-    return run("shared-embeddings", _main, arguments)
+    return run("shared-embeddings", _print_result, arguments)
 
 
-def _main(arguments: Sequence[str]) -> None:
-    """Run one command and print its result."""
-    known, rest = _parser().parse_known_args(arguments)
-    if not known.takes_options:
-        _reject(rest)
-    print(known.run(known, rest), flush=True)
-
-
-def _parser() -> Parser:
-    """The parser of all commands."""
+def _print_result(arguments: Sequence[str]) -> None:
     parser = Parser(prog="shared-embeddings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (catalog, compress, export, trim, words):
         module.register(commands)
-    return parser
-
-
-def _reject(rest: list[str]) -> None:
-    """Raise UserError for arguments that the command does not take."""
-    if rest:
+    known, rest = parser.parse_known_args(arguments)
+    if rest and not known.takes_options:
         raise UserError(f"'{rest[0]}' is not an argument of this command; remove it")
+    print(known.run(known, rest), flush=True)
 
 
 if __name__ == "__main__":

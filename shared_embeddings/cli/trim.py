@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shared_embeddings.cli.arguments import add, percentage
+from shared_embeddings.cli.arguments import add, add_flags, add_model, percentage
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import PathOption
@@ -22,42 +22,34 @@ _FILES = {
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
     """Add the command."""
     command = add(commands, "trim", "remove the words that given texts do not use", _trim)
-    command.add_argument(
-        "--model", required=True, type=PathOption.SOURCE, help="a trained model, file or folder"
-    )
+    add_model(command)
+    argument = command.add_argument
     for name, description in _FILES.items():
-        command.add_argument(
-            f"--{name}", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=description
-        )
-    command.add_argument("--output", type=PathOption.NEW, help="output path, in the format of --model")
-    command.add_argument(
+        argument(f"--{name}", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=description)
+    argument("--output", type=PathOption.NEW, help="output path, in the format of --model")
+    argument(
         "--dry-run", action="store_true", help="only report the words to keep and the size; writes no model"
     )
-    command.add_argument("--keep-first", type=int, default=0, metavar="N", help="also keep the first N words")
-    command.add_argument(
+    argument("--keep-first", type=int, default=0, metavar="N", help="also keep the first N words")
+    argument(
         "--min-count",
         type=int,
         default=1,
         metavar="N",
         help="remove words that are less frequent in the texts (default: 1)",
     )
-    command.add_argument(
-        "--top-k",
-        type=int,
-        metavar="N",
-        help="keep the N most frequent words of the texts",
-    )
-    command.add_argument(
+    argument("--top-k", type=int, metavar="N", help="keep the N most frequent words of the texts")
+    argument(
         "--coverage",
         type=percentage,
         help="keep the most frequent words that cover this fraction of the texts, such as 99.9%%",
     )
-    command.add_argument(
+    argument(
         "--drop-characters",
         action="store_true",
         help="also remove unused single characters; other texts may then contain unknown words",
     )
-    command.add_argument("--force", action="store_true", help="overwrite existing files")
+    add_flags(command, "force")
 
 
 def _trim(known: argparse.Namespace, _: list[str]) -> str:
@@ -67,10 +59,9 @@ def _trim(known: argparse.Namespace, _: list[str]) -> str:
         raise UserError("give either --output or --dry-run")
     if known.dry_run and known.force:
         raise UserError("--force has no effect with --dry-run; remove one of them")
-    words = [word for path in known.keep for word in read_words(path)]
     keep = Keep(
         min_count=known.min_count,
-        words=words,
+        words=[word for path in known.keep for word in read_words(path)],
         first=known.keep_first,
         top=known.top_k,
         coverage=known.coverage,

@@ -33,6 +33,7 @@ from shared_embeddings.quant.storage import check_store, pack
 from shared_embeddings.registry import methods
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.spec import Candidate
+from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
 from shared_embeddings.utils.options import STORED, OptionError
@@ -240,12 +241,7 @@ class Choice:
                 "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
             )
             rows.append((as_yaml(trial.method, options), trial.store, *cells))
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = []
-        for row in rows:
-            texts = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
-            numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
-            lines.append("  ".join([*texts, *numbers]))
+        lines = align(rows, texts=2)
         lines += [
             f"not tried: {as_yaml(trial.method, dict(trial.options))}: {trial.reason}"
             for trial in self.trials

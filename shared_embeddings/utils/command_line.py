@@ -242,6 +242,18 @@ def shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]} ...")
 
 
+def align(rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
+    """The rows as lines of columns: the first `texts` cells are aligned to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < texts else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 # Errors of gloo and NCCL in a process that waits for an exited one.
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket ?(timeout|error)|"

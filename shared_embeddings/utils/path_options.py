@@ -119,6 +119,12 @@ def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = Fal
     check_outputs(replaced, {**inputs, **kept}, force=True)
 
 
+def check_new_files(outputs: Sequence[Path], force: bool, model: Path | None = None) -> None:
+    """Check that files of ``--output``, whose names a command chooses, can be written; see `check_paths`."""
+    table = {f"--output ({path.name})": (PathOption.NEW_FILE, path) for path in outputs}
+    check_paths({"--model": (PathOption.SOURCE, model), **table}, force)
+
+
 def numbered(option: str, given: Given) -> dict[str, AnyPath]:
     """The paths of an option by its name, with a number if there are several."""
     if given is None or given == "":
