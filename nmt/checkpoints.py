@@ -24,13 +24,13 @@ from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import (
     UNREADABLE,
-    can_be_created,
     first_line,
     replacing,
     save_tensors,
     staged,
 )
 from shared_embeddings.utils.options import OptionError
+from shared_embeddings.utils.path_options import can_be_created
 
 # Entry of a checkpoint with the checksum of the separate weights.
 WEIGHTS = "weights_checksum"

@@ -26,9 +26,9 @@ from nmt.checkpoints import safetensors_of
 from nmt.plan import parse_text
 from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import check_input, followed, staged
+from shared_embeddings.utils.files import followed, staged
 from shared_embeddings.utils.options import check_known
-from shared_embeddings.utils.path_options import Given, PathOption, check_paths
+from shared_embeddings.utils.path_options import Given, PathOption, check_input, check_paths
 from shared_embeddings.utils.reading import parse_yaml
 
 # The options of a command that name files, and how it uses them.

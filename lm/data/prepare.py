@@ -17,8 +17,8 @@ from lm.data.datasets import SOURCES, locate
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import check_input, check_outputs, remove_leftovers, sha256, staged
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.files import remove_leftovers, sha256, staged
+from shared_embeddings.utils.path_options import PathOption, check_input, check_outputs
 
 DEFAULT_SPLIT = "0.9,0.05,0.05"
 

@@ -24,9 +24,9 @@ from nmt.data.transforms import applied
 from nmt.options import READ, check_files, check_translation, fail
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, check_input, check_outputs
+from shared_embeddings.utils.files import UNREADABLE
 from shared_embeddings.utils.options import check_known, parse_options, require
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.path_options import PathOption, check_input, check_outputs
 from shared_embeddings.utils.reading import read_json
 
 EXAMPLE = '{"models": [{"id": 1, "model": "model.pt"}]}'

@@ -88,8 +88,10 @@ def staged(outputs: Sequence[Path]) -> Iterator[list[Path]]:
             | {part.stage: part.unit.parent for part in parts}
         ):
             yield [part.place for part in parts]
-            for part in parts:
-                _flush(part.place)
+            for file in (file for part in parts for file in (part.place, *part.place.rglob("*"))):
+                if file.is_file():
+                    with file.open("rb") as opened:
+                        os.fsync(opened.fileno())
             with signals_delayed():
                 _publish(parts)
     finally:
@@ -196,11 +198,6 @@ def _make_stage(unit: Path) -> Path:
     return stage
 
 
-def _aside(target: Path) -> Path:
-    """The name of an old output until the new set is complete."""
-    return target.with_name(f".{target.name}.{os.getpid()}.old.tmp")
-
-
 def is_stream(path: AnyPath) -> bool:
     """Whether a path is a device, a pipe or a socket, which is written to rather than replaced."""
     try:
@@ -208,13 +205,6 @@ def is_stream(path: AnyPath) -> bool:
     except (OSError, ValueError):
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _flush(path: Path) -> None:
-    """Flush a file, or all files of a folder, to disk."""
-    for file in [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
 
 
 def _publish(parts: Sequence[_Output]) -> None:
@@ -251,7 +241,10 @@ def _rename(moves: Mapping[Path, Path]) -> None:
                 if not target.is_symlink():
                     shutil.copymode(target, source)
                 if len(begun) < len(moves):
-                    _keep(target)
+                    try:
+                        os.link(target, _aside(target), follow_symlinks=False)
+                    except OSError:  # a file system without hard links
+                        shutil.copy2(target, _aside(target), follow_symlinks=False)
             source.replace(target)
     except OSError:
         for target, source in reversed(begun):
@@ -262,12 +255,9 @@ def _rename(moves: Mapping[Path, Path]) -> None:
         raise
 
 
-def _keep(target: Path) -> None:
-    """Back up an old file with a hard link, or a copy on file systems without hard links."""
-    try:
-        os.link(target, _aside(target), follow_symlinks=False)
-    except OSError:
-        shutil.copy2(target, _aside(target), follow_symlinks=False)
+def _aside(target: Path) -> Path:
+    """The name of an old output until the new set is complete."""
+    return target.with_name(f".{target.name}.{os.getpid()}.old.tmp")
 
 
 def remove(path: Path) -> None:
@@ -313,11 +303,7 @@ def locked(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_lock(path: Path) -> Iterator[int]:
-    """Open or create the file of a lock without changing its content, and yield its descriptor.
-
-    Raises:
-        UserError: it is a symbolic link.
-    """
+    """Open or create the file of a lock, which is no link, without changing it; yield its descriptor."""
     refuse_link(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
@@ -360,97 +346,11 @@ def _is_running(process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
+    except PermissionError:
+        return True
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        pass
     return True
-
-
-def check_no_nul(option: str, path: AnyPath) -> None:
-    """Check that a path has no NUL byte, which no file system allows.
-
-    Raises:
-        UserError: names the option.
-    """
-    if "\0" in os.fspath(path):
-        raise UserError(f"{option}: the path {os.fspath(path)!r} contains a NUL byte; check the path")
-
-
-def check_input(option: str, path: AnyPath) -> None:
-    """Check that a path is a readable regular file.
-
-    Args:
-        option: the option that names the path, for messages.
-        path: the file.
-
-    Raises:
-        UserError: the file is missing, unreadable, or a folder, a device or a pipe.
-    """
-    check_no_nul(option, path)
-    name = os.fspath(path)
-    try:
-        mode = os.stat(name).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{option}: no such file: {name}; check the path") from None
-    except OSError as error:
-        raise UserError(f"{option}: {os_error_line(error)}") from None
-    if stat.S_ISDIR(mode):
-        raise UserError(f"{option}: {name} is a folder; name a file")
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{option}: {name} is a device or a pipe; save its content to a file and name that")
-    if not os.access(name, os.R_OK):
-        raise UserError(f"{option}: {name} cannot be read; check its permissions")
-
-
-def check_outputs(
-    outputs: Mapping[str, AnyPath | None], inputs: Mapping[str, AnyPath | None], force: bool = False
-) -> None:
-    """Check that no output is an input or another output, nor already exists unless `force` is set.
-
-    Symbolic and hard links are resolved. Streams (`is_stream`) may exist.
-
-    Args:
-        outputs: option -> path, or None.
-        inputs: option -> path that is read.
-        force: allow outputs to replace existing files; inputs are never replaced.
-
-    Raises:
-        UserError: names the option and the path.
-    """
-    taken = {option: path for option, path in inputs.items() if path is not None}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        check_no_nul(option, path)
-        if is_stream(path):
-            continue
-        for other, used in taken.items():
-            if _overwrites(path, used):
-                raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
-        if not force and os.path.lexists(path):  # a link to nothing would create its target
-            raise UserError(
-                f"{option}: {path} already exists; add --force to replace it, or name another one"
-            )
-        taken[option] = path
-
-
-def _overwrites(output: AnyPath, used: AnyPath) -> bool:
-    """Whether writing `output` would change `used`: they are the same, `used` is inside the folder `output`,
-    or `output` is an existing file inside the folder `used`.
-    """
-    if os.path.exists(output) and os.path.exists(used) and os.path.samefile(output, used):
-        return True
-    new, old = Path(os.path.realpath(output)), Path(os.path.realpath(used))
-    return new == old or new in old.parents or (old in new.parents and new.exists())
-
-
-def can_be_created(path: AnyPath) -> bool:
-    """Whether the parent folder of `path` is writable, or can be created."""
-    folder = os.path.dirname(os.path.abspath(path))
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    return os.path.isdir(folder) and os.access(folder, os.W_OK)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -484,11 +384,7 @@ def check_archive(path: AnyPath) -> None:
 
 
 def save_tensors(content: object, path: AnyPath) -> None:
-    """Write plain values and tensors with ``torch.save``.
-
-    Raises:
-        OSError: writing failed, for example on a full disk.
-    """
+    """Write plain values and tensors with ``torch.save``; failures to write are an `OSError`."""
     with open(path, "wb") as file:
         try:
             torch.save(content, file)

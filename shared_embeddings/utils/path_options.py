@@ -1,22 +1,20 @@
-"""Option types for paths: how a command uses each path, and checks before any work."""
+"""How a command uses the paths of its options, and checks before any work."""
 
 from __future__ import annotations
 
 import argparse
 import enum
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import (
     AnyPath,
-    can_be_created,
-    check_input,
-    check_no_nul,
-    check_outputs,
     followed,
     is_stream,
+    os_error_line,
     remove_leftovers,
 )
 
@@ -25,25 +23,15 @@ Given = AnyPath | Sequence[AnyPath] | None
 
 
 class PathOption(enum.Enum):
-    """How a command uses the path of an option; the ``type`` of the option.
+    """How a command uses the path of an option; the ``type`` of the option."""
 
-    Attributes:
-        FILE: reads a file.
-        SOURCE: reads a file or a folder.
-        NEW_FILE: writes a file; replaces an existing one only with ``--force``.
-        NEW: like ``NEW_FILE``, for a file or a folder.
-        OUTPUT: writes a file; replaces an existing one.
-        UPDATED: reads a file and replaces it.
-        FOLDER: manages a folder and checks its files itself.
-    """
-
-    FILE = enum.auto()
-    SOURCE = enum.auto()
-    NEW_FILE = enum.auto()
-    NEW = enum.auto()
-    OUTPUT = enum.auto()
-    UPDATED = enum.auto()
-    FOLDER = enum.auto()
+    FILE = enum.auto()  # reads a file
+    SOURCE = enum.auto()  # reads a file or a folder
+    NEW_FILE = enum.auto()  # writes a file; replaces an existing one only with ``--force``
+    NEW = enum.auto()  # like ``NEW_FILE``, for a file or a folder
+    OUTPUT = enum.auto()  # writes a file; replaces an existing one
+    UPDATED = enum.auto()  # reads a file and replaces it
+    FOLDER = enum.auto()  # manages a folder and checks its files itself
 
     def __call__(self, text: str) -> Path:
         """Convert the text of a command line."""
@@ -58,10 +46,8 @@ class PathOption(enum.Enum):
 def check_path_options(actions: Iterable[argparse.Action], given: argparse.Namespace) -> None:
     """Check the paths of a command line, whose options have a `PathOption` as their type.
 
-    An output that is a symbolic link becomes the target of the link, which is replaced.
-
     With the option ``force``, the command may replace existing files, but never an input. Defaults are not
-    checked.
+    checked. An output that is a symbolic link becomes the target of the link, which is replaced.
 
     Args:
         actions: the options of the parser.
@@ -71,23 +57,23 @@ def check_path_options(actions: Iterable[argparse.Action], given: argparse.Names
         UserError: see `check_paths`.
         TypeError: the type of an option is `Path`.
     """
-    table = {}
+    table, outputs = {}, {}
     for action in actions:
         if action.type is Path:
             raise TypeError(f"{action.dest}: its type must be a PathOption, not Path")
         value = getattr(given, action.dest, None)
-        if isinstance(action.type, PathOption) and value is not action.default:
-            name = action.option_strings[0] if action.option_strings else action.dest
-            table[name] = (action.type, value)
-    check_paths(table, bool(getattr(given, "force", False)))
-    for action in actions:
-        value = getattr(given, action.dest, None)
-        if not isinstance(action.type, PathOption) or action.type.is_read:
+        if not isinstance(action.type, PathOption):
             continue
+        if value is not action.default:
+            table[(*action.option_strings, action.dest)[0]] = (action.type, value)
+        if not action.type.is_read:
+            outputs[action.dest] = value
+    check_paths(table, bool(getattr(given, "force", False)))
+    for name, value in outputs.items():
         if isinstance(value, Path):
-            setattr(given, action.dest, followed(value))
+            setattr(given, name, followed(value))
         elif isinstance(value, list):
-            setattr(given, action.dest, list(map(followed, value)))
+            setattr(given, name, [*map(followed, value)])
 
 
 def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = False) -> None:
@@ -137,11 +123,6 @@ def numbered(option: str, given: Given) -> dict[str, AnyPath]:
 
 
 def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
-    """Check a single path.
-
-    Raises:
-        UserError: it cannot be read or written.
-    """
     check_no_nul(option, path)
     is_file = kind in (PathOption.FILE, PathOption.UPDATED)
     if is_file or (kind is PathOption.SOURCE and not os.path.isdir(path)):
@@ -158,3 +139,85 @@ def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
     elif os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
         raise UserError(f"{option}: {path} is a folder; name a file")
     remove_leftovers(Path(path))
+
+
+def check_no_nul(option: str, path: AnyPath) -> None:
+    """Raise `UserError` for a path with a NUL byte, which no file system allows."""
+    if "\0" in os.fspath(path):
+        raise UserError(f"{option}: the path {os.fspath(path)!r} contains a NUL byte; check the path")
+
+
+def check_input(option: str, path: AnyPath) -> None:
+    """Check that a path is a readable regular file.
+
+    Args:
+        option: the option that names the path, for messages.
+        path: the file.
+
+    Raises:
+        UserError: the file is missing, unreadable, or a folder, a device or a pipe.
+    """
+    check_no_nul(option, path)
+    name = os.fspath(path)
+    try:
+        mode = os.stat(name).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{option}: no such file: {name}; check the path") from None
+    except OSError as error:
+        raise UserError(f"{option}: {os_error_line(error)}") from None
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{option}: {name} is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{option}: {name} is a device or a pipe; save its content to a file and name that")
+    if not os.access(name, os.R_OK):
+        raise UserError(f"{option}: {name} cannot be read; check its permissions")
+
+
+def check_outputs(
+    outputs: Mapping[str, AnyPath | None], inputs: Mapping[str, AnyPath | None], force: bool = False
+) -> None:
+    """Check that no output is an input or another output, nor already exists unless `force` is set.
+
+    Symbolic and hard links are resolved. Streams (`is_stream`) may exist.
+
+    Args:
+        outputs: option -> path, or None.
+        inputs: option -> path that is read.
+        force: allow outputs to replace existing files; inputs are never replaced.
+
+    Raises:
+        UserError: names the option and the path.
+    """
+    taken = {option: path for option, path in inputs.items() if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_no_nul(option, path)
+        if is_stream(path):
+            continue
+        for other, used in taken.items():
+            if _overwrites(path, used):
+                raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
+        if not force and os.path.lexists(path):  # a link to nothing would create its target
+            raise UserError(
+                f"{option}: {path} already exists; add --force to replace it, or name another one"
+            )
+        taken[option] = path
+
+
+def _overwrites(output: AnyPath, used: AnyPath) -> bool:
+    """Whether writing `output` would change `used`: they are the same, `used` is inside the folder `output`,
+    or `output` is an existing file inside the folder `used`.
+    """
+    if os.path.exists(output) and os.path.exists(used) and os.path.samefile(output, used):
+        return True
+    new, old = Path(os.path.realpath(output)), Path(os.path.realpath(used))
+    return new == old or new in old.parents or (old in new.parents and new.exists())
+
+
+def can_be_created(path: AnyPath) -> bool:
+    """Whether the parent folder of `path` is writable, or can be created."""
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return os.path.isdir(folder) and os.access(folder, os.W_OK)

@@ -12,7 +12,8 @@ import yaml
 
 from shared_embeddings.utils.command_line import EXPONENT
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import check_input, first_line
+from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.path_options import check_input
 
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000  # of a YAML document with its aliases expanded

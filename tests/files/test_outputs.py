@@ -176,7 +176,7 @@ def test_a_signal_ends_a_command_with_one_line(
     name: str, inputs: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes during writing; nothing is left behind."""
-    monkeypatch.setattr(files, "_flush", lambda path: signal.raise_signal(number))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: signal.raise_signal(number))
     ended = write(name, inputs, tmp_path)
     assert ended.status == 128 + number, ended.error
     assert error_of(name, ended)

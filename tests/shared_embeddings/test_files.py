@@ -20,8 +20,6 @@ from shared_embeddings.utils import download, files
 from shared_embeddings.utils.download import DownloadError
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import (
-    check_input,
-    check_outputs,
     followed,
     locked,
     remove_leftovers,
@@ -30,6 +28,7 @@ from shared_embeddings.utils.files import (
     staged,
     write_text,
 )
+from shared_embeddings.utils.path_options import check_input, check_outputs
 from shared_embeddings.utils.reading import (
     DocumentError,
     parse_json,
