@@ -260,23 +260,6 @@ def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float)
             )
 
 
-def test_ignore_index_may_be_any_word() -> None:
-    """Also one whose number inside a band is that of another word there."""
-    emb = by_name("adaptive").build().double()
-    targets = torch.arange(37)
-    hidden = torch.randn(37, 24, dtype=torch.float64)
-    expected = -emb.log_prob(hidden).diagonal()
-    for word in range(37):
-        each = emb.cross_entropy(hidden, targets, ignore_index=word, reduction="none")
-        wanted = expected.clone()
-        wanted[word] = 0
-        torch.testing.assert_close(each, wanted)
-        mean = emb.cross_entropy(hidden, targets, ignore_index=word, label_smoothing=0.1)
-        kept = targets != word
-        others = emb.cross_entropy(hidden[kept], targets[kept], label_smoothing=0.1)
-        torch.testing.assert_close(mean, others)
-
-
 @pytest.mark.parametrize(
     "words", [[4, 0, 8], [9, 19, 10], [20, 36, 36, 25], [20, 3], [9]], ids=lambda words: str(words)
 )
@@ -296,19 +279,6 @@ def test_mean_of_no_tokens_is_nan_with_zero_gradient(smoothing: float) -> None:
     loss = emb.cross_entropy(hidden, torch.full((3,), 21), ignore_index=21, label_smoothing=smoothing)
     assert loss.isnan()
     assert all((gradient == 0).all() for gradient in gradients(emb, loss, hidden).values())
-
-
-def test_invalid_reductions_are_named() -> None:
-    emb = by_name("adaptive").build()
-    with pytest.raises(ValueError, match="average"):
-        emb.cross_entropy(torch.randn(1, 24), torch.tensor([1]), reduction="average")
-
-
-def test_invalid_targets_are_named_with_any_ignore_index() -> None:
-    emb = by_name("adaptive").build()
-    for wrong in (37, -1, -100):
-        with pytest.raises(IndexError, match=f"{wrong} .* 37 words"):
-            emb.cross_entropy(torch.randn(2, 24), torch.tensor([1, wrong]), ignore_index=5)
 
 
 @each_adaptive
@@ -377,69 +347,3 @@ def test_a_lookup_never_builds_the_table() -> None:
 # Errors
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
-
-
-@pytest.mark.parametrize(
-    ("options", "named", "shown"),
-    [
-        ({}, "cutoffs", "missing"),
-        ({"cutoffs": []}, "cutoffs", "empty"),
-        ({"cutoffs": [20, 9]}, "cutoffs", "[20, 9]"),
-        ({"cutoffs": [9, 9]}, "cutoffs", "[9, 9]"),
-        ({"cutoffs": [0, 9]}, "cutoffs", "[0, 9]"),
-        ({"cutoffs": [-4]}, "cutoffs", "[-4]"),
-        ({"cutoffs": [9, 37]}, "cutoffs", "37"),
-        ({"cutoffs": [100]}, "cutoffs", "100"),
-        ({"cutoffs": 9}, "cutoffs", "9"),
-        ({"cutoffs": [9.5]}, "cutoffs", "9.5"),
-        ({"cutoffs": [True]}, "cutoffs", "True"),
-        ({"cutoffs": [9], "factor": 0}, "factor", "0"),
-        ({"cutoffs": [9], "factor": -2}, "factor", "-2"),
-        ({"cutoffs": [9], "factor": 25}, "factor", "25"),
-        ({"cutoffs": [9, 20], "factor": 5}, "factor", "5"),
-        ({"cutoffs": [9], "factor": 2.0}, "factor", "2.0"),
-        ({"cutoffs": [9], "head_projection": "yes"}, "head_projection", "yes"),
-        ({"cutoffs": [9], "head_projection": True}, "head_projection", "none, input, both"),
-        ({"cutoffs": [9], "width": 12, "head_projection": "input"}, "head_projection", "'width'"),
-        ({"cutoffs": [9], "width": 0}, "width", "0"),
-        ({"cutoffs": [9], "width": 24}, "width", "24"),
-        ({"cutoffs": [9], "width": 3}, "factor", "has 3"),
-        ({"cutoffs": [9], "score_dim": 24, "tie": "tables"}, "score_dim", "24"),
-        ({"cutoffs": [9], "score_dim": 30}, "score_dim", "'tables'"),
-        ({"cutoffs": [9], "score_dim": 30, "output": "none"}, "score_dim", "30"),
-        ({"cutoffs": [9], "output_bias": True, "output": "none"}, "output_bias", "True"),
-        ({"cutoffs": [9], "map": "projective", "map_options": {"rank": 2}}, "map", "'factor'"),
-        ({"cutoffs": [9], "factor": 1, "tie": "none", "map": "standard"}, "map", "'tie'"),
-        ({"cutoffs": [9], "factor": 1, "map": "define"}, "map", "define"),
-        ({"cutoffs": [9], "factor": 1, "map_options": {"rank": 2}}, "map_options", "'map'"),
-        ({"cutoffs": [9], "factor": 1, "map": "nothing"}, "nothing", "Valid "),
-        ({"cutoffs": [9], "factor": 1, "map": "projective"}, "rank", "missing"),
-        *(
-            (
-                {"cutoffs": [9], "factor": 1, "map": "standard", "map_options": {name: 3}},
-                name,
-                "not an option",
-            )
-            for name in ("num_embeddings", "padding_idx", "output_bias", 7)
-        ),
-        ({"cutoffs": [9], "tie": "table"}, "tie", "table"),
-        ({"cutoffs": [9], "tie": True}, "tie", "True"),
-        ({"cutoffs": [9], "output": "map"}, "output", "map"),
-        ({"cutoffs": [9], "output": "none", "tie": "none"}, "tie", "none"),
-        ({"cutoff": [9]}, "cutoff", "cutoffs"),
-    ],
-    ids=str,
-)
-def test_invalid_options_fail(options: dict[str, Any], named: str, shown: str) -> None:
-    for function in (se.build, se.num_parameters):
-        with pytest.raises(se.OptionError) as error:
-            function("adaptive", **SIZES, **options)
-        text = str(error.value)
-        assert repr(named) in text and shown in text and text.startswith("adaptive: ")
-        assert "\n" not in text and len(text) < 300
-
-
-def test_the_narrowest_band_may_have_one_dimension() -> None:
-    emb = se.build("adaptive", **SIZES, cutoffs=[9], factor=24)
-    assert emb.tables["1"].shape == (28, 1)
-    assert se.build("adaptive", **SIZES, cutoffs=[9], factor=1).tables["1"].shape == (28, 24)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from tests.shared_embeddings.cases import by_name
 from tests.shared_embeddings.support import gradients
 from tests.shared_embeddings.test_adaptive import SIZES as SMALL
 from tests.shared_embeddings.test_adaptive import VOCABULARY, large, naive_log_prob
@@ -318,14 +317,6 @@ def test_vectors_of_every_band_start_with_the_same_std(options: dict[str, Any]) 
 # Sizes and tying
 
 
-def test_sizes_of_the_define_paper() -> None:
-    """Table 1a, tied input-output of V = 267,735: 9.25M, 13.90M, 18.55M for n of 256, 384, 512."""
-    for width, size in [(256, 9.25), (384, 13.90), (512, 18.55)]:
-        sizes = {"num_embeddings": 267735, "embedding_dim": width}
-        count = se.num_parameters("adaptive", **sizes, cutoffs=[20000, 40000, 200000], factor=4)
-        assert count / 1e6 == pytest.approx(size, abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("factor", "bands", "ratio"),
     [
@@ -390,24 +381,6 @@ def test_parameters_of_each_side_counted_by_hand(
     counts = se.build("adaptive", **settings).counts()
     assert (counts["input"], counts["output"], counts["shared"]) == sides
     assert counts["total"] == sum(sides) == se.num_parameters("adaptive", **settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "tables", "projections"),
-    [("adaptive", True, True), ("adaptive-tied-tables", True, False), ("adaptive-untied", False, False)],
-)
-def test_shared_parts_change_with_the_input(name: str, tables: bool, projections: bool) -> None:
-    emb = by_name(name).build()
-    for parameter, is_shared in ((emb.tables["1"], tables), (emb.projections["1"], projections)):
-        before = emb.output_table()[9:20].clone()
-        with torch.no_grad():
-            parameter.mul_(2)
-        assert torch.equal(emb.output_table()[9:20], before * 2 if is_shared else before)
-
-
-def test_the_factor_and_the_tie_of_the_papers_are_the_defaults() -> None:
-    options = se.build("adaptive", num_embeddings=37, embedding_dim=24, cutoffs=[9]).options
-    assert (options.factor, options.head_projection, options.tie) == (4, "none", "all")
 
 
 # DeFINE over bands

@@ -219,12 +219,6 @@ def test_cosines_within_bands_need_both_words() -> None:
     assert set(pair.cosines) == {"band 1", "output"}
 
 
-def test_plain_embedding_has_one_layer() -> None:
-    module = torch.nn.Embedding(10, 3)
-    (found,) = layer_correlations(WordEmbedding("words", list("abcdefghij"), None, module), False)
-    assert found.layer == "output" and found.words == 10
-
-
 ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
 LINES = [" ".join([word, *map(str, numbers)]) for word, numbers in ROWS.items()]
 

@@ -19,7 +19,6 @@ import shared_embeddings.words.classes as classes_module
 from shared_embeddings.words.classes import (
     WordClasses,
     describe_sizes,
-    draw_sizes,
     make_classes,
     regroup,
     train_word_vectors,
@@ -300,19 +299,6 @@ def test_sizes_in_text() -> None:
     assert describe_sizes(sized(2, 2)).splitlines()[1].split()[0] == "1"
 
 
-def test_sizes_in_a_figure(tmp_path: Path) -> None:
-    path = tmp_path / "sizes.png"
-    draw_sizes(sized(1, 5, 2), path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert os.listdir(tmp_path) == ["sizes.png"]
-
-
-def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "matplotlib.figure")
-    with pytest.raises(ImportError, match="matplotlib"):
-        draw_sizes(sized(1, 5), tmp_path / "sizes.png")
-
-
 # End to end
 
 
@@ -331,15 +317,6 @@ def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Pat
     emb = se.build("uncle", num_embeddings=14, embedding_dim=8, unique_dim=2, classes=str(output))
     cat, dog, six = emb(torch.tensor([made.words.index(word) for word in ("cat", "dog", "six")]))
     assert torch.equal(cat[2:], dog[2:]) and not torch.equal(cat[2:], six[2:])
-
-
-def test_making_classes_is_deterministic(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
-    files = []
-    for name in ("one.npz", "two.npz"):
-        make_classes([text], vocabulary_file, 4, tmp_path / name, dim=5, epochs=1, seed=2)
-        files.append(WordClasses.load(tmp_path / name))
-    assert np.array_equal(files[0].classes, files[1].classes)
-    assert np.array_equal(files[0].vectors, files[1].vectors)
 
 
 def test_another_number_of_classes_without_the_texts(

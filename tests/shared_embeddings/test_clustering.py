@@ -21,7 +21,7 @@ from shared_embeddings.words.classes import (
     out_of_vocabulary_row,
     read_vocabulary,
 )
-from tests.shared_embeddings.test_classes import example_classes, without
+from tests.shared_embeddings.test_classes import example_classes
 
 
 def islands(points: int = 3000, clusters: int = 40) -> tuple[Tensor, Tensor]:
@@ -131,12 +131,6 @@ def test_clusters_come_from_the_seed() -> None:
 def test_invalid_clusters(vectors: np.ndarray, num_classes: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         cluster(vectors, num_classes)
-
-
-def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "sklearn.cluster")
-    with pytest.raises(ImportError, match=r"scikit-learn.*classes"):
-        cluster(np.eye(3), 2)
 
 
 # Vocabularies

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -164,53 +163,6 @@ def test_parameters_match_the_reference(setting: Setting) -> None:
     assert setting.build().counts()["total"] == expected
 
 
-def test_parameters_counted_by_hand() -> None:
-    """The first setting: input layer; groups 2, 1, 4, 2, 1; output layer, which reads 12 + 24."""
-    transforms = [
-        12 * 24 // 2 + 24 + 2 * 12,
-        36 * 32 + 32 + 2 * 32,
-        44 * 40 // 4 + 40 + 2 * 10,
-        52 * 48 // 2 + 48 + 2 * 24,
-        60 * 24 + 24 + 2 * 24,
-    ]
-    total = 37 * 16 + (16 * 12 + 12 + 2 * 12) + sum(transforms) + (36 * 24 + 24 + 2 * 24)
-    sizes: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
-    assert total == 6552 == se.num_parameters("define", **sizes, **SETTINGS[0].options)
-
-
-def test_delight_differs_from_the_unit_of_the_paper() -> None:
-    setting = SETTINGS[0]
-    later, paper = setting.options, {**setting.options, "unit": "paper"}
-    sizes: dict[str, Any] = {"num_embeddings": 11, "embedding_dim": setting.D}
-    assert se.build("define", **sizes, **paper).stored_options().get("unit") is None
-    assert se.build("define", **sizes, **later).stored_options()["unit"] == "delight"
-    assert se.num_parameters("define", **sizes, **paper) != se.num_parameters("define", **sizes, **later)
-
-
-def test_delight_is_not_the_unit_that_the_paper_counts() -> None:
-    """Table 1a, R3, prints 0.41M for n = D = 256, k = 1024, N = 3; this unit has 0.81M."""
-    sizes: dict[str, Any] = {"num_embeddings": 1000, "embedding_dim": 256}
-    for most in (4, 16, 128):
-        options = Setting(256, 256, 1024, 3, most, [], []).options
-        unit_alone = se.num_parameters("define", **sizes, **options) - 1000 * 256
-        assert round(unit_alone / 1e6, 2) == 0.81
-
-
-def test_layers_are_the_group_transforms() -> None:
-    setting = SETTINGS[0]
-    found = setting.build().layers(torch.tensor([1, 4]))
-    assert [layer.name for layer in found] == ["map", "entry", *(f"layer {n}" for n in range(1, 6)), "output"]
-    assert [layer.groups for layer in found[2:-1]] == setting.groups
-    assert [layer.values.size(1) for layer in found] == [16, 12, *setting.widths, 24]
-
-
-def test_a_new_unit_has_the_std_of_a_table() -> None:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"num_embeddings": 500, "embedding_dim": 64}
-    emb = se.build("define", **sizes, map_dim=32, expand_dim=128, depth=5, max_groups=4, unit="delight")
-    assert emb.table().square().mean().sqrt().item() == pytest.approx(64**-0.5, rel=0.2)
-
-
 # DeFINE
 
 
@@ -277,22 +229,6 @@ def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
         assert millions("define", 267735, n, **unit, **bands) - full == pytest.approx(size, abs=0.03)
 
 
-def test_hierarchical_groups_are_smaller_than_full_layers_and_larger_than_fixed_groups() -> None:
-    """Table 6a: 42.86M linear, 40.73M HGT, 39.69M GLT."""
-    unit = {"map_dim": 384, "expand_dim": 1024, "depth": 7, "connection": "none", "output": "table"}
-    linear = millions("define", 1000, 384, transform="linear", **unit)
-    hgt = millions("define", 1000, 384, transform="hgt", max_groups=8, **unit)
-    glt = millions("define", 1000, 384, transform="glt", max_groups=8, **unit)
-    assert glt < hgt < linear
-
-
-def test_translation_model_of_the_define_paper() -> None:
-    """Table 3: 68M = 44M + plain output of 31k x 512 + two inputs with n = 128, k = 1024, N = 3."""
-    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 3, "max_groups": 16, "output": "none"}
-    total = 44 + millions("standard", 31000, 512) + 2 * millions("define", 31000, 512, **unit)
-    assert total == pytest.approx(68, rel=0.05)
-
-
 @pytest.mark.parametrize(("n", "total"), [(64, 55.67), (128, 72.90), (256, 107.37)])
 def test_transformer_xl_of_the_define_paper(n: int, total: float) -> None:
     """Table 2a: 36.25M context model, a map of width n, projected to D = 384 and tied, N = 3, k = 4096."""
@@ -300,25 +236,6 @@ def test_transformer_xl_of_the_define_paper(n: int, total: float) -> None:
     unit = {"map_dim": 384, "expand_dim": 4096, "depth": 3, "max_groups": 64, "output_bias": True, **bands}
     size = millions("define", 267735, 384, output="map", **unit)
     assert 36.25 + size == pytest.approx(total, abs=0.01)
-
-
-def test_penn_treebank_is_four_million_smaller() -> None:
-    """Table 1c: AWD-LSTM with 24M has a 10,000 x 400 table; n = 128, k = 1024, N = 7, m = 400 makes it 20M.
-
-    The last LSTM layer shrinks from 400 to 128 outputs, so from 4 (1150 + 400) 400 to 4 (1150 + 128) 128.
-    """
-    unit = {"map_dim": 128, "expand_dim": 1024, "depth": 7, "max_groups": 128, "output": "map"}
-    layer = lambda outputs: 4 * (1150 + outputs + 2) * outputs / 1e6  # noqa: E731
-    smaller = 24.2 - millions("standard", 10000, 400) - layer(400) + layer(128)
-    assert smaller + millions("define", 10000, 400, **unit) == pytest.approx(20, rel=0.05)
-
-
-def test_dimension_of_scores_follows_what_the_softmax_is_tied_to() -> None:
-    sizes = {"num_embeddings": 37, "embedding_dim": 24}
-    unit = {"map_dim": 16, "expand_dim": 48, "depth": 2, "max_groups": 2}
-    assert se.build("define", **sizes, **unit, output="map").score_dim == 16
-    assert se.build("define", **sizes, **unit, output="map", output_projection=True).score_dim == 24
-    assert se.build("define", **sizes, **unit, output="table").score_dim == 24
 
 
 # The unit of the authors' later code has separate tests.
@@ -410,18 +327,3 @@ def test_scores_are_tied_as_the_options_say(case: Case) -> None:
         torch.testing.assert_close(emb.output_table(), mapped, rtol=1e-4, atol=1e-6)
     else:
         assert emb.has_output is False
-
-
-def test_define_for_language_models_is_tied_to_its_map_by_default() -> None:
-    unit = {name: value for name, value in UNIT.items() if name != "output"}
-    emb = se.build("define", num_embeddings=37, embedding_dim=24, **unit)
-    assert emb.options.output == "map" and emb.score_dim == 16
-
-
-def test_widths_grow_and_groups_halve() -> None:
-    """Section 3.2, for the unit of the Penn Treebank model: n = 128, k = 1024, N = 7."""
-    layers = define_layers(128, 1024, 7, 16, "hgt", "mixer")
-    assert [layer.groups for layer in layers] == [16, 8, 4, 2, 1, 1, 1]
-    assert all(first.outputs < second.outputs for first, second in pairwise(layers))
-    assert layers[0].outputs == 256 and layers[-1].outputs == 1024
-    assert all(layer.inputs % layer.groups == 0 == layer.outputs % layer.groups for layer in layers)

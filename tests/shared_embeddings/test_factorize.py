@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import shared_embeddings as se
 from shared_embeddings.fitting import codes as codes_of
 from shared_embeddings.fitting import factorization
 from shared_embeddings.fitting.codes import least_squares_codebooks
@@ -152,16 +151,6 @@ def test_product_quantization_gives_every_piece_its_nearest_centroid() -> None:
     assert torch.equal(codes, again[0]) and torch.equal(centroids, again[1])
 
 
-def test_product_quantization_recovers_pieces() -> None:
-    generator = torch.Generator().manual_seed(0)
-    pieces = torch.randn(2, 3, 4, generator=generator) * 5
-    choice = torch.randint(3, (100, 2), generator=generator)
-    table = torch.cat([pieces[0, choice[:, 0]], pieces[1, choice[:, 1]]], dim=1)
-    codes, centroids = codes_of.product_quantization(table, 2, 3)
-    found = torch.cat([centroids[0, codes[:, 0]], centroids[1, codes[:, 1]]], dim=1)
-    torch.testing.assert_close(found, table, rtol=1e-4, atol=1e-4)
-
-
 # Codes
 
 
@@ -194,17 +183,6 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
     expected = ones.double() @ torch.linalg.pinv(ones.double()) @ table.double()
     found = sums(codes, least_squares_codebooks(table, codes, 3))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
-
-
-def test_learned_codes_depend_only_on_the_seed() -> None:
-    table = low_rank_table(50)
-    state = torch.get_rng_state()
-    first = codes_of.learn_codes(table, 2, 3, seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(99)
-    second = codes_of.learn_codes(table, 2, 3, seed=1)
-    assert all(torch.equal(one, other) for one, other in zip(first, second))
-    assert not torch.equal(first[1], codes_of.learn_codes(table, 2, 3, seed=2)[1])
 
 
 # Groups
@@ -320,42 +298,3 @@ def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
 
 
 # Loading into embeddings
-
-
-def loaded(method: str, state: dict[str, Tensor], **options: object) -> Tensor:
-    """The table of an embedding of 2,000 words in 32 dimensions with `state`."""
-    emb = se.build(method, num_embeddings=2000, embedding_dim=32, **options)
-    emb.load_state_dict(emb.state_dict() | state)
-    return emb.table()
-
-
-def test_results_can_be_loaded_into_embeddings() -> None:
-    table, counts = clustered_table()
-    codes, basis = factorization.truncated_svd(table, 5)
-    assert torch.equal(loaded("projective", {"codes": codes, "basis": basis}, rank=5), codes @ basis)
-
-    options = {"vocab_shape": [40, 50], "dim_shape": [4, 8]}
-    cores = factorization.tt_svd(table, (40, 50), (4, 8), 160)
-    state = {f"cores.{k}": core for k, core in enumerate(cores)}
-    torch.testing.assert_close(loaded("tensor_train", state, **options, rank=160), table, rtol=0, atol=1e-5)
-
-    codes, centroids = codes_of.product_quantization(table, 2, 8)
-    found = loaded("structured", {"codes": codes, "centroids": centroids}, num_groups=2, num_clusters=8)
-    assert torch.equal(found, torch.cat([centroids[g][codes[:, g]] for g in range(2)], dim=1))
-
-    codes, books = codes_of.learn_codes(table, 2, 8)
-    state = {"codes": codes, "codebooks": books}
-    found = loaded("compositional_code", state, num_codebooks=2, codebook_size=8)
-    torch.testing.assert_close(found, books[0][codes[:, 0].long()] + books[1][codes[:, 1].long()])
-
-    groups = group_reduction.group_reduce(table, counts, 4, 3)
-    state = {"groups": groups.groups}
-    for name, parts in (("codes", groups.codes), ("bases", groups.bases)):
-        state |= {f"{name}.{group}": part for group, part in enumerate(parts)}
-    found = loaded(
-        "group_reduce",
-        state,
-        group_sizes=[len(part) for part in groups.codes],
-        ranks=[len(part) for part in groups.bases],
-    )
-    torch.testing.assert_close(found, rebuilt(groups))

@@ -151,29 +151,6 @@ def test_count_worked_by_hand() -> None:
     assert emb.groups.tolist() == [0] * 7 + [1] * 30
 
 
-def test_frequent_words_are_in_small_groups_of_high_rank() -> None:
-    emb = se.build("group_reduce", num_embeddings=5000, embedding_dim=64, num_groups=5, min_rank=4)
-    sizes, ranks = emb.layout
-    assert list(sizes) == sorted(sizes) and sum(sizes) == 5000
-    assert ranks[-1] == 4 and max(ranks) <= 32
-    assert all(rank <= size for size, rank in zip(sizes, ranks))
-    assert emb.groups.tolist() == sorted(emb.groups.tolist())
-
-
-def test_stored_options_build_the_same_shapes() -> None:
-    for options in (
-        {"num_groups": 4, "min_rank": 3, "activation": "tanh"},
-        {"group_sizes": [7, 30], "ranks": [3, 5]},
-    ):
-        emb = shuffled(build(**options))
-        stored = emb.stored_options()
-        twin = build(**stored)
-        twin.load_state_dict(emb.state_dict())
-        assert torch.equal(twin.table(), emb.table())
-        assert twin.stored_options() == stored
-        assert stored.get("activation") == options.get("activation")
-
-
 # The assignment
 
 
@@ -200,13 +177,6 @@ def test_an_inconsistent_assignment_fails() -> None:
     emb.groups[0] = 1
     with pytest.raises(ValueError, match=r"\[6, 31\].*\[7, 30\]"):
         emb(torch.tensor([0]))
-
-
-def test_places_in_groups_are_not_stored() -> None:
-    emb = build(group_sizes=[7, 30], ranks=[3, 5])
-    emb(torch.tensor([0]))
-    assert set(emb.state_dict()) == {"codes.0", "codes.1", "bases.0", "bases.1", "groups"}
-    assert emb.groups.dtype == torch.uint8
 
 
 # The loss over segments
@@ -273,40 +243,3 @@ def test_scores_of_all_tokens_never_exist_at_once(activation: str | None) -> Non
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({}, "num_groups"),
-        ({"num_groups": 3}, "min_rank"),
-        ({"min_rank": 3}, "num_groups"),
-        ({"num_groups": 0, "min_rank": 3}, "num_groups"),
-        ({"num_groups": 38, "min_rank": 3}, "num_groups' is 38.*37"),
-        ({"num_groups": 3, "min_rank": 0}, "min_rank"),
-        ({"num_groups": 3, "min_rank": 25}, "min_rank' has rank 25.*24"),
-        ({"num_groups": 3, "min_rank": 5, "max_rank": 4}, "max_rank' is 4.*5"),
-        ({"num_groups": 3, "min_rank": 5, "max_rank": 25}, "max_rank"),
-        ({"num_groups": 3, "min_rank": 5, "activation": "rleu"}, "activation.*rleu"),
-        ({"num_groups": "3", "min_rank": 5}, "num_groups"),
-        ({"group_sizes": [7, 30]}, "ranks' is missing"),
-        ({"ranks": [3, 5]}, "group_sizes' is missing"),
-        ({"group_sizes": [], "ranks": []}, "group_sizes"),
-        ({"group_sizes": [7, 30], "ranks": [3]}, "group_sizes' has 2.*has 1"),
-        ({"group_sizes": [7, 31], "ranks": [3, 5]}, "group_sizes' adds up to 38.*37"),
-        ({"group_sizes": [0, 37], "ranks": [3, 5]}, "group_sizes"),
-        ({"group_sizes": [7, 30], "ranks": [0, 5]}, "ranks"),
-        ({"group_sizes": [7, 30], "ranks": [3, 25]}, "ranks' has rank 25.*24"),
-        ({"group_sizes": [7, 30], "ranks": [3, 5], "num_groups": 2}, "num_groups'.*has no effect"),
-        ({"group_sizes": [7, 30], "ranks": [3, 5], "min_rank": 3}, "min_rank'.*has no effect"),
-        ({"group_sizes": [7, 30], "ranks": [3, 5], "max_rank": 9}, "max_rank'.*has no effect"),
-        ({"group_sizes": 37, "ranks": [3]}, "group_sizes"),
-        ({"groups": 3, "min_rank": 5}, "groups.*num_groups"),
-    ],
-    ids=str,
-)
-def test_invalid_options_are_named(options: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.num_parameters):
-        with pytest.raises(se.OptionError, match=named) as error:
-            call("group_reduce", **SIZES, **options)
-        assert "\n" not in str(error.value)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import nn
 
 import shared_embeddings as se
 from shared_embeddings import accounting
-from shared_embeddings.cli.catalog import describe_storage, storage_breakdown
+from shared_embeddings.cli.catalog import storage_breakdown
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import sizing
 from shared_embeddings.compress.sizing import stored_bytes
@@ -41,13 +40,6 @@ def test_low_rank_by_hand() -> None:
         "total": ("sum", (), 32, [128, 64, 32]),
         "plain table": ("sum", (), 60, [240, 120, 60]),
     }
-
-
-def test_bias_by_hand() -> None:
-    found = by_name(se.build("projective", num_embeddings=10, embedding_dim=6, rank=2, output_bias=True))
-    assert found["bias"] == ("parameter", (10,), 10, [40, 20, 10])
-    assert found["total"] == ("sum", (), 42, [168, 84, 42])
-    assert found["plain table"] == ("sum", (), 60, [240, 120, 60])
 
 
 ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 3, "base_dim": 4}
@@ -102,27 +94,10 @@ def test_a_tensor_with_two_names_counts_once() -> None:
     assert found["total"][2:] == (10, [40 + 8, 20 + 8, 10 + 8])
 
 
-def test_buffers_of_plain_modules_keep_their_size() -> None:
-    emb = se.build("standard", num_embeddings=5, embedding_dim=2)
-    emb.helper = nn.Module()
-    emb.helper.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
-    assert by_name(emb)["helper.steps"] == ("buffer", (3,), 3, [24, 24, 24])
-
-
 def test_no_weights_are_needed() -> None:
     with torch.device("meta"):
         emb = se.build("funnel", num_embeddings=10**9, embedding_dim=512, rank=64)
     assert by_name(emb)["codes"][2] == 64 * 10**9
-
-
-def test_columns_are_aligned() -> None:
-    text = describe_storage(se.build("projective", num_embeddings=1000, embedding_dim=60, rank=2))
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines] == ["part", "codes", "basis", "total", "plain"]
-    assert lines[1].split() == ["codes", "1000", "x", "2", "2,000", "8,000", "4,000", "2,000", "1,125"]
-    assert lines[3].endswith("28.30x") and lines[4].endswith("1.00x")
-    ends = {line.index(number) + len(number) for line, number in zip(lines[1:4], ["8,000", "480", "8,480"])}
-    assert len(ends) == 1
 
 
 VOCABULARY, DIMENSION = 3000, 64
@@ -260,11 +235,6 @@ def test_every_line_can_be_pasted() -> None:
         with torch.device("meta"):
             se.build(num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **entry["embedding"])
     assert yaml.safe_load(text) is not None
-
-
-def test_compression_is_reported() -> None:
-    text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "30640")
-    assert "# funnel: 30,640 parameters, 6.27x; the largest rank" in text
 
 
 def test_a_budget_above_the_table_needs_nothing() -> None:

@@ -66,24 +66,6 @@ def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
         assert words * dim / (trained + fixed) == pytest.approx(factor, abs=0.01)
 
 
-def test_codes_come_from_their_own_seed() -> None:
-    state = torch.get_rng_state()
-    first, second = se.build("structured", **SIZES), se.build("structured", **SIZES)
-    assert torch.equal(first.codes, second.codes) and not torch.equal(first.centroids, second.centroids)
-    other = se.build("structured", **SIZES, seed=1)
-    assert not torch.equal(first.codes, other.codes)
-    torch.set_rng_state(state)
-    again = se.build("structured", **SIZES, seed=1)
-    assert torch.equal(again.centroids, first.centroids), "the codes' seed moved torch's random state"
-    assert set(first.codes.flatten().tolist()) == set(range(9))
-
-
-def test_codes_of_a_checkpoint_override_the_seed() -> None:
-    first, second = se.build("structured", **SIZES), se.build("structured", **SIZES, seed=1)
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first.table(), second.table())
-
-
 def test_codes_are_stored_and_not_trained() -> None:
     """37 * 6 codes of 4 bits each, and 9 * 24 numbers."""
     emb = se.build("structured", **SIZES)
@@ -102,34 +84,6 @@ def test_codes_take_the_smallest_type_that_holds_them(clusters: int, dtype: torc
     assert emb.codes.dtype == dtype
     assert int(emb.codes.min()) >= 0 and clusters - 3 < int(emb.codes.max()) + clusters // 100 + 3
     assert emb.table().isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_groups": 5}, "num_groups' is 5.*24"),
-        ({"num_groups": 0}, "num_groups"),
-        ({"num_groups": 48}, "num_groups"),
-        ({"num_clusters": 38}, "num_clusters' is 38.*37"),
-        ({"num_clusters": 0}, "num_clusters"),
-        ({"num_clusters": "nine"}, "num_clusters"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 0.5}, "seed"),
-        ({"clusters": 9}, "clusters.*num_clusters"),
-    ],
-    ids=str,
-)
-def test_invalid_options_of_structured_are_named(changes: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.num_parameters):
-        with pytest.raises(se.OptionError, match=named) as error:
-            call("structured", **{**SIZES, **changes})
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("missing", ["num_groups", "num_clusters"])
-def test_sizes_are_required(missing: str) -> None:
-    with pytest.raises(se.OptionError, match=missing):
-        se.build("structured", **{name: value for name, value in SIZES.items() if name != missing})
 
 
 CODE_SIZES: dict[str, Any] = {
@@ -183,41 +137,11 @@ def test_sizes_of_the_coding_in_the_paper() -> None:
     assert [name for name, _ in emb.named_parameters()] == ["codebooks"]
 
 
-def test_compositional_codes_come_from_their_own_seed() -> None:
-    first, second = (
-        se.build("compositional_code", **CODE_SIZES),
-        se.build("compositional_code", **CODE_SIZES),
-    )
-    assert torch.equal(first.codes, second.codes) and not torch.equal(first.codebooks, second.codebooks)
-    other = se.build("compositional_code", **CODE_SIZES, seed=1)
-    assert not torch.equal(first.codes, other.codes)
-    other.load_state_dict(first.state_dict())
-    assert torch.equal(first.table(), other.table())
-
-
 @pytest.mark.parametrize("name", ["compositional-code", "compositional-code-table"])
 def test_codes_get_no_gradient(name: str) -> None:
     emb = next(case for case in CASES if case.name == name).build()
     codes, basis = emb.output_factors()
     assert codes.requires_grad is (basis is None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_codebooks": 0}, "num_codebooks"),
-        ({"codebook_size": 0}, "codebook_size"),
-        ({"codebook_size": "16"}, "codebook_size"),
-        ({"seed": -1}, "seed"),
-        ({"codebooks": 9}, "codebooks.*num_codebooks"),
-    ],
-    ids=str,
-)
-def test_invalid_options_of_compositional_code_are_named(changes: dict[str, Any], named: str) -> None:
-    for call in (se.build, se.num_parameters):
-        with pytest.raises(se.OptionError, match=named) as error:
-            call("compositional_code", **{**CODE_SIZES, **changes})
-        assert "\n" not in str(error.value)
 
 
 SMALL: dict[str, Any] = {"vocab_shape": [2, 4, 5], "dim_shape": [3, 2, 4], "rank": 4}
@@ -319,18 +243,6 @@ def test_count_worked_by_hand() -> None:
     assert small(rank=[4, 6]).counts()["total"] == 336
 
 
-def test_entries_start_with_the_common_std() -> None:
-    emb = se.build(
-        "tensor_train",
-        num_embeddings=2000,
-        embedding_dim=64,
-        vocab_shape=[10, 10, 20],
-        dim_shape=[4, 4, 4],
-        rank=12,
-    )
-    assert emb.table().std().item() == pytest.approx(64**-0.5, rel=0.15)
-
-
 def test_a_lookup_expands_no_other_rows() -> None:
     """Two words of a vocabulary of a million must not cost a table of a million."""
     emb = se.build(
@@ -357,41 +269,3 @@ def test_a_checkpoint_of_another_vocabulary_with_equal_cores_fails() -> None:
     state = small(num_embeddings=40).state_dict()
     with pytest.raises(RuntimeError, match="size mismatch.*40 words"):
         small().load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"vocab_shape": [2, 4, 4]}, "vocab_shape' .*32 words.*37"),
-        ({"dim_shape": [3, 2, 5]}, "dim_shape' .*30.*24"),
-        ({"dim_shape": [6, 4]}, "dim_shape' has 2 .*has 3"),
-        ({"vocab_shape": [40], "dim_shape": [24]}, "vocab_shape"),
-        ({"vocab_shape": []}, "vocab_shape"),
-        ({"vocab_shape": [-5, -8, 1]}, "vocab_shape"),
-        ({"vocab_shape": [0, 4, 5]}, "vocab_shape"),
-        ({"dim_shape": [-3, -2, 4]}, "dim_shape"),
-        ({"rank": 0}, "rank"),
-        ({"rank": [4, 0]}, "rank"),
-        ({"rank": [4, 4, 4]}, "rank' has 3 .* 2"),
-        ({"rank": []}, "rank"),
-        ({"rank": "4"}, "rank"),
-        ({"rank": 4.5}, "rank"),
-        ({"vocab_shape": 40}, "vocab_shape"),
-        ({"vocab_shape": [2.5, 4, 5]}, "vocab_shape"),
-        ({"ranks": 4}, "ranks.*rank"),
-    ],
-    ids=str,
-)
-def test_invalid_options_of_tensor_train_are_named(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(se.OptionError, match=named) as error:
-        small(**changes)
-    assert "\n" not in str(error.value)
-    with pytest.raises(se.OptionError, match=named):
-        se.num_parameters("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
-
-
-@pytest.mark.parametrize("missing", ["vocab_shape", "dim_shape", "rank"])
-def test_all_options_are_required(missing: str) -> None:
-    options = {name: value for name, value in SMALL.items() if name != missing}
-    with pytest.raises(se.OptionError, match=missing):
-        se.build("tensor_train", num_embeddings=37, embedding_dim=24, **options)

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -270,21 +269,6 @@ def test_class_scores_scale_with_the_classes() -> None:
     assert operations(emb, hidden, targets) <= 1.01 * expected
 
 
-def test_entries_start_with_the_std_of_the_whole_vector() -> None:
-    emb = se.build(
-        "uncle",
-        num_embeddings=2000,
-        embedding_dim=64,
-        unique_dim=16,
-        num_classes=500,
-        random_classes=True,
-        padding_idx=0,
-    )
-    for parameter in emb.parameters():
-        assert parameter.std().item() == pytest.approx(64**-0.5, rel=0.03)
-    assert emb.unique[0].abs().max() == 0
-
-
 # Published sizes
 
 
@@ -314,28 +298,6 @@ def test_sizes_of_the_paper(vocabulary: int, dim: int, rows: dict[int, tuple[flo
         assert vocabulary * dim / count == pytest.approx(ratio, abs=0.011)
 
 
-def test_memory_of_the_paper() -> None:
-    """Tables 9 and 10 give mebibytes of 32-bit numbers."""
-    for vocabulary, dim, unique_dim, mebibytes in [
-        (40724, 512, 64, 11.6),
-        (40724, 512, 32, 6.8),
-        (10000, 400, 100, 4.96),
-        (33278, 400, 25, 4.60),
-    ]:
-        with torch.device("meta"):
-            emb = se.build(
-                "uncle",
-                num_embeddings=vocabulary,
-                embedding_dim=dim,
-                unique_dim=unique_dim,
-                num_classes=1000,
-                random_classes=True,
-            )
-        counts = emb.counts()
-        assert 4 * counts["total"] / 2**20 == pytest.approx(mebibytes, rel=0.005)
-        assert counts["stored_bits"] == 32 * counts["total"] + 10 * vocabulary
-
-
 @pytest.mark.parametrize(
     ("num_classes", "bits", "dtype"),
     [(1, 0, torch.uint8), (2, 1, torch.uint8), (256, 8, torch.uint8), (257, 9, torch.int32)],
@@ -356,65 +318,3 @@ def test_bits_and_widths_of_sub_classes() -> None:
 
 
 # Errors
-
-
-RANDOM = {"random_classes": True, "num_classes": 3}
-
-
-def test_without_classes_the_ablation_is_named() -> None:
-    text = message()
-    assert "classes" in text and "'projective' with rank 2" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"num_classes": 3}, "classes"),
-        (RANDOM | {"unique_dim": 0}, "unique_dim"),
-        (RANDOM | {"unique_dim": 8}, "standard"),
-        (RANDOM | {"unique_dim": 9}, "unique_dim"),
-        (RANDOM | {"num_classes": 0}, "num_classes"),
-        (RANDOM | {"num_classes": 7}, "num_classes"),
-        (RANDOM | {"num_classes": [2, 7]}, "num_classes"),
-        (RANDOM | {"num_classes": []}, "num_classes"),
-        (RANDOM | {"num_classes": "many"}, "num_classes"),
-        (RANDOM | {"num_classes": [1] * 7}, "class_dims"),
-        (RANDOM | {"class_dims": [5]}, "class_dims"),
-        (RANDOM | {"class_dims": [3, 3]}, "class_dims"),
-        (RANDOM | {"class_dims": []}, "class_dims"),
-        (RANDOM | {"num_classes": [2, 3], "class_dims": [6, 0]}, "class_dims"),
-        (RANDOM | {"seed": -1}, "seed"),
-        (RANDOM | {"classes": [0] * 6}, "random_classes"),
-        ({"random_classes": True}, "num_classes"),
-        ({"classes": "stored"}, "num_classes"),
-        ({"classes": [0] * 6, "seed": 3}, "seed"),
-        ({"classes": [0] * 5}, "5 words"),
-        ({"classes": []}, "classes"),
-        ({"classes": ""}, "classes"),
-        ({"classes": [0, 1, 2, -1, 0, 0]}, "class -1"),
-        ({"classes": [0, 1, 2, 3, 0, 0], "num_classes": 3}, "class 3"),
-        ({"classes": [[0] * 6, [1] * 6], "num_classes": 3}, "num_classes"),
-        ({"classes": [[0] * 6, [1] * 7]}, "7 words"),
-        ({"classes": 3}, "classes"),
-        ({"classes": {"a": 1}}, "classes"),
-        ({"classes": np.zeros(6)}, "classes"),
-        ({"classes": np.zeros((6, 1), dtype=int)}, "classes"),
-        ({"classes": torch.zeros(6, dtype=torch.bool)}, "classes"),
-        ({"classes": [0.5] * 4000}, "classes"),
-        ({"classes": [0] * 4000 + ["x"]}, "classes"),
-        ({"classes": [[0, [1]]]}, "classes"),
-        ({"classes": np.array(3)}, "classes"),
-        ({"classes": [torch.tensor(3)] * 6}, "classes"),
-        ({"classes": ["no/such/file.npz"]}, "no such file"),
-    ],
-)
-def test_invalid_options_are_named(options: dict[str, Any], named: str) -> None:
-    assert named in message(**options)
-
-
-def test_widths_add_up_for_every_number_of_levels() -> None:
-    for levels in (1, 2, 3, 4):
-        emb = build(None, num_embeddings=20, num_classes=[2] * levels, random_classes=True, embedding_dim=14)
-        widths = [table.size(1) for table in emb.class_tables]
-        assert sum(widths) == 13 and max(widths) - min(widths) <= 1
-        assert math.prod(emb.table().shape) == 20 * 14

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.words.classes import WordClasses
-from tests.shared_embeddings.cases import Case
-from tests.shared_embeddings.test_uncle import build, each_uncle, message
+from tests.shared_embeddings.test_uncle import build, message
 
 # Sources of classes
 
@@ -135,18 +134,6 @@ def test_the_file_is_not_needed_later(tmp_path: Path) -> None:
     assert twin.stored_options() == stored
 
 
-@each_uncle
-def test_stored_options_build_the_same_shapes(case: Case) -> None:
-    emb = case.build()
-    stored = emb.stored_options()
-    assert stored["classes"] == "stored"
-    twin = case.build(1, options=stored)
-    shapes = {name: value.shape for name, value in emb.state_dict().items()}
-    assert {name: value.shape for name, value in twin.state_dict().items()} == shapes
-    twin.load_state_dict(emb.state_dict())
-    assert torch.equal(twin.table(), emb.table())
-
-
 def test_placeholder_classes_are_valid_and_deterministic() -> None:
     emb = build("stored", num_classes=[2, 3])
     assert emb.classes.tolist() == [[0, 0], [1, 1], [0, 2], [1, 0], [0, 1]]
@@ -167,17 +154,6 @@ def test_loaded_classes_outlive_a_reset(assign: bool) -> None:
     assert emb.classes.flatten().tolist() == [2, 2, 0, 1, 0]
 
 
-def test_loaded_classes_reach_the_cached_scores() -> None:
-    first, second = build([0, 1, 1, 0, 2]).eval(), build([2, 2, 0, 1, 0])
-    hidden, targets = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 4, 0])
-    with torch.no_grad():
-        first.cross_entropy(hidden, targets)
-        first.load_state_dict(second.state_dict())
-        torch.testing.assert_close(
-            first.cross_entropy(hidden, targets), F.cross_entropy(hidden @ second.table().T, targets)
-        )
-
-
 def test_random_classes_come_from_their_own_seed() -> None:
     def drawn(**options: Any) -> Tensor:
         return build(None, num_embeddings=500, num_classes=10, random_classes=True, **options).classes
@@ -190,16 +166,6 @@ def test_random_classes_come_from_their_own_seed() -> None:
     torch.manual_seed(1)
     drawn(seed=7)
     assert torch.equal(torch.rand(1), after)
-
-
-def test_random_classes_are_drawn_evenly() -> None:
-    """Section 4.6.1: 10,000 draws from 20 classes give 500 each, with a standard deviation of 22."""
-    emb = build(None, num_embeddings=10000, num_classes=[20, 20], random_classes=True)
-    for level in emb.classes.unbind(1):
-        sizes = torch.bincount(level, minlength=20)
-        assert sizes.min() > 400 and sizes.max() < 600
-    same = (emb.classes[:, 0] == emb.classes[:, 1]).float().mean().item()
-    assert same == pytest.approx(1 / 20, abs=0.01)
 
 
 def test_can_be_the_map_of_define() -> None:
