@@ -10,7 +10,7 @@ EXTRAS = {
     "classes": ("gensim", "matplotlib", "sklearn"),
     "fast": ("numba",),
     "hf": ("accelerate", "tokenizers", "transformers"),
-    "lm": ("tensorboard",),
+    "lm": ("tensorboard", "torchtext"),
     "nmt": (
         "ahocorasick",
         "configargparse",

@@ -164,6 +164,21 @@ def test_user_errors_are_reported(tmp_path: Path) -> None:
         locate("ptb", tmp_path / "absent", tmp_path)
 
 
+@pytest.mark.parametrize("name", list(SOURCES))
+def test_sources_agree_with_torchtext(name: str) -> None:
+    import inspect
+
+    import torchtext.datasets
+
+    source = SOURCES[name]
+    dataset = getattr(torchtext.datasets, source.dataset)
+    names = inspect.signature(dataset.splits).parameters
+    files = [names[split].default for split in ("train", "validation", "test")]
+    assert [source.files[split] for split in SPLITS] == files
+    archives = {url.rsplit("/", 1)[-1] for url in dataset.urls}
+    assert {url.rsplit("/", 1)[-1] for url in source.urls} == archives
+
+
 def words_of(path: Path, lower: bool = False) -> list[str]:
     return list(chain.from_iterable(reading.word_blocks(path, lower)))
 
