@@ -12,13 +12,7 @@ DOCKER = ROOT / "docker"
 
 @dataclass
 class Stage:
-    """One stage of the build.
-
-    Attributes:
-        base: the image or stage that it starts from, as written.
-        name: its name in later stages.
-        instructions: pairs such as ("RUN", "apt-get update"), in order.
-    """
+    """One stage of the build, with pairs such as ("RUN", "apt-get update") in order."""
 
     base: str
     name: str
@@ -63,3 +57,9 @@ def ancestry(name: str) -> list[Stage]:
 def without_mounts(command: str) -> str:
     """A RUN instruction as a shell command, without the options of RUN itself."""
     return re.sub(r"^(--\S+\s+)+", "", command)
+
+
+def write_program(path: Path, body: str) -> None:
+    """Write a stand-in for a command as a shell script."""
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.translation.train import Machines, read_machines
-from tests.docker.image import DOCKER, ROOT
+from tests.docker.image import DOCKER, write_program
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"
 TRANSLATION_RECIPE = "recipes/multi30k_ende/train.sh"
@@ -20,44 +20,30 @@ def commands(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("onmt_train", "onmt_translate"):
-        write(folder / name, f'echo {name} "$@"; exit 3')
-    write(folder / "python", 'if [ "$1" = -c ]; then echo 4; else echo python "$@"; fi')
+        write_program(folder / name, f'echo {name} "$@"; exit 3')
+    write_program(folder / "python", 'if [ "$1" = -c ]; then echo 4; else echo python "$@"; fi')
     return folder
-
-
-def write(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/bash\n{body}\n")
-    path.chmod(0o755)
 
 
 def enter(commands: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call the entry point with the stand-ins first in PATH, from outside the repository."""
     environment = {"PATH": f"{commands}:/usr/bin:/bin", "VIRTUAL_ENV": str(commands.parent), **variables}
-    return subprocess.run(
-        [str(DOCKER / "entrypoint.sh"), *arguments],
-        cwd=commands.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [str(DOCKER / "entrypoint.sh"), *arguments]
+    return subprocess.run(command, cwd=commands.parent, env=environment, capture_output=True, text=True)
+
+
+def test_command_replaces_the_shell(commands: Path) -> None:
+    """A signal to the container must reach the program, without a shell in between."""
+    write_program(commands / "show", "echo $$")
+    environment = {"PATH": f"{commands}:/usr/bin:/bin"}
+    command = [str(DOCKER / "entrypoint.sh"), "show"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as shell:
+        assert int(shell.communicate()[0]) == shell.pid
 
 
 def test_command_gets_arguments_and_returns_its_exit_code(commands: Path) -> None:
     result = enter(commands, "onmt_translate", "-src", "two words", "*")
     assert (result.stdout, result.returncode) == ("onmt_translate -src two words *\n", 3)
-
-
-def test_command_replaces_the_shell(commands: Path) -> None:
-    """A signal to the container must reach the program, without a shell in between."""
-    write(commands / "show", "echo $$")
-    shell = subprocess.Popen(
-        [str(DOCKER / "entrypoint.sh"), "show"],
-        env={"PATH": f"{commands}:/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    printed, _ = shell.communicate()
-    assert int(printed) == shell.pid
 
 
 def test_script_of_a_recipe_is_found_from_any_folder(commands: Path) -> None:
@@ -122,20 +108,17 @@ def test_language_models_use_torchrun(commands: Path) -> None:
     assert result.stdout == f"{launcher}recipes ptb_awd_lstm train small_funnel\n"
 
 
-def test_recipe_of_a_published_translation_model(commands: Path) -> None:
+def test_recipes_of_translation_models(commands: Path) -> None:
+    """Those of published models run on several machines."""
     where = {"NODES": "2", "NODE_RANK": "1", "GPUS_PER_NODE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
     result = enter(commands, "distributed", "recipes/wmt14_ende/train.sh", "row", "-seed", "3", **where)
     words = result.stdout.split()
     assert words[:6] == ["python", "-m", "recipes", "wmt14_ende", "train", "row"]
     machines, rest = read_machines(words[6:], gpus=9)
     assert machines == Machines(4, 2, 1, "a", 7) and rest == ["-seed", "3"]
-
-
-def test_recipe_of_a_translation_model(commands: Path) -> None:
     result = enter(commands, "distributed", TRANSLATION_RECIPE, "funnel", GPUS_PER_NODE="2")
-    assert result.stdout.startswith(
-        "python -m recipes multi30k_ende train funnel -world_size 2 -gpu_ranks 0 1 "
-    )
+    wanted = "python -m recipes multi30k_ende train funnel -world_size 2 -gpu_ranks 0 1 "
+    assert result.stdout.startswith(wanted)
     result = enter(commands, "distributed", TRANSLATION_RECIPE, "funnel", NODES="2", MASTER_ADDR="a")
     assert result.returncode == 2
     assert "trains on one machine only" in result.stderr
@@ -147,7 +130,7 @@ def test_recipe_of_a_translation_model(commands: Path) -> None:
         ({"NODES": "two"}, "NODES is 'two'; it must be an integer from 1"),
         (
             {"NODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"},
-            "NODE_RANK is '2'; it must be an integer from 0 to 1",
+            "NODE_RANK is '2'; it must be an integer from 0",
         ),
         ({"NODES": "2"}, "MASTER_ADDR must name machine 0"),
         ({"GPUS_PER_NODE": "0"}, "no GPU here; run the image with --gpus all"),
@@ -160,14 +143,3 @@ def test_invalid_numbers_fail(commands: Path, variables: dict[str, str], words: 
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert words in line
-
-
-def test_language_model_recipes_support_torchrun() -> None:
-    """`distributed` distinguishes the recipes by this word."""
-    scripts = [
-        path
-        for path in ROOT.glob("recipes/*/train.sh")
-        if (path.parent / "rows.yaml").read_text().count("kind: language_model")
-    ]
-    assert scripts
-    assert all("TORCHRUN" in path.read_text() for path in scripts)

@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,6 @@ TRIES = {
     "onmt_release_model to CTranslate2": 4,
     "onmt_translate": 4,
 }
-# Keys of a report that hold times.
-_TIMES = ("seconds", "fit_seconds")
 _LONGEST_PAUSE = 0.05
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -80,12 +77,11 @@ def _content(path: Path, folder: Path) -> object:
         return json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
     if path.name != "report.json":
         return path.read_bytes()
-    return json.loads(path.read_text().replace(str(folder), ""), object_hook=_without_times)
 
+    def without_times(part: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in part.items() if name not in ("seconds", "fit_seconds")}
 
-def _without_times(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a report without its times."""
-    return {name: value for name, value in part.items() if name not in _TIMES}
+    return json.loads(path.read_text().replace(str(folder), ""), object_hook=without_times)
 
 
 def _disturb(running: Running, folder: Path, given: Try, seconds: float) -> bool:
@@ -111,36 +107,26 @@ def _again(name: str, folder: Path, given: Try) -> str:
     return "complete again" if written(folder) == wanted else "other files than wanted"
 
 
-def killed(name: str, given: Try) -> str:
-    """Kill a command and its processes."""
-    _, seconds = undisturbed(name)
-    folder = given.folder / "outputs"
-    folder.mkdir()
-    with Running(command_line(WRITERS[name], folder), given.folder / "log") as running:
-        if _disturb(running, folder, given, seconds):
-            running.send_to_all(signal.SIGKILL)
-        running.end()
-    return _again(name, folder, given)
-
-
-def terminated(name: str, given: Try) -> str:
-    """End a command by SIGTERM."""
+def stopped(number: int, name: str, given: Try) -> str:
+    """Kill a command and its processes, or end it by SIGTERM, which it reports; then run it again."""
     writer, (wanted, seconds) = WRITERS[name], undisturbed(name)
     folder = given.folder / "outputs"
     folder.mkdir()
     with Running(command_line(writer, folder), given.folder / "log") as running:
-        running.wait_until(lambda: is_ours(running.process.pid))
+        if number == signal.SIGTERM:
+            running.wait_until(lambda: is_ours(running.process.pid))
         if _disturb(running, folder, given, seconds):
-            running.send(signal.SIGTERM)
+            (running.send_to_all if number == signal.SIGKILL else running.send)(number)
         status = running.end()
-        lines = error_lines(running.output(), writer.command)
-        traceback = "Traceback" in running.output()
-    if traceback or remains(folder):
-        return "traceback" if traceback else f"{remains(folder)[0]} is left"
-    if status == 143 and (len(lines) != 1 or "terminated" not in lines[0]):
-        return f"no line, but {lines}"
-    if status not in (0, 143) or (status == 0 and written(folder) != wanted):
-        return f"ended with {status}"
+        output = running.output()
+    if number == signal.SIGTERM:
+        lines = error_lines(output, writer.command)
+        if "Traceback" in output or remains(folder):
+            return "traceback" if "Traceback" in output else f"{remains(folder)[0]} is left"
+        if status == 143 and (len(lines) != 1 or "terminated" not in lines[0]):
+            return f"no line, but {lines}"
+        if status not in (0, 143) or (status == 0 and written(folder) != wanted):
+            return f"ended with {status}"
     return _again(name, folder, given)
 
 
@@ -171,16 +157,12 @@ def full(name: str, given: Try) -> str:
     return f"{left[0].name} is left" if left else _again(name, folder, given)
 
 
-def _drills(what: str, attempt: Callable[[str, Try], str], share: int) -> list[Drill]:
-    """One drill for each command."""
-    return [
-        Drill(f"{name}: {what}", "complete again", partial(attempt, name), -(-tries // share), inputs)
-        for name, tries in TRIES.items()
-    ]
-
-
 DRILLS = [
-    *_drills("kill -9", killed, 1),
-    *_drills("SIGTERM", terminated, 2),
-    *_drills("full disk", full, 2),
+    Drill(f"{name}: {what}", "complete again", partial(attempt, name), -(-tries // share), inputs)
+    for what, attempt, share in (
+        ("kill -9", partial(stopped, signal.SIGKILL), 1),
+        ("SIGTERM", partial(stopped, signal.SIGTERM), 2),
+        ("full disk", full, 2),
+    )
+    for name, tries in TRIES.items()
 ]

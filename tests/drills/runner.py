@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,15 +23,10 @@ _POLL_SECONDS = 0.005
 
 
 class Try(NamedTuple):
-    """Input of one try of a drill.
+    """Input of one try of a drill."""
 
-    Attributes:
-        folder: an empty folder.
-        random: draws the moments; seeded, and different in each try.
-    """
-
-    folder: Path
-    random: random.Random
+    folder: Path  # empty
+    random: random.Random  # draws the moments; seeded, and different in each try
 
 
 class Drill(NamedTuple):
@@ -89,9 +83,8 @@ class Running:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             if largest_file is not None:
-                signal.signal(
-                    signal.SIGXFSZ, signal.SIG_IGN
-                )  # the write fails instead of killing the process
+                # The write fails instead of killing the process.
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **(environment or {})}
@@ -153,12 +146,16 @@ class Running:
         """Its child processes in start order, without the resource tracker of multiprocessing."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         numbers = [int(number) for number in found.read_text().split()] if found.exists() else []
-        return [number for number in numbers if b"resource_tracker" not in _command_line(number)]
+        return [number for number in numbers if "resource_tracker" not in _read(number, "cmdline")]
 
     def members(self) -> list[int]:
         """The live processes of its group."""
-        groups = {int(entry.name): _group(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-        return [number for number, group in groups.items() if group == self.process.pid]
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            state, _, group, *_ = _read(int(entry.name), "stat").rpartition(")")[2].split() or "Z00"
+            if state != "Z" and int(group) == self.process.pid:
+                found.append(int(entry.name))
+        return found
 
     def wait_for_empty_group(self, seconds: float = 60) -> bool:
         """Wait until its group has no live process; helpers briefly outlive their parent."""
@@ -178,26 +175,12 @@ class Running:
         return self.process.returncode
 
 
-def _command_line(process: int) -> bytes:
-    """The command line of a process; empty when it has ended."""
+def _read(process: int, name: str) -> str:
+    """A file about a process in /proc; empty when it has ended."""
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
     except OSError:
-        return b""
-
-
-def _group(process: int) -> int | None:
-    """The process group of a process that is alive."""
-    try:
-        state, _, group = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[:3]
-    except OSError:
-        return None
-    return None if state == "Z" else int(group)
-
-
-def command(module: str, *arguments: str | Path) -> list[str]:
-    """The command line ``python -m MODULE ARGUMENT …``, with the Python that runs the drill."""
-    return [sys.executable, "-m", module, *map(str, arguments)]
+        return ""
 
 
 def run(arguments: Sequence[str | Path], log: Path, seconds: float = 300) -> str:
@@ -254,41 +237,26 @@ def tell(outcomes: Counter[str] | dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())) or "none"
 
 
-HEAD = "| drill | tries | wanted | as wanted | otherwise |\n| --- | ---: | --- | ---: | --- |"
+HEAD = ["| drill | tries | wanted | as wanted | otherwise |", "| --- | ---: | --- | ---: | --- |"]
 
 
-def table(results: Sequence[Result], kept: Sequence[str] = ()) -> str:
-    """Format the counts of drills as a Markdown table.
-
-    Args:
-        results: results of the drills that were run.
-        kept: rows of an older table; those of other drills come first.
-    """
-    rows = {}
-    for drill, outcomes in results:
-        others = tell(Result(drill, outcomes).others)
-        cells = (drill.name, sum(outcomes.values()), drill.wanted, outcomes[drill.wanted], others)
-        rows[drill.name] = f"| {' | '.join(map(str, cells))} |"
-    older = [row for row in kept if row.split(" | ")[0].removeprefix("| ") not in rows]
-    return "\n".join([HEAD, *older, *rows.values()]) + "\n"
+def rows(results: Sequence[Result]) -> dict[str, str]:
+    """The rows of drills in a Markdown table, by name."""
+    found = {}
+    for result in results:
+        drill, outcomes = result
+        cells = (drill.name, outcomes.total(), drill.wanted, outcomes[drill.wanted], tell(result.others))
+        found[drill.name] = f"| {' | '.join(map(str, cells))} |"
+    return found
 
 
 def write_results(title: str, about: str, results: Sequence[Result], path: Path = README) -> None:
-    """Update the section of some drills; rows of drills that were not run stay."""
-    content = path.read_text(encoding="utf-8") if path.exists() else ""
-    section = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", content, re.MULTILINE | re.DOTALL)
-    lines = section[0].splitlines() if section else []
-    kept = [line for line in lines if line.startswith("| ") and line not in HEAD.splitlines()]
-    write_section(title, f"{about}\n\n{table(results, kept)}", path)
-
-
-def write_section(title: str, text: str, path: Path = README) -> None:
-    """Replace the section ``## TITLE`` of a Markdown file, or append it."""
-    content = path.read_text(encoding="utf-8") if path.exists() else "# Drills\n"
-    section = f"## {title}\n\n{text.strip()}\n"
-    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-    if pattern.search(content):
-        content = pattern.sub(lambda _: section + "\n", content)
-    else:
-        content = f"{content.rstrip()}\n\n{section}"
-    path.write_text(content.rstrip() + "\n", encoding="utf-8")
+    """Replace the section ``## TITLE`` of a Markdown file, or append it; rows of other drills stay."""
+    content = path.read_text(encoding="utf-8") if path.exists() else "# Drills"
+    sections = re.split(r"^(?=## )", content.rstrip() + "\n\n", flags=re.MULTILINE)
+    old = next((text for text in sections if text.startswith(f"## {title}\n")), "")
+    kept = [line for line in old.splitlines() if line.startswith("| ") and line not in HEAD]
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in kept} | rows(results)
+    new = "\n".join([f"## {title}", "", about, "", *HEAD, *known.values()]) + "\n\n"
+    sections = [new if text == old else text for text in sections] if old else [*sections, new]
+    path.write_text("".join(sections).rstrip() + "\n", encoding="utf-8")

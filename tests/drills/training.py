@@ -24,7 +24,7 @@ import torch
 from lm.checkpoint import load_model
 from nmt.checkpoints import read_weights
 from tests.drills.runner import Drill, Running, Try, error_lines, remains, run
-from tests.lm.runs import settings, small_corpus
+from tests.lm.runs import settings, small_corpus, words_of
 from tests.nmt.conftest import Host as NmtFolder
 
 STEPS = 60
@@ -36,23 +36,14 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Training(NamedTuple):
-    """A training run that drills disturb.
+    """A training run that drills disturb."""
 
-    Attributes:
-        program: prefix of its error lines.
-        command: returns its command line, for a folder that `prepare` made.
-        prepare: writes corpus and settings.
-        model: returns the tensors of the final model.
-        largest: returns the size of the largest file that it writes at a step.
-        status: returns the exit status after a signal.
-    """
-
-    program: str
-    command: Callable[[Path], list[str]]
-    prepare: Callable[[Path], None]
-    model: Callable[[Path], dict[str, torch.Tensor]]
-    largest: Callable[[Path], int]
-    status: Callable[[int], int] = lambda number: 128 + number
+    program: str  # prefix of its error lines
+    command: Callable[[Path], list[str]]  # its command line, for a folder that `prepare` made
+    prepare: Callable[[Path], object]  # writes corpus and settings
+    model: Callable[[Path], dict[str, torch.Tensor]]  # the tensors of the final model
+    largest: Callable[[Path], int]  # the size of the largest file that it writes at a step
+    status: Callable[[int], int] = lambda number: 128 + number  # exit status after a signal
 
 
 def script(name: str) -> str:
@@ -95,13 +86,10 @@ def lm_train(ranks: int = 1) -> Training:
     """A language model."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
-    def prepare(folder: Path) -> None:
-        small_corpus(folder)
-
     def command(folder: Path) -> list[str]:
         changes = {"steps": STEPS, "evaluate_every": 20, "save_every": 7, "log_every": 1}
         values = settings(folder / "data", folder / "run", **changes)
-        given = [piece for key, value in values.items() for piece in (f"-{key}", str(value))]
+        given = words_of(values)
         if ranks > 1:
             return [sys.executable, *torchrun, "-m", "lm.train.command", *given]
         return [script("lm_train"), *given]
@@ -115,26 +103,24 @@ def lm_train(ranks: int = 1) -> Training:
         return (folder / "run/last.pt").stat().st_size
 
     # torchrun has its own exit status
-    return Training(
-        "lm_train", command, prepare, model, largest, lambda number: 128 + number if ranks == 1 else 1
-    )
-
-
-def undisturbed(training: Training) -> tuple[Path, float]:
-    """The folder of an undisturbed run, and its seconds; run once."""
-    with _ONCE:
-        return _undisturbed(training)
+    status = (lambda number: 128 + number) if ranks == 1 else (lambda number: 1)
+    return Training("lm_train", command, small_corpus, model, largest, status)
 
 
 @cache
 def _undisturbed(training: Training) -> tuple[Path, float]:
-    """See `undisturbed`."""
     _KEPT.append(tempfile.TemporaryDirectory(prefix="drill-whole-"))
     folder = Path(_KEPT[-1].name)
     training.prepare(folder)
     started = time.monotonic()
     run(training.command(folder), folder / "log")
     return folder, time.monotonic() - started
+
+
+def undisturbed(training: Training) -> tuple[Path, float]:
+    """The folder of an undisturbed run, and its seconds; run once."""
+    with _ONCE:
+        return _undisturbed(training)
 
 
 def resumed(training: Training, folder: Path, wanted: str) -> str:
