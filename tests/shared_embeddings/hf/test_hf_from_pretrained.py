@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
 from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf import remote_code
 from shared_embeddings.hosts.hf.word_layers import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
@@ -94,24 +93,16 @@ def test_every_method(tmp_path: Path, store: str, method: str) -> None:
     assert scores(load(small, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_disk_offload(tmp_path: Path) -> None:
-    for kind in ("llama", "qwen2"):
-        small = tmp_path / kind
-        shrink(kind, small, "int8")
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        parts = {
-            "model.embed_tokens": "cpu",
-            "model.norm": "cpu",
-            "model.rotary_emb": "cpu",
-            "lm_head": "cpu",
-        }
-        settings = {"offload_folder": str(tmp_path / "offload")}
-        offloaded = load(small, device_map={**parts, "model.layers": "disk"}, **settings)
-        assert torch.equal(scores(offloaded), scores(load(small)))
-        with pytest.raises(ValueError, match="'shared_embeddings' cannot be on 'disk'; name a device"):
-            load(
-                small, device_map={"model": "cpu", "lm_head": "cpu", "shared_embeddings": "disk"}, **settings
-            )
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_disk_offload(tmp_path: Path, kind: str) -> None:
+    small, settings = tmp_path / "small", {"offload_folder": str(tmp_path / "offload")}
+    shrink(kind, small, "int8")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    parts = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    offloaded = load(small, device_map={**parts, "model.layers": "disk"}, **settings)
+    assert torch.equal(scores(offloaded), scores(load(small)))
+    with pytest.raises(ValueError, match="'shared_embeddings' cannot be on 'disk'; name a device"):
+        load(small, device_map={"model": "cpu", "lm_head": "cpu", "shared_embeddings": "disk"}, **settings)
 
 
 def test_other_tasks(tmp_path: Path) -> None:
@@ -189,6 +180,15 @@ torch.save(found, sys.argv[2])
 """
 
 
+def run_without_the_library(folder: Path, program: str, *arguments: str) -> str:
+    """What a program prints that loads models with code of their folders."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", program, *arguments]
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
+
+
 def check_without_the_library(
     tmp_path: Path, folders: Mapping[str, tuple[str, str, str, dict[str, Any]]]
 ) -> None:
@@ -197,12 +197,7 @@ def check_without_the_library(
     for name, (kind, store, method, options) in folders.items():
         shrink(kind, tmp_path / name, store, method, **options)
         given.append((str(tmp_path / name), auto_class(kind).__name__, IDS.tolist()))
-    command = [sys.executable, "-c", PROGRAM, json.dumps(given), str(tmp_path / "scores.pt")]
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    run_without_the_library(tmp_path, PROGRAM, json.dumps(given), str(tmp_path / "scores.pt"))
     found = torch.load(tmp_path / "scores.pt")
     for name in folders:
         for again in found[str(tmp_path / name)]:
@@ -234,40 +229,27 @@ transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], tru
     state = load_file(small / "model.safetensors")
     del state["embed_out.weight"]
     save_file(state, small / "model.safetensors", {"format": "pt"})
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", program, str(small)]
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "GPTNeoXForCausalLM: the folder has no lm_head.weight" in ended.stdout
+    printed = run_without_the_library(tmp_path, program, str(small))
+    assert "GPTNeoXForCausalLM: the folder has no lm_head.weight" in printed
 
 
-@pytest.mark.slow_except("*-3.0")
-@pytest.mark.parametrize("bits", [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0])
-@pytest.mark.parametrize("codec", codecs())
-def test_tables(tmp_path: Path, codec: str, bits: float) -> None:
-    """Every codec at every width."""
-    shrink("bert", tmp_path / "small", "fp16", "quantized", bits=bits, codec=codec)
-    model = hf.load(tmp_path / "small")
-    entry = model.config.quantization_config.to_dict()
-    ((_, table), *_) = remote_code.embedding_tables(entry, [tmp_path / "small/model.safetensors"])
-    assert table.shape == (WORDS, DIM)
-    torch.testing.assert_close(table, model.shared_embeddings["words"].table(), rtol=1e-5, atol=1e-5)
+# Codec, width of rows, bits, and a width that some words have: words of several widths, some with none or
+# half a bit, and directions of several widths.
+DECODED = [
+    *((codec, DIM, bits, None) for codec in codecs() for bits in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0)),
+    ("spectral", DIM, 1.3, 0),
+    ("principal", DIM, 1.3, 0),
+    ("trellis", 36, 0.6, 9),
+    ("spectral", 36, 0.6, 10),
+]
 
 
-@pytest.mark.parametrize(
-    ("codec", "dim", "bits", "narrowest"),
-    [
-        ("spectral", DIM, 1.3, 0),
-        ("principal", DIM, 1.3, 0),
-        ("trellis", 36, 0.6, 9),
-        ("spectral", 36, 0.6, 10),
-    ],
-)
-def test_bits_of_words_and_directions(codec: str, dim: int, bits: float, narrowest: int) -> None:
-    """With words of several widths, some with none or half a bit, and directions of several widths."""
+@pytest.mark.parametrize(("codec", "dim", "bits", "narrowest"), DECODED)
+def test_codecs_without_the_library(codec: str, dim: int, bits: float, narrowest: int | None) -> None:
     scales = torch.linspace(3.0, 0.1, dim) * torch.linspace(4.0, 0.1, WORDS).unsqueeze(1)
     embedding, _ = se.fit("quantized", torch.randn(WORDS, dim) * scales + 0.1, codec=codec, bits=bits)
     options = embedding.stored_options()
-    assert 0 < options["words_per_width"][narrowest] < WORDS
+    assert narrowest is None or 0 < options["words_per_width"][narrowest] < WORDS
     table = torch.from_numpy(decoded_table("quantized", WORDS, dim, options, embedding.state_dict()))
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 

@@ -25,13 +25,13 @@ from shared_embeddings.hosts.hf.folder import INDEX
 from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes
 from shared_embeddings.hosts.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
+from tests.shared_embeddings.hf.models import KINDS as MODELS
 from tests.shared_embeddings.hf.models import compress
 from tests.shared_embeddings.hf.trimming import (
     KINDS,
-    SIZES,
     error_line,
-    llama,
     log_probabilities,
+    make_model,
     output_of,
     save,
     sentences,
@@ -40,7 +40,7 @@ from tests.shared_embeddings.hf.trimming import (
 )
 
 
-@pytest.mark.slow_except("gpt2", "bert", "t5")
+@pytest.mark.slow_except("gpt2", "bert", "t5_untied")
 @pytest.mark.parametrize("kind", KINDS)
 def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
@@ -209,7 +209,7 @@ def test_second_vocabularies_fail() -> None:
 
 def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = unigram()
-    half = transformers.BertConfig(vocab_size=len(tokenizer), **SIZES)
+    half = transformers.BertConfig(**{**MODELS["bert"][1], "vocab_size": len(tokenizer)})
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)
     transformers.EncoderDecoderModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -289,10 +289,10 @@ TOKENIZERS: dict[str, tuple[Callable[[], Any], int]] = {
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_tokenizers(kind: str, tmp_path: Path, text: Path) -> None:
-    make, unknown = TOKENIZERS[kind]
-    tokenizer = getattr(transformers, kind)(**make())
+    vocabulary, unknown = TOKENIZERS[kind]
+    tokenizer = getattr(transformers, kind)(**vocabulary())
     model, other = tmp_path / "model", tmp_path / "other"
-    llama(len(tokenizer)).save_pretrained(model)
+    make_model("llama", len(tokenizer)).save_pretrained(model)
     tokenizer.save_pretrained(model)
     unseen = sentences(20, 5)
     other.write_text("\n".join([*unseen, UNKNOWN]) + "\n", encoding="utf-8")

@@ -14,19 +14,9 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from shared_embeddings.cli.main import main
+from tests.shared_embeddings.hf.models import KINDS as MODELS
 
 SYLLABLES = ["ka", "to", "mi", "re", "shu", "lon", "ber", "ti", "na", "ou", "gra", "ph", "ing", "é"]
-SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
-SEQUENCES = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 64,
-}
 
 
 def sentences(number: int, seed: int) -> list[str]:
@@ -88,71 +78,53 @@ def wordpiece() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
-def llama(words: int) -> Any:
-    """A causal model with a separate output table that has rows without a token."""
-    ids = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2}
-    config = transformers.LlamaConfig(vocab_size=words + 7, num_key_value_heads=2, **SIZES, **ids)
-    return transformers.LlamaForCausalLM(config)
-
-
-def gpt2(words: int) -> Any:
-    """A causal model with tied tables, whose configuration names an id without a token."""
-    config = transformers.GPT2Config(
-        vocab_size=words, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=50256
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def t5(words: int) -> Any:
-    """A sequence-to-sequence model with a separate output layer."""
-    config = transformers.T5Config(
-        vocab_size=words,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config)
-
-
-def marian(words: int) -> Any:
-    """A sequence-to-sequence model with a bias for every word."""
-    ids = {
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": words - 1,
-        "forced_eos_token_id": 1,
-    }
-    model = transformers.MarianMTModel(transformers.MarianConfig(vocab_size=words, **SEQUENCES, **ids))
-    model.generation_config.bad_words_ids = [[0], [words // 2]]
-    return model
-
-
-def bert(words: int) -> Any:
-    """A masked language model."""
-    config = transformers.BertConfig(vocab_size=words, max_position_embeddings=64, **SIZES)
-    return transformers.BertForMaskedLM(config)
-
-
-KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], str]] = {
-    "llama": (byte_level, llama, "AutoModelForCausalLM"),
-    "gpt2": (byte_level, gpt2, "AutoModelForCausalLM"),
-    "t5": (unigram, t5, "AutoModelForSeq2SeqLM"),
-    "marian": (unigram, marian, "AutoModelForSeq2SeqLM"),
-    "bert": (wordpiece, bert, "AutoModelForMaskedLM"),
+_POSITIONS = {"max_position_embeddings": 64}
+# Kind in `models.KINDS` -> its tokenizer, the class that reads a folder, and settings for a number of words.
+KINDS: dict[str, tuple[Callable[[], Any], str, Callable[[int], dict[str, Any]]]] = {
+    # A separate output table, and rows without a token.
+    "llama": (
+        byte_level,
+        "AutoModelForCausalLM",
+        lambda words: {
+            "vocab_size": words + 7,
+            **{"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2},
+        },
+    ),
+    # Names an id without a token.
+    "gpt2": (
+        byte_level,
+        "AutoModelForCausalLM",
+        lambda words: {"vocab_size": words, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 50256},
+    ),
+    "t5_untied": (
+        unigram,
+        "AutoModelForSeq2SeqLM",
+        lambda words: {"vocab_size": words, "pad_token_id": 0, "eos_token_id": 1},
+    ),
+    "marian": (
+        unigram,
+        "AutoModelForSeq2SeqLM",
+        lambda words: {"vocab_size": words, "decoder_start_token_id": words - 1, **_POSITIONS},
+    ),
+    "bert": (wordpiece, "AutoModelForMaskedLM", lambda words: {"vocab_size": words, **_POSITIONS}),
 }
+
+
+def make_model(kind: str, words: int) -> Any:
+    """A tiny random model of a kind with a number of words."""
+    name, settings, _ = MODELS[kind]
+    chosen = getattr(transformers, name)
+    model = chosen(chosen.config_class(**{**settings, **KINDS[kind][2](words)}))
+    if kind == "marian":
+        model.generation_config.bad_words_ids = [[0], [words // 2]]
+    return model
 
 
 def save(folder: Path, kind: str, **how: Any) -> Path:
     """A folder with a tiny random model and its tokenizer."""
     torch.manual_seed(5)
     tokenizer = KINDS[kind][0]()
-    model = KINDS[kind][1](len(tokenizer))
+    model = make_model(kind, len(tokenizer))
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith(("bias", "embed_tokens.weight", "shared.weight")):
             torch.nn.init.normal_(tensor, std=0.5)
@@ -163,7 +135,7 @@ def save(folder: Path, kind: str, **how: Any) -> Path:
 
 def log_probabilities(folder: Path, kind: str, ids: list[int]) -> torch.Tensor:
     """The log-probabilities ``(T, V)`` of the plain model in a folder of a text."""
-    return output_of(getattr(transformers, KINDS[kind][2]).from_pretrained(folder).eval(), ids)
+    return output_of(getattr(transformers, KINDS[kind][1]).from_pretrained(folder).eval(), ids)
 
 
 def output_of(model: Any, ids: list[int]) -> torch.Tensor:
