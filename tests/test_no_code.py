@@ -105,19 +105,10 @@ def _texts(parser: Any) -> list[str]:
 
 PARSERS = {"train": onmt.bin.train, "build_vocab": onmt.bin.build_vocab, "translate": onmt.bin.translate}
 # Options whose text is read as YAML or Python, or names a module.
-KWARGS, SPACY = (
-    ("src_onmttok_kwargs", "tgt_onmttok_kwargs"),
-    ("src_spacy_language_model", "tgt_spacy_language_model"),
-)
-SPELLED = (
-    *KWARGS,
-    *SPACY,
-    "data",
-    "embedding",
-    "src_embedding",
-    "output_embedding",
-    "embedding_distillation",
-)
+KWARGS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
+SPACY = ("src_spacy_language_model", "tgt_spacy_language_model")
+EMBEDDINGS = ("embedding", "src_embedding", "output_embedding", "embedding_distillation")
+SPELLED = (*KWARGS, *SPACY, *EMBEDDINGS, "data")
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +125,12 @@ def model(host: Host) -> Path:
 
 def _configured(host: Host, command: str, option: str, value: Any, model: Path) -> Path:
     """A configuration of a command with one option changed."""
-    settings: dict[str, Any] = {
-        "transforms": ["terminology" if option in SPACY else "onmt_tokenize"],
-        option: value,
-    }
+    transforms = ["terminology" if option in SPACY else "onmt_tokenize"]
+    settings: dict[str, Any] = {"transforms": transforms, option: value}
     if command == "translate":
         source = str(host.folder / "test.src")
-        settings = {"model": [str(model)], "src": source, "output": "out", **settings}
         path = Path("config.yaml")
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump({"model": [str(model)], "src": source, "output": "out", **settings}))
         return path
     if command == "build_vocab":
         settings = {"src_vocab": "fresh", "n_sample": 5, "save_data": "samples", **settings}
@@ -254,20 +242,17 @@ def test_pickles_instead_of_checkpoints(host: Host, model: Path, trap: Trap, tmp
         torch.save(content, bomb)
         plain.write_bytes(pickle.dumps(content))
         for path in map(str, (bomb, plain)):
-            folded = {"teacher": path}
-            config = str(
-                host.config("changed", save_model="saved", embedding={"method": "funnel", "rank": 4})
-            )
-            vectors = host.config(
-                "vectors", save_model="saved", pre_word_vecs_enc=path, pre_word_vecs_dec=path
-            )
+            funnel = {"method": "funnel", "rank": 4}
+            config = str(host.config("changed", save_model="saved", embedding=funnel))
+            given = {"pre_word_vecs_enc": path, "pre_word_vecs_dec": path}
+            vectors = str(host.config("vectors", save_model="saved", **given))
             served = tmp_path / "server.json"
             served.write_text(json.dumps({"models_root": "/", "models": [{"model": path, "load": True}]}))
             for arguments in (
                 ("onmt_translate", "-model", path, "-src", source, "-output", "out"),
                 ("onmt_train", "-config", config, "-train_from", path),
-                ("onmt_train", "-config", config, "-embedding_distillation", json.dumps(folded)),
-                ("onmt_train", "-config", str(vectors)),
+                ("onmt_train", "-config", config, "-embedding_distillation", json.dumps({"teacher": path})),
+                ("onmt_train", "-config", vectors),
                 ("onmt_average_models", "-models", path, "-output", "mean.pt"),
                 ("onmt_release_model", "-model", path, "-output", "released.pt"),
                 ("onmt_release_model", "-model", path, "-output", "ct2", "-format", "ctranslate2"),
@@ -276,12 +261,12 @@ def test_pickles_instead_of_checkpoints(host: Host, model: Path, trap: Trap, tmp
                 with tried():
                     run(*arguments)
             for command in (
-                ["compress", "--model", path, "--method", "funnel", "--rank", "2", "--output", "small.pt"],
-                ["trim", "--model", path, "--keep", source, "--output", "small.pt"],
-                ["classes", "--vectors-of", path, "--output", "classes.npz"],
+                f"compress --model {path} --method funnel --rank 2 --output small.pt",
+                f"trim --model {path} --keep {source} --output small.pt",
+                f"classes --vectors-of {path} --output classes.npz",
             ):
                 with tried():
-                    main(command)
+                    main(command.split())
             with tried():
                 runs.run(runs.settings(lm_data, tmp_path / "run", steps=1, init_from=path))
             for name, rest in (("evaluate", ["-data", str(lm_data)]), ("generate", ["-length", "2"])):
@@ -294,31 +279,22 @@ def test_vocabularies_and_codes(host: Host, trap: Trap, tmp_path: Path) -> None:
     lines = "".join(f"{text}\t5\n" for text in trap.texts)
     (tmp_path / "words").write_text(lines)
     (tmp_path / "codes").write_text(f"#version: 0.2\n{lines}")
+    codes = {"transforms": ["bpe"], "src_subword_model": "codes"}
     for options in (
         {"src_vocab": "words"},
-        {"transforms": ["bpe"], "src_subword_model": "codes"},
-        {"transforms": ["sentencepiece"], "src_subword_model": "codes"},
-        {
-            "transforms": ["bpe"],
-            "src_subword_model": "codes",
-            "src_subword_vocab": "words",
-            "src_vocab_threshold": 1,
-        },
+        codes,
+        {**codes, "transforms": ["sentencepiece"]},
+        {**codes, "src_subword_vocab": "words", "src_vocab_threshold": 1},
     ):
         with tried():
-            run(
-                "onmt_train",
-                "-config",
-                str(host.config("changed", save_model="saved", train_steps=1, **options)),
-            )
+            config = host.config("changed", save_model="saved", train_steps=1, **options)
+            run("onmt_train", "-config", str(config))
 
 
 def test_safetensors_and_arrays(host: Host, trap: Trap, tmp_path: Path) -> None:
     """Metadata of safetensors, object arrays in ``.npz`` and ``.npy``, and pickles by such names."""
-    checkpoint = host.train(
-        "apart", train_steps=1, save_format="safetensors", save_model=str(tmp_path / "apart")
-    )
-    del checkpoint
+    saving = {"save_format": "safetensors", "save_model": str(tmp_path / "apart")}
+    host.train("apart", train_steps=1, **saving)
     apart = tmp_path / "apart_step_1.pt"
     weights, source = apart.with_suffix(".safetensors"), str(host.folder / "test.src")
     tensors = load_file(weights)
@@ -367,12 +343,8 @@ def test_configurations_of_the_server(model: Path, trap: Trap, tmp_path: Path) -
         for settings in (
             *({key: [text]} for key in ("preprocess", "postprocess", "models")),
             *({key: text} for key in ("preprocess", "postprocess", "custom_opt", "ct2_model", "model_root")),
-            *(
-                {"opt": {name: text}}
-                for name in ("src_onmttok_kwargs", "save_config", "log_file", "transforms")
-            ),
-            {"opt": {"transforms": ["onmt_tokenize"], "src_onmttok_kwargs": text}},
-            {"opt": {"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": text}},
+            *({"opt": {name: text}} for name in (*KWARGS, "save_config", "log_file", "transforms")),
+            *({"opt": {"transforms": ["onmt_tokenize"], name: text}} for name in KWARGS),
             {"tokenizer": {"type": "pyonmttok", "mode": text, "params": {text: text}}},
             {"tokenizer": {"type": "sentencepiece", "model": text}},
             {"features": {"src_feats_defaults": text}},
@@ -397,22 +369,9 @@ def test_folders_of_transformers(trap: Trap, tmp_path: Path, monkeypatch: pytest
         write("qwen2", folder)
         shutil.copy(tmp_path / "planted.py", folder / "planted.py")
         change(folder)
-        for command in (
-            [
-                "compress",
-                "--model",
-                folder,
-                "--method",
-                "projective",
-                "--rank",
-                "2",
-                "--output",
-                tmp_path / "small",
-            ],
-            ["trim", "--model", folder, "--keep", tmp_path / "planted.py", "--output", tmp_path / "small"],
-        ):
+        for command in ("compress --method projective --rank 2", f"trim --keep {tmp_path / 'planted.py'}"):
             with tried():
-                main([str(word) for word in command])
+                main([*command.split(), "--model", str(folder), "--output", str(tmp_path / "small")])
 
 
 def _changes_of_folders(trap: Trap) -> list[Callable[[Path], None]]:
