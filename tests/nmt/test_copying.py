@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
 from nmt.models import describe_checkpoint
+from nmt.translate.server_models import Text, read_models
 from tests.nmt.conftest import FUNNEL, WORDS, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built
@@ -265,9 +268,16 @@ def test_training_resumes_from_a_checkpoint(host: Host) -> None:
 
 def test_half_precision_trains(host: Host) -> None:
     path = host.train("model", embedding=FUNNEL, copy_attn=True, autocast="bf16", train_steps=2)
-    assert all(
-        torch.isfinite(tensor).all() for tensor in read_weights(str(host.folder / path.name))[1].values()
-    )
+    assert all(torch.isfinite(tensor).all() for tensor in read_weights(str(path))[1].values())
+
+
+def test_server_copies(trained: Trained, tmp_path: Path) -> None:
+    _, path = trained(embedding=FUNNEL, copy_attn=True)
+    shutil.copy(path, tmp_path / "model.pt")
+    settings = {"model": "model.pt", "opt": {"gpu": -1, "beam_size": 1, "min_length": 1}}
+    (tmp_path / "server.json").write_text(json.dumps({"models_root": str(tmp_path), "models": [settings]}))
+    (model,) = read_models(str(tmp_path / "server.json"), False).values()
+    assert model.translate([Text("w1  w2")], 100)[0][0]["tgt"]
 
 
 @pytest.mark.slow_except("pytorch-tied")
@@ -334,10 +344,3 @@ def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trai
     left, values, right = torch.linalg.svd(table, full_matrices=False)
     nearest = ((left[:, :4] * values[:4]) @ right[:4]).float()
     torch.testing.assert_close(fitted.table(), nearest, rtol=1e-4, atol=1e-5)
-
-
-def test_ctranslate2_fails(trained: Trained, tmp_path: Path, error_line: Any) -> None:
-    _, path = trained(embedding=FUNNEL, copy_attn=True)
-    output = str(tmp_path / "model")
-    message = error_line("onmt_release_model", "-model", path, "-output", output, "-format", "ctranslate2")
-    assert "copy_attn: true" in message and "use pytorch" in message

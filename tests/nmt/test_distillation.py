@@ -29,14 +29,16 @@ STILL = {"train_steps": 1, "learning_rate": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few steps of gradient descent for fits that use it and set no number."""
-    fit = se.fit
+def fit_steps(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """A few steps of gradient descent for fits that set no number; records the numbers that they set."""
+    asked, fit = [], se.fit
 
     def short(*arguments: Any, steps: int | None = None, **options: Any) -> Any:
+        asked.append(steps)
         return fit(*arguments, steps=steps or 60, **options)
 
     monkeypatch.setattr(se, "fit", short)
+    return asked
 
 
 def distilled(host: Host, teacher: Path, embedding: dict[str, Any] | None, **options: Any) -> Path:
@@ -131,18 +133,9 @@ def test_each_side_is_fitted_to_its_own_table(trained: Trained, host: Host) -> N
     assert torch.equal(weights(student)["generator.bias"], weights(teacher)["generator.bias"])
 
 
-def test_fit_steps_are_passed_on(trained: Trained, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    fit = se.fit
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        asked.append(options["steps"])
-        return fit(*arguments, **options)
-
-    monkeypatch.setattr(se, "fit", noted)
-    _, teacher = trained(embedding=STANDARD)
-    distilled(host, teacher, PROJECTIVE, d_fit_steps=7, **STILL)
-    assert asked == [7]
+def test_fit_steps_are_passed_on(trained: Trained, host: Host, fit_steps: list[int | None]) -> None:
+    distilled(host, trained(embedding=STANDARD)[1], PROJECTIVE, d_fit_steps=7, **STILL)
+    assert fit_steps == [7]
 
 
 @pytest.mark.slow
@@ -163,13 +156,11 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained,
     _, teacher = trained(embedding=STANDARD)
     start = distilled(host, teacher, PROJECTIVE, **STILL).rename(host.folder / "start.pt")
     first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
-    run("onmt_train", "-config", host.folder / "student.yaml", "-train_from", first, "-train_steps", "6")
+    run("onmt_train -train_steps 6 -config", host.folder / "student.yaml", "-train_from", first)
     final = host.folder / "student_step_6.pt"
     for name, tensor in weights(start).items():
-        is_embedding = "emb_luts.0" in name
-        moved = not torch.equal(tensor, weights(final)[name])
-        if is_embedding == (what == "embedding"):
-            assert not moved, name
+        if ("emb_luts.0" in name) == (what == "embedding"):
+            assert torch.equal(tensor, weights(final)[name]), name
     assert torch.equal(table(start), table(final)) == (what == "embedding")
 
 
@@ -229,14 +220,19 @@ def test_resume_without_the_option_keeps_its_value(
     own = host.folder / "teacher.pt"
     own.write_bytes(teacher.read_bytes())
     first = distilled(host, own, PROJECTIVE, train_steps=2)
-    config = host.config("student", log_file=str(host.folder / "log"))
-    run("onmt_train -config", config, "-train_from", first, "-train_steps", "4")
-    assert "reconstruction loss: " in (host.folder / "log").read_text()
+    log = host.folder / "log"
+    resume = (
+        "onmt_train -train_steps 4 -config",
+        host.config("student", log_file=str(log)),
+        "-train_from",
+        first,
+    )
+    run(*resume)
+    assert "reconstruction loss: " in log.read_text()
     own.unlink()
-    printed = error_line("onmt_train -config", config, "-train_from", first)
+    printed = error_line(*resume)
     assert "embedding_distillation: teacher" in printed and "no such file" in printed
-    other = ("-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
-    printed = error_line("onmt_train -config", config, "-train_from", first, *other)
+    printed = error_line(*resume, "-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
     assert "has no effect with train_from" in printed and "'alpha': 0.01" in printed
 
 
@@ -254,14 +250,7 @@ def test_two_processes(trained: Trained, host: Host) -> None:
 
 def test_language_model(host: Host) -> None:
     """Upstream's decoder-only model has one table, which is also its output."""
-    sources = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
-    options: dict[str, Any] = {
-        "model_task": "lm",
-        "encoder_type": "transformer_lm",
-        "decoder_type": "transformer_lm",
-        "share_embeddings": None,
-        "data": {"corpus": {**sources["train"], "weight": 1}, "valid": sources["valid"]},
-    }
+    options = host.language_model()
     teacher = host.train("teacher", embedding=STANDARD, **options)
     student = distilled(host, teacher, PROJECTIVE, **options, **STILL)
     torch.testing.assert_close(table(student), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
@@ -286,16 +275,9 @@ def test_words_are_counted(host: Host) -> None:
         ("{alpha: 0.1}", "'teacher' is missing"),
         ("{teacher: x, alfa: 0.1}", "unknown option 'alfa'. Did you mean 'alpha'?"),
         ("{teacher: x, alpha: 1}", "'alpha' is 1"),
-        ("{teacher: x, alpha: -0.1}", "'alpha' is -0.1"),
-        ("{teacher: x, alpha: true}", "'alpha' is True"),
-        ("{teacher: x, freeze: all}", "'freeze' is 'all', but it must be one of none, embedding, network"),
-        ("{teacher: x, freeze: [none]}", r"'freeze' is \['none'\]"),
-        ("{teacher: x, embedding_start: teacher}", "'embedding_start' is 'teacher'"),
+        ("{teacher: x, freeze: all}", "'freeze' is 'all', but it must be one of none"),
         ("{teacher: x, alpha: 0.1, freeze: embedding}", "alpha: 0.1 has no effect with freeze: embedding"),
-        (
-            "{teacher: x, alpha: 0, embedding_start: random, network_start: random}",
-            "the teacher has no effect",
-        ),
+        ("{teacher: x, alpha: 0, embedding_start: random, network_start: random}", "has no effect"),
     ],
 )
 def test_wrong_options_fail(option: str, printed: str) -> None:
@@ -303,11 +285,15 @@ def test_wrong_options_fail(option: str, printed: str) -> None:
         parse_distillation(option)
 
 
-def test_defaults() -> None:
-    found = parse_distillation("{teacher: x}")
-    assert found is not None and (found.alpha, found.freeze) == (0.01, "none")
-    frozen = parse_distillation({"teacher": "x", "freeze": "embedding"})
-    assert frozen is not None and frozen.alpha == 0.0
+def test_defaults_and_numbers_with_an_exponent() -> None:
+    """PyYAML parses 1e-3 as text, also in a configuration file."""
+    found, frozen, small = (
+        parse_distillation({"teacher": "x", **more})
+        for more in ({}, {"freeze": "embedding"}, {"alpha": "1e-3"})
+    )
+    assert found and frozen and small
+    assert (found.alpha, found.freeze, frozen.alpha, small.alpha) == (0.01, "none", 0.0, 0.001)
+    assert parse_distillation("{teacher: x, alpha: 1e-3}") == small
     assert parse_distillation(None) is None
 
 
@@ -347,17 +333,16 @@ def test_unsuitable_teachers_are_rejected(
 @pytest.mark.slow
 def test_another_vocabulary_of_the_same_size_fails(host: Host, error_line: Callable[..., str]) -> None:
     """Also on a side with a plain table, and when training resumes."""
-    for side in ("src", "tgt"):
-        host.write(f"{side}.vocab", (host.folder / "vocab").read_text().splitlines())
+    words = (host.folder / "vocab").read_text().splitlines()
+    files = {side: host.write(f"{side}.vocab", words) for side in ("src", "tgt")}
     apart = {
-        **{f"{side}_vocab": str(host.folder / f"{side}.vocab") for side in ("src", "tgt")},
+        **{f"{side}_vocab": str(file) for side, file in files.items()},
         **dict.fromkeys(("share_vocab", "share_embeddings", "share_decoder_embeddings"), False),
         "train_steps": 1,
     }
     teacher = host.train("teacher", tgt_embedding=STANDARD, **apart)
     student = distilled(host, teacher, None, tgt_embedding=PROJECTIVE, **apart)
     for side, name in (("src", "source"), ("tgt", "target")):
-        words = (host.folder / "vocab").read_text().splitlines()
         host.write(f"{side}.vocab", words[::-1])
         option = {"teacher": str(teacher)}
         config = host.config("new", embedding_distillation=option, tgt_embedding=PROJECTIVE, **apart)
@@ -365,17 +350,9 @@ def test_another_vocabulary_of_the_same_size_fails(host: Host, error_line: Calla
         other = host.train(f"other_{side}", tgt_embedding=STANDARD, **apart)
         host.write(f"{side}.vocab", words)
         config = host.config("student", **{**apart, "train_steps": 2})
-        going_on = ("-train_from", str(student), "-embedding_distillation", f"{{teacher: {other}}}")
+        going_on = ("-train_from", student, "-embedding_distillation", f"{{teacher: {other}}}")
         printed = error_line("onmt_train -config", config, *going_on)
         assert f"the {name} vocabulary of the teacher {other}" in printed
-
-
-def test_numbers_with_an_exponent() -> None:
-    """PyYAML parses 1e-3 as text, also in a configuration file."""
-    asked = parse_distillation("{teacher: teacher.pt, alpha: 1e-3}")
-    assert asked is not None and asked.alpha == 0.001
-    assert parse_distillation({"teacher": "teacher.pt", "alpha": "1e-3"}) == asked
-    assert parse_distillation("{'teacher': 'teacher.pt', 'alpha': '1e-3'}") == asked
 
 
 def test_a_released_student_needs_no_teacher(trained: Trained, host: Host) -> None:

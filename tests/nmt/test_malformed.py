@@ -17,6 +17,7 @@ import torch
 
 from nmt import cli
 from nmt.checkpoints import allow_checkpoint_types
+from nmt.data.vocabulary import Vocab
 from nmt.hooks import apply_patches
 from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, known_names, parse
 from shared_embeddings.cli.main import main as shared_embeddings
@@ -27,16 +28,7 @@ from tests.nmt.conftest import MODEL, Host, Trained
 pytestmark = pytest.mark.usefixtures("installed_host")
 
 STANDARD = {"method": "standard"}
-OPTIONS = (
-    "embedding",
-    "hidden_size",
-    "dec_layers",
-    "heads",
-    "encoder_type",
-    "share_embeddings",
-    "model_task",
-    "dropout",
-)
+OPTIONS = "embedding hidden_size dec_layers heads encoder_type share_embeddings model_task dropout".split()
 RESUME = ("data", "random", "numpy", "torch", "early_stopping")
 
 
@@ -187,29 +179,15 @@ def test_checkpoint_parts_of_another_type(
     assert not failures, "\n".join(failures)
 
 
-PARSERS = (onmt.bin.train, onmt.bin.translate, onmt.bin.build_vocab)
-# Numeric options that the table omits, and why.
-WITHOUT_BOUNDS: dict[str, str] = {}
-
-
-def actions() -> list[Any]:
-    """All options of the three commands."""
+def test_every_number_has_a_range_with_its_default() -> None:
     apply_patches()
-    return [action for module in PARSERS for action in module._get_parser()._actions]
-
-
-def test_every_number_has_a_range() -> None:
-    numeric = {action.dest for action in actions() if action.type in (int, float) and not action.choices}
-    assert numeric == {*RANGES, *WITHOUT_BOUNDS}
-
-
-def test_every_default_is_in_its_range() -> None:
-    for action in actions():
+    modules = (onmt.bin.train, onmt.bin.translate, onmt.bin.build_vocab)
+    actions = [action for module in modules for action in module._get_parser()._actions]
+    numeric = {action.dest for action in actions if action.type in (int, float) and not action.choices}
+    assert numeric == RANGES.keys()
+    assert set(known_names()) <= {action.dest for action in actions}
+    for action in actions:
         check_ranges(Namespace(**{action.dest: action.default}))
-
-
-def test_every_named_option_exists() -> None:
-    assert set(known_names()) <= {action.dest for action in actions()}
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, -1e300])
@@ -217,10 +195,9 @@ def test_size_options_reject_invalid_values(number: float) -> None:
     for name in RANGES:
         if number == 1e300 and RANGES[name].most == math.inf:
             continue  # a weight or a rate
-        with pytest.raises(UserError, match=f"^{name}: .*; expected "):
-            check_ranges(Namespace(**{name: number}))
-        with pytest.raises(UserError, match=f"^{name}: "):
-            check_ranges(Namespace(**{name: [1, number]}))
+        for given in (number, [1, number]):
+            with pytest.raises(UserError, match=f"^{name}: .*"):
+                check_ranges(Namespace(**{name: given}))
 
 
 @pytest.mark.parametrize(
@@ -228,24 +205,12 @@ def test_size_options_reject_invalid_values(number: float) -> None:
     [
         ("label_smoothing", [0, 0.1, 0.999], [-0.1, 1, 5]),
         ("word_vec_size", [-1, 1, 65536], [-2, 65537]),
-        ("enc_layers", [1, 1000], [0, -1, 1001]),
-        ("layers", [-1, 1], [0, -2]),
-        ("src_vocab_size", [1, 2**31 - 1], [0, -1, 2**31]),
-        ("dropout", [0, 0.5], [1, -0.1, 1.5]),
-        ("random_sampling_topp", [0, 1], [-0.1, 1.01]),
-        ("random_sampling_topk", [-1, 0, 5], [-2]),
-        ("beam_size", [1, 1000], [0, 100_000]),
-        ("learning_rate", [0, 1e6], [-1e-9]),
+        ("layers", [-1, 1, 1000], [0, -2, 1001]),
         ("learning_rate_decay", [1e-9, 1], [0, 1.1]),
-        ("accum_count", [1], [0]),
         ("max_relative_positions", [-2, -1, 0, 64], [-3]),
-        ("master_port", [1, 65535], [0, 65536]),
         ("seed", [-1, 0, 2**32 - 1], [-2, 2**32]),
-        ("norm_eps", [1e-6], [0, 2]),
         ("encoder_type", ["transformer", "cnn"], ["transformr", "lm"]),
-        ("early_stopping_criteria", ["ppl"], ["bleu"]),
         ("gpu_backend", ["gloo", "nccl"], ["mpi", ""]),
-        ("data_type", ["text"], ["audio"]),
         ("precision", ["", "fp32"], ["int8"]),
     ],
 )
@@ -280,10 +245,7 @@ def sized(**changed: Any) -> Namespace:
         ({"max_relative_positions": -1, "rotary_dim": 10}, "at most the 8 dimensions of a head"),
         ({"relative_positions_buckets": 4}, "needs max_relative_positions"),
         ({"encoder_type": "brnn", "decoder_type": "rnn", "hidden_size": 15}, "hidden_size: 15 is odd"),
-        (
-            {"encoder_type": "cnn", "decoder_type": "cnn", "cnn_kernel_width": 4},
-            "cnn_kernel_width: 4 is even",
-        ),
+        ({"encoder_type": "cnn", "decoder_type": "cnn", "cnn_kernel_width": 4}, "cnn_kernel_width: 4"),
         (
             {"word_vec_size": -1, "share_embeddings": True, "encoder_type": "rnn", "src_word_vec_size": 12},
             "share_embeddings: true needs one width",
@@ -302,25 +264,12 @@ def test_inconsistent_sizes(changed: dict[str, Any], printed: str) -> None:
 
 @pytest.mark.parametrize("changed", [{"hidden_size": 65536, "word_vec_size": 65536, "layers": 9}])
 def test_a_model_that_exceeds_memory(changed: dict[str, Any], host: Host) -> None:
-    opt = sized(**changed, heads=1)
-    words = {"src": Words(100), "tgt": Words(100)}
+    opt, vocabulary = sized(**changed, heads=1), Vocab(["<blank>", *map(str, range(99))])
+    words = {"src": vocabulary, "tgt": vocabulary}
     with pytest.raises(UserError, match=r"the model has .* GiB; reduce hidden_size"):
         check_memory(opt, words)
     check_memory(sized(), words)
     assert torch.get_default_device().type == "cpu"
-
-
-class Words:
-    """A vocabulary of a size."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, word: str) -> int:
-        return 1
 
 
 def test_boolean_words_are_parsed(host: Host) -> None:

@@ -205,15 +205,9 @@ def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None
 def test_language_models_score_or_generate(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"model_task": "lm", "encoder_type": "transformer_lm", "decoder_type": "transformer_lm"}
-    folder = trained(embedding=STANDARD)[0].folder
-    data = {
-        split: {"path_src": str(folder / f"{name}.src")}
-        for split, name in (("c", "train"), ("valid", "valid"))
-    }
-    shared = {"share_embeddings": False, "share_decoder_embeddings": True}
-    _, model = trained(embedding=STANDARD, data=data, **options, **shared)
-    for source, printed in (([], "that it generated"), (["--text", folder / "test.src"], "of test.src")):
+    host, _ = trained(embedding=STANDARD)
+    _, model = trained(embedding=STANDARD, **host.language_model(), share_decoder_embeddings=True)
+    for source, printed in (([], "that it generated"), (["--text", host.folder / "test.src"], "of test.src")):
         line, _ = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
         assert line.startswith("kept 100% of the predictions") and printed in line
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)

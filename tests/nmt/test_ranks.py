@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from nmt.checkpoints import read_checkpoint, read_weights
-from nmt.models import build_from_checkpoint
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running, error_lines, run
-from tests.nmt.conftest import FUNNEL, SECONDS, WORDS, Host, command, free_port
+from tests.nmt.conftest import FUNNEL, SECONDS, Host, command, free_port
 from tests.nmt.conftest import run as run_here
 
 
@@ -204,27 +203,6 @@ def test_two_processes_stay_in_sync(host: Host, tmp_path: Path) -> None:
     assert torch.equal(one, other)
     states = read_checkpoint(host.folder / "model_step_3.pt")["resume"]
     assert len(states) == 2
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_with_all_examples(host: Host, tmp_path: Path) -> None:
-    """A step of gradient descent on a whole corpus of 88 distinct examples."""
-    names = sorted(WORDS)
-    lines = [[names[place % 20], names[place // 20], names[place % 7]] for place in range(88)]
-    host.write("train.src", [" ".join(line) for line in lines])
-    host.write("train.tgt", [" ".join(WORDS[word] for word in line) for line in lines])
-    descent = {"optim": "sgd", "learning_rate": 0.5, "decay_method": "none", "max_grad_norm": 0}
-    options = {**descent, "dropout": [0.0], "attention_dropout": [0.0], "train_steps": 1}
-
-    def whole(examples: int) -> dict[str, Any]:
-        return {**options, "batch_type": "sents", "batch_size": 100, "bucket_size": examples}
-
-    one, other = train_two(host, tmp_path, **whole(44))
-    alone = host.train("alone", embedding=FUNNEL, **whole(88))
-    parameters = build_from_checkpoint(alone)[0].parameters()
-    expected = torch.cat([parameter.detach().flatten() for parameter in parameters])
-    assert torch.equal(one, other)
-    torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -17,12 +17,6 @@ from tests.nmt.conftest import FUNNEL, Host, Trained
 
 Learned = Callable[[str], tuple[Host, Path]]
 RNN = {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False}
-LM = {
-    "model_task": "lm",
-    "encoder_type": "transformer_lm",
-    "decoder_type": "transformer_lm",
-    "share_embeddings": None,
-}
 KINDS: dict[str, dict[str, Any]] = {"transformer": {}, "rnn": RNN}
 # Sampling from the best word only; a beam of one is another search.
 GREEDY = "-beam_size 1 -random_sampling_topk 1"
@@ -53,16 +47,9 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     def get(kind: str) -> tuple[Host, Path]:
         if kind not in models:
             host = Host(tmp_path_factory.mktemp("search"))
-            options = {"embedding": FUNNEL, "train_steps": 60, "save_checkpoint_steps": 60}
-            if kind == "language model":
-                paths = {
-                    split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")
-                }
-                options |= {
-                    **LM,
-                    "data": {"corpus": {**paths["train"], "weight": 1}, "valid": paths["valid"]},
-                }
-            models[kind] = host, host.train("model", **{**options, **KINDS.get(kind, {})})
+            own = host.language_model() if kind == "language model" else KINDS[kind]
+            steps = {"train_steps": 60, "save_checkpoint_steps": 60}
+            models[kind] = host, host.train("model", embedding=FUNNEL, **own, **steps)
         return models[kind]
 
     return get

@@ -267,10 +267,9 @@ def test_an_early_stopped_run_is_finished(host: Host, caplog: pytest.LogCaptureF
 @pytest.mark.slow_except("safetensors")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) -> None:
-    options = {"embedding": FUNNEL, "save_format": save_format, "keep_checkpoint": 2}
-    options["save_checkpoint_steps"] = 1
-    host.train("model", **options, train_steps=3)
-    host.train("model", **options, train_steps=6)
+    options = {"save_format": save_format, "keep_checkpoint": 2, "save_checkpoint_steps": 1}
+    for steps_of_run in (3, 6):
+        host.train("model", embedding=FUNNEL, **options, train_steps=steps_of_run)
     assert steps(host) == [5, 6]
     assert len(list(host.folder.glob("model_step_*"))) == (2 if save_format == "pytorch" else 4)
 
@@ -284,35 +283,33 @@ def test_one_training_at_a_time(host: Host, error_line: ErrorLine) -> None:
 
 
 def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
-    for name in (
-        ".model_step_3.pt.4999999.tmp",
-        ".model_step_3.safetensors.4999999.tmp",
-        ".other_step_3.pt.4999999.tmp",
-    ):
-        (host.folder / name).write_bytes(b"half")
+    for name in ("model_step_3.pt", "model_step_3.safetensors", "other_step_3.pt"):
+        (host.folder / f".{name}.4999999.tmp").write_bytes(b"half")
     host.train("model", embedding=FUNNEL, train_steps=1)
-    assert sorted(path.name for path in host.folder.glob(".*.tmp")) == [".other_step_3.pt.4999999.tmp"]
+    assert [path.name for path in host.folder.glob(".*.tmp")] == [".other_step_3.pt.4999999.tmp"]
 
 
 def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorLine) -> None:
     home, folder = host.folder / "home", host.folder / "run"
     home.mkdir(), folder.mkdir()
     (home / "precious").write_text("mine")
+    saved, weights, lock = (
+        folder / name for name in ("model_step_2.pt", "model_step_2.safetensors", ".model.lock")
+    )
     options = {"embedding": FUNNEL, "save_model": str(folder / "model"), "train_steps": 2}
     options |= {"save_checkpoint_steps": 2, "save_format": "safetensors"}
-    for name in ("model_step_2.pt", "model_step_2.safetensors"):
-        plant(folder / name, home, b'[["HOME/planted", "HOME/precious", 0]]')
-    (folder / "model_step_2.safetensors").symlink_to(home / "precious")
-    (folder / ".model.lock").symlink_to(home / "precious")
-    config = str(host.config("model", **options))
+    for path in (saved, weights):
+        plant(path, home, b'[["HOME/planted", "HOME/precious", 0]]')
+    for path in (weights, lock):
+        path.symlink_to(home / "precious")
+    config = host.config("model", **options)
     assert ".model.lock: is a symbolic link" in error_line("onmt_train -config", config)
-    (folder / ".model.lock").unlink()
+    lock.unlink()
     host.train("model", **options)
     assert content(home) == {"precious": b"mine"}
-    weights = folder / "model_step_2.safetensors"
-    assert not weights.is_symlink() and is_intact(folder / "model_step_2.pt")
-    (folder / "model_step_2.pt").rename(home / "model_step_2.pt")
-    (folder / "model_step_2.pt").symlink_to(home / "model_step_2.pt")
+    assert not weights.is_symlink() and is_intact(saved)
+    saved.rename(home / saved.name)
+    saved.symlink_to(home / saved.name)
     assert "model_step_2.pt: is a symbolic link" in error_line("onmt_train -config", config)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,28 +24,21 @@ from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, run
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
-    method: {"method": method, **example(method, 88, 16)} for method in se.methods()
+    name: {"method": name, **example(name, 88, 16)} for name in se.methods()
 }
-DEFINE_MAP = {
-    "method": "define",
-    "map_dim": 8,
-    "expand_dim": 32,
-    "depth": 2,
-    "max_groups": 2,
-    "output_projection": True,
-}
-
-
+DEFINE_MAP = {"method": "define", "map_dim": 8, "expand_dim": 32, "depth": 2, "max_groups": 2}
+DEFINE_MAP["output_projection"] = True
+RNN = {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False}
 MODES = METHODS | {"define_delight": {**METHODS["define"], "unit": "delight"}}
 
 
 @pytest.mark.slow_except("standard")
 @pytest.mark.parametrize("method", MODES)
-def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Host, Path]]) -> None:
+def test_train_save_load_translate(method: str, trained: Trained) -> None:
     host, checkpoint = trained(embedding=MODES[method])
     model, *_ = build_from_checkpoint(str(checkpoint))
     assert isinstance(model.generator, SharedGenerator)
@@ -61,11 +53,6 @@ def test_train_save_load_translate(method: str, trained: Callable[..., tuple[Hos
     assert counts["step"] == 6
     lines = host.translate(checkpoint)
     assert len(lines) == 7
-
-
-def test_embedding_on_the_command_line(host: Host) -> None:
-    checkpoint = host.train("model", "-embedding", "{method: funnel, rank: 3}", train_steps=1)
-    assert describe_checkpoint(checkpoint)["config"]["embedding"] == {"method": "funnel", "rank": 3}
 
 
 @pytest.mark.slow_except("factor: 1, width: 6, output_bias: true")
@@ -84,7 +71,7 @@ def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_checkpoint_has_each_tensor_once(trained: Callable[..., tuple[Host, Path]]) -> None:
+def test_checkpoint_has_each_tensor_once(trained: Trained) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     saved, body, head = read_weights(str(checkpoint))
     assert head == {}
@@ -129,13 +116,8 @@ def test_define_on_both_inputs_with_plain_output(host: Host) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {
-            "encoder_type": "brnn",
-            "decoder_type": "rnn",
-            "position_encoding": False,
-            "global_attention": "mlp",
-        },
-        {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False, "input_feed": 0},
+        {**RNN, "encoder_type": "brnn", "global_attention": "mlp"},
+        {**RNN, "input_feed": 0},
         {"share_decoder_embeddings": False, "copy_attn": True, "share_embeddings": False},
         {"lambda_align": 0.0, "generator_function": "softmax", "label_smoothing": 0.1, "accum_count": [2]},
         {"position_encoding": False, "max_relative_positions": -1, "average_decay": 0.1},
@@ -147,20 +129,14 @@ def test_other_models(options: dict[str, Any], host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_word_features_work_with_a_shared_source(host: Host, error_line: Callable[..., str]) -> None:
+def test_word_features_work_with_a_shared_source(host: Host, error_line: ErrorLine) -> None:
     for split in ("train", "valid", "test"):
         path = host.folder / f"{split}.src"
         lines = path.read_text(encoding="utf-8").splitlines()
         host.write(path.name, [" ".join(f"{word}￨A" for word in line.split()) for line in lines])
     host.write("vocab_feat0", ["A\t9"])
-    checkpoint = host.train(
-        "model",
-        embedding=FUNNEL,
-        share_embeddings=False,
-        n_src_feats=1,
-        feat_merge="sum",
-        transforms=["inferfeats"],
-    )
+    asked = {"n_src_feats": 1, "feat_merge": "sum", "transforms": ["inferfeats"]}
+    checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=False, **asked)
     features = ("-n_src_feats", "1", "-transforms", "inferfeats")
     assert len(host.translate(checkpoint, *features)) == 7
     files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
@@ -170,7 +146,7 @@ def test_word_features_work_with_a_shared_source(host: Host, error_line: Callabl
         CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
 
 
-def test_loss_equals_the_dense_one(trained: Callable[..., tuple[Host, Path]]) -> None:
+def test_loss_equals_the_dense_one(trained: Trained) -> None:
     from onmt.utils.loss import LossCompute
 
     _, checkpoint = trained(embedding=FUNNEL)
@@ -204,9 +180,7 @@ def test_embedding_initialization_survives_param_init(host: Host) -> None:
     assert float(model.decoder.transformer_layers[0].feed_forward.w_1.weight.abs().max()) > 0.5
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False}]
-)
+@pytest.mark.parametrize("options", [{}, RNN])
 def test_all_layers_use_fast_dropout_masks(options: dict[str, Any], host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, train_steps=1, dropout=[0.3], **options)
     model, *_ = build_from_checkpoint(str(checkpoint))
@@ -329,13 +303,6 @@ def test_resume_with_loader_workers(host: Host) -> None:
     assert states[0]["last_worker"] == states[1]["last_worker"]
 
 
-def test_finished_training_does_nothing(host: Host) -> None:
-    checkpoint = host.train("model", embedding=FUNNEL)
-    before = checkpoint.read_bytes()
-    run("onmt_train -config", host.config("model", embedding=FUNNEL), "-train_from", checkpoint)
-    assert checkpoint.read_bytes() == before
-
-
 @pytest.mark.slow
 def test_average(host: Host) -> None:
     last = host.train("model", embedding=METHODS["alone"])
@@ -349,30 +316,15 @@ def test_average(host: Host) -> None:
     assert len(host.translate(output)) == 7
 
 
-def test_ensemble_of_different_methods(trained: Callable[..., tuple[Host, Path]]) -> None:
+def test_ensemble_of_different_methods(trained: Trained) -> None:
     host, one = trained(embedding=FUNNEL)
     _, other = trained(embedding=METHODS["standard"])
     assert len(host.translate([one, other])) == 7
 
 
-@pytest.mark.slow
-def test_same_seed_same_model(host: Host) -> None:
-    one, other = (host.train(name, embedding=FUNNEL, train_steps=2) for name in ("one", "other"))
-    assert all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
-
-
 def test_language_model(host: Host) -> None:
     """Upstream's decoder-only model, whose target embedding is also the output."""
-    paths = {split: {"path_src": str(host.folder / f"{split}.src")} for split in ("train", "valid")}
-    checkpoint = host.train(
-        "model",
-        embedding=FUNNEL,
-        model_task="lm",
-        encoder_type="transformer_lm",
-        decoder_type="transformer_lm",
-        share_embeddings=None,
-        data={"corpus": {**paths["train"], "weight": 1}, "valid": paths["valid"]},
-    )
+    checkpoint = host.train("model", embedding=FUNNEL, **host.language_model())
     model, *_ = build_from_checkpoint(str(checkpoint))
     assert model.generator.embedding is model.decoder.embeddings.emb_luts[0]
     assert len(host.translate(checkpoint)) == 7
@@ -383,16 +335,13 @@ ROUNDED = {"bits": 1, "codec": "lloyd_max"}
 
 
 def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:
-    plain = host.train("plain", embedding=STANDARD, train_steps=4)
-    late = host.train(
-        "late", embedding=STANDARD, train_steps=4, embedding_quantization={**ROUNDED, "quantize_from_step": 4}
-    )
-    whole = host.train("whole", embedding=STANDARD, train_steps=4, embedding_quantization=ROUNDED)
-    first = host.train("parts", embedding=STANDARD, train_steps=2, embedding_quantization=ROUNDED)
-    parts = host.train(
-        "parts", "-train_from", first, embedding=STANDARD, train_steps=4, embedding_quantization=ROUNDED
-    )
-    bodies = [read_weights(str(path))[1] for path in (plain, late, whole, parts)]
+    def train(name: str, *more: object, steps: int = 4, **rounded: Any) -> Path:
+        asked = {"embedding_quantization": {**ROUNDED, **rounded}} if name != "plain" else {}
+        return host.train(name, *more, embedding=STANDARD, train_steps=steps, **asked)
+
+    plain, late, whole = train("plain"), train("late", quantize_from_step=4), train("whole")
+    parts = train("parts", "-train_from", train("parts", steps=2))
+    bodies = [weights(path) for path in (plain, late, whole, parts)]
     assert len({tuple(body) for body in bodies}) == 1
     for name, tensor in bodies[0].items():
         assert torch.equal(tensor, bodies[1][name]), name

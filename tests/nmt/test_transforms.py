@@ -22,8 +22,6 @@ from nmt.translate.translation import bleu
 from shared_embeddings.cli.main import main
 from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
-BY_HAND = ("src_subword_model", "tgt_subword_model")
-
 
 class Subwords:
     """A model trained with BPE as a transform, and what it needs."""
@@ -43,26 +41,17 @@ class Subwords:
         """A line in subwords."""
         return str(self.bpe.process_line(line))
 
-    def options(self, **more: Any) -> dict[str, Any]:
-        """Options of a training on plain text."""
-        return {
-            "embedding": FUNNEL,
-            "transforms": ["bpe", "filtertoolong"],
-            "src_subword_model": str(self.codes),
-            "src_vocab": str(self.host.folder / "pieces"),
-            "train_steps": 3,
-            **more,
-        }
-
     def train(self, name: str = "model", **more: Any) -> Path:
-        """Train it."""
-        return self.host.train(name, **self.options(**more))
+        """Train it on plain text."""
+        files = {"src_subword_model": str(self.codes), "src_vocab": str(self.host.folder / "pieces")}
+        usual = {"embedding": FUNNEL, "transforms": ["bpe", "filtertoolong"], "train_steps": 3, **files}
+        return self.host.train(name, **{**usual, **more})
 
-    def by_hand(self, checkpoint: Path) -> list[str]:
+    def by_hand(self, checkpoint: Path, *arguments: object, prefix: str = "") -> list[str]:
         """The translation of the test set from tokens, split and joined without OpenNMT."""
         lines = (self.host.folder / "test.src").read_text(encoding="utf-8").splitlines()
-        self.host.write("tokens", [self.split(line) for line in lines])
-        translated = self.host.translate(checkpoint, "-transforms", "none", source="tokens")
+        self.host.write("tokens", [self.split(f"{prefix}{line}") for line in lines])
+        translated = self.host.translate(checkpoint, "-transforms", "none", *arguments, source="tokens")
         return [f"{line} ".replace("@@ ", "").rstrip(" ") for line in translated]
 
 
@@ -147,36 +136,35 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     for name, mark in (("one", "w1"), ("two", "w2")):
         data[name] = {**host.corpus("train"), "transforms": ["prefix", "bpe"], "src_prefix": mark}
     alone = subwords.train("alone", data={"one": {**data["one"], "tgt_prefix": "v7"}})
-    lines = (host.folder / "test.src").read_text(encoding="utf-8").splitlines()
-    host.write("tokens", [subwords.split(f"w1 {line}") for line in lines])
-    host.write("begun", [subwords.split("v7")] * len(lines))
-    begun = ("-tgt", str(host.folder / "begun"), "-tgt_file_prefix", "-transforms", "none")
-    by_hand = host.translate(alone, *begun, source="tokens")
-    joined = [f"{line} ".replace("@@ ", "").rstrip(" ") for line in by_hand]
+    begun = host.write("begun", [subwords.split("v7")] * 7)
+    joined = subwords.by_hand(alone, "-tgt", begun, "-tgt_file_prefix", prefix="w1 ")
     assert all(line.split()[0] == "v7" for line in joined)
     assert host.translate(alone) == [line.removeprefix("v7").removeprefix(" ") for line in joined]
     several = subwords.train("several", data=data)
-    asked = ("-model", str(several), "-src", str(host.folder / "test.src"), "-output", str(tmp_path / "out"))
-    line = error_line("onmt_translate", *asked)
+    files = ("-src", host.folder / "test.src", "-output", tmp_path / "out")
+    line = error_line("onmt_translate -model", several, *files)
     assert "w1" in line and "w2" in line and "-transforms" in line
     given = ("-transforms", "prefix", "bpe", "-src_prefix", "w2")
-    host.write("tokens", [subwords.split(f"w2 {line}") for line in lines])
-    assert host.translate(several, *given) == [
-        f"{line} ".replace("@@ ", "").rstrip(" ")
-        for line in host.translate(several, "-transforms", "none", source="tokens")
-    ]
+    assert host.translate(several, *given) == subwords.by_hand(several, prefix="w2 ")
 
 
-ODD: list[tuple[dict[str, Any], str]] = [
-    ({"transforms": "bpe", "data": None}, "expected a list of names"),
-    ({"transforms": ["bpe", 5], "data": None}, "expected a list of names"),
-    ({"src_subword_vocab": ["a"]}, "src_subword_vocab"),
-    ({"src_vocab_threshold": "many"}, "src_vocab_threshold"),
-]
-
-
-@pytest.mark.parametrize(("changed", "printed"), ODD)
-def test_invalid_options_in_a_checkpoint_are_one_line(
+@pytest.mark.parametrize(
+    ("arguments", "changed", "printed"),
+    [
+        ("-transforms none bpe", {}, "cannot be combined"),
+        ("-transforms filtertoolong", {}, "filtertoolong"),
+        (f"-transforms bpe -src_subword_model {__file__}", {}, f"{__file__} "),
+        (f"-transforms sentencepiece -src_subword_model {__file__}", {}, f"{__file__} "),
+        (f"-src_subword_model {__file__}", {}, "invalid line 1"),
+        ("-report_align", {}, "report_align"),
+        ("", {"transforms": "bpe", "data": None}, "expected a list of names"),
+        ("", {"transforms": ["bpe", 5], "data": None}, "expected a list of names"),
+        ("", {"src_subword_vocab": ["a"]}, "src_subword_vocab"),
+        ("", {"src_vocab_threshold": "many"}, "src_vocab_threshold"),
+    ],
+)
+def test_user_errors_are_one_line(
+    arguments: str,
     changed: dict[str, Any],
     printed: str,
     subwords: Subwords,
@@ -184,37 +172,11 @@ def test_invalid_options_in_a_checkpoint_are_one_line(
     tmp_path: Path,
     error_line: ErrorLine,
 ) -> None:
-    saved = read_checkpoint(model)
-    odd = tmp_path / "odd.pt"
-    torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, odd)
-    source = str(subwords.host.folder / "test.src")
-    line = error_line("onmt_translate -model", odd, "-src", source, "-output", tmp_path / "out")
-    assert printed in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [
-        (("-transforms", "none", "bpe"), "cannot be combined"),
-        (("-transforms", "filtertoolong"), "filtertoolong"),
-        (("-transforms", "sentencepiece", "-src_subword_model", "{none}"), "no such file"),
-        (("-transforms", "bpe", "-src_subword_model", __file__), f"{__file__} "),
-        (("-transforms", "sentencepiece", "-src_subword_model", __file__), f"{__file__} "),
-        (("-src_subword_model", __file__), "invalid line 1"),
-        (("-report_align",), "report_align"),
-    ],
-)
-def test_user_errors_are_one_line(
-    arguments: tuple[str, ...],
-    printed: str,
-    subwords: Subwords,
-    model: Path,
-    tmp_path: Path,
-    error_line: ErrorLine,
-) -> None:
-    source = str(subwords.host.folder / "test.src")
-    asked = ("-model", str(model), "-src", source, "-output", str(tmp_path / "out"))
-    assert printed in error_line("onmt_translate", *asked, *arguments)
+    """Of the command, and in the options of a checkpoint."""
+    saved, path = read_checkpoint(model), tmp_path / "model.pt"
+    torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, path)
+    files = ("-src", subwords.host.folder / "test.src", "-output", tmp_path / "out")
+    assert printed in error_line(f"onmt_translate {arguments} -model", path, *files)
 
 
 def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Path) -> None:
@@ -272,22 +234,12 @@ def test_compression_does_not_apply_transforms(subwords: Subwords, model: Path, 
 def machine(ranks: list[int], world_size: int, mode: str = "data_parallel") -> list[tuple[int, int]]:
     """The shares of the processes of one machine."""
     opt = Namespace(gpu_ranks=ranks, world_size=world_size, parallel_mode=mode)
-    return [data_share(opt, device_id) for device_id in range(len(ranks))]
+    return [data_share(opt, device_id) for device_id in (range(len(ranks)) if ranks else [-1])]
 
 
-def test_processes_of_one_machine() -> None:
+def test_processes_read_different_lines() -> None:
+    """Also those of two machines; only with tensor parallelism, all read everything."""
     assert machine([0, 1, 2], 3) == [(0, 3), (1, 3), (2, 3)]
-
-
-def test_processes_of_two_machines_read_different_lines() -> None:
     assert machine([0, 1], 4) + machine([2, 3], 4) == [(0, 4), (1, 4), (2, 4), (3, 4)]
-
-
-def test_tensor_parallel_processes_read_everything() -> None:
     assert machine([0, 1], 2, mode="tensor_parallel") == [(0, 1), (0, 1)]
-
-
-def test_one_process() -> None:
-    assert machine([0], 1) == [(0, 1)]
-    cpu = Namespace(gpu_ranks=[], world_size=1, parallel_mode="data_parallel")
-    assert data_share(cpu, -1) == (0, 1)
+    assert machine([0], 1) == machine([], 1) == [(0, 1)]

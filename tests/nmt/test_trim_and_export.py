@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor
 from shared_embeddings.quant.storage import Packing
 from shared_embeddings.words.classes import WordClasses
-from tests.nmt.conftest import FUNNEL, SECONDS, ErrorLine, Host, Trained, command, free_port, run
+from tests.nmt.conftest import FUNNEL, SECONDS, ErrorLine, Host, Trained, run
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -199,16 +195,7 @@ def test_ctranslate2_translates_the_same(
     checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
     exported = host.folder / "exported"
     for _ in range(2):  # the second replaces the first, including all its files
-        run(
-            "onmt_release_model",
-            "-model",
-            checkpoint,
-            "-output",
-            exported,
-            "-format",
-            "ctranslate2",
-            "-force",
-        )
+        run("onmt_release_model -format ctranslate2 -force -model", checkpoint, "-output", exported)
     assert f"times the checkpoint ({checkpoint.stat().st_size:,} bytes)" in capsys.readouterr().out
     ours = host.translate(checkpoint, "-beam_size", "1", "-min_length", "3")
     sources = (host.folder / "test.src").read_text().splitlines()
@@ -262,16 +249,6 @@ def test_export_keeps_the_bias_of_the_output(host: Host) -> None:
     torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
 
 
-def test_ctranslate2_rejects_a_two_step_softmax(host: Host, error_line: ErrorLine) -> None:
-    checkpoint = host.train("model", embedding={"method": "adaptive", "cutoffs": [20], "factor": 2})
-    output = host.folder / "exported"
-    message = error_line(
-        "onmt_release_model", "-model", checkpoint, "-output", output, "-format", "ctranslate2"
-    )
-    assert "adaptive" in message and "onmt_translate" in message
-    assert not output.exists()
-
-
 def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -> None:
     """A class file is read when training starts, and not needed afterwards."""
     words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
@@ -297,19 +274,21 @@ def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -
     assert "classes.npz" in message and "no such file" in message
 
 
-def test_ctranslate2_rejects_unsupported_models(host: Host, error_line: ErrorLine) -> None:
-    checkpoint = host.train(
-        "model",
-        embedding=FUNNEL,
-        encoder_type="rnn",
-        decoder_type="rnn",
-        position_encoding=False,
-        train_steps=1,
-    )
+RECURRENT = {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False, "train_steps": 1}
+ADAPTIVE = {"embedding": {"method": "adaptive", "cutoffs": [20], "factor": 2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [(RECURRENT, "transformer"), (ADAPTIVE, "adaptive"), ({"copy_attn": True}, "copy_attn: true")],
+)
+def test_ctranslate2_rejects_unsupported_models(
+    options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
+) -> None:
+    checkpoint = host.train("model", **{"embedding": FUNNEL, **options})
     output = host.folder / "exported"
-    line = error_line("onmt_release_model", "-model", checkpoint, "-output", output, "-format", "ctranslate2")
-    assert "transformer" in line
-    assert not output.exists()
+    line = error_line("onmt_release_model -format ctranslate2 -model", checkpoint, "-output", output)
+    assert printed in line and not output.exists()
 
 
 @pytest.mark.slow
@@ -332,60 +311,10 @@ def test_checkpoint_of_plain_upstream(host: Host) -> None:
     assert model.generator.weight is model.decoder.embeddings.word_lut.weight
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"copy_attn": True}], ids=["", "copying"])
-def test_server(options: dict[str, Any], trained: Trained, tmp_path: Path) -> None:
-    host, checkpoint = trained(embedding=FUNNEL, **options)
-    shutil.copy(checkpoint, tmp_path / "model.pt")
-    settings = {
-        "models_root": str(tmp_path),
-        "models": [
-            {
-                "id": 100,
-                "model": "model.pt",
-                "load": True,
-                "opt": {"gpu": -1, "beam_size": 1, "min_length": 1},
-            }
-        ],
-    }
-    (tmp_path / "server.json").write_text(json.dumps(settings))
-    port = free_port()
-    arguments = ("--model_config", str(tmp_path / "server.json"), "--port", str(port), "--ip", "127.0.0.1")
-    with subprocess.Popen(command("server", *arguments), stderr=subprocess.PIPE, text=True) as process:
-        drain = threading.Thread(target=lambda: process.stderr and process.stderr.read(), daemon=True)
-        drain.start()
-        try:
-            answer = ask(port, [{"id": 100, "src": "w1  w2"}])
-        finally:
-            process.terminate()
-    assert answer[0][0]["tgt"]
-
-
-def ask(port: int, request: list[dict[str, Any]]) -> Any:
-    """Send a request as soon as the server answers."""
-    address = f"http://127.0.0.1:{port}/translator/translate"
-    deadline = time.time() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(address, json.dumps(request).encode(), timeout=30) as response:
-                return json.load(response)
-        except OSError:
-            if time.time() > deadline:
-                raise
-            time.sleep(0.2)
-
-
-UPSTREAM_TESTS = [
-    "test_attention.py",
-    "test_beam_search.py",
-    "test_copy_generator.py",
-    "test_embeddings.py",
-    "test_greedy_search.py",
-    "test_models.py",
-    "test_structured_attention.py",
-    "test_text_utils.py",
-    "test_translator.py",
-]
+UPSTREAM_TESTS = (
+    "attention beam_search copy_generator embeddings greedy_search models structured_attention text_utils "
+    "translator"
+).split()
 
 # Uses the source length of hypothesis b for sentence b.
 WRONG = "not test_beam_returns_attn_with_correct_length"
@@ -398,7 +327,7 @@ def test_upstream_tests_pass_with_the_patches(tmp_path: Path) -> None:
 
     (tmp_path / "conftest.py").write_text("from nmt.hooks import apply_patches\napply_patches()\n")
     folder = Path(onmt.__file__).parent / "tests"
-    for name in [*UPSTREAM_TESTS, "utils_for_tests.py"]:
+    for name in [*(f"test_{name}.py" for name in UPSTREAM_TESTS), "utils_for_tests.py"]:
         shutil.copy(folder / name, tmp_path / name)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", WRONG, str(tmp_path)],

@@ -49,29 +49,14 @@ def test_characters_by_hand() -> None:
     assert split_text("an ox") == "a n <sp> o x"
     assert split_text("") == "" and join_characters("") == ""
     assert join_characters("a n <sp> o x") == "an ox"
+    assert join_characters("a <unk> c <sp> ing@@") == "a<unk>c ing@@"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a <sp> b",
-        "ὅς",
-        "e\u0301te\u0301",
-        "ᚠᛖᛟ ᚻ",
-        "漢字 か\u3099",
-        "👩\u200d🚀 🦜",
-        "▁under_score▁",
-        "ﷺ \u0627\u0644",
-    ],
-)
+@pytest.mark.parametrize("text", ["a <sp> b", "e\u0301te\u0301", "ᚠᛖᛟ ᚻ", "👩\u200d🚀 🦜", "ﷺ \u0627\u0644"])
 def test_any_script_round_trips(text: str) -> None:
     tokens = split_text(text)
     assert join_characters(tokens) == text
     assert len(tokens.split(" ")) == len(text)
-
-
-def test_other_tokens_are_kept() -> None:
-    assert join_characters("a <unk> c <sp> ing@@") == "a<unk>c ing@@"
 
 
 def test_files_round_trip_with_normalized_whitespace(tmp_path: Path) -> None:
@@ -122,14 +107,8 @@ def test_characters_through_training_and_translation(host: Host) -> None:
     for split in ("train", "valid"):
         host.write(f"{split}.src", sources)
         host.write(f"{split}.text", headlines)
-        run(
-            "onmt_characters",
-            "split",
-            "-input",
-            host.folder / f"{split}.text",
-            "-output",
-            host.folder / f"{split}.tgt",
-        )
+        files = ("-input", host.folder / f"{split}.text", "-output", host.folder / f"{split}.tgt")
+        run("onmt_characters", "split", *files)
     sides = ("-source", host.folder / "train.src", "-target", host.folder / "train.tgt")
     run("onmt_character_vocab", *sides, "-output", host.folder / "vocab")
     alone = {"method": "alone", "base_dim": 8, "hidden_dim": 16, "codebooks": 4, "codebook_size": 8}
@@ -205,6 +184,7 @@ def test_difference_encoding_depends_on_the_remaining_length() -> None:
     short, long = added(["ldpe"], [3, 8], 9)
     torch.testing.assert_close(short[0:4], long[5:9])
     torch.testing.assert_close(short[3], torch.tensor([0.0, 1.0, 0.0, 1.0]))  # the desired end: sin 0, cos 0
+    assert torch.isfinite(added(["ldpe", "lrpe"], [1], 5)).all()
 
 
 def test_ratio_encoding_depends_on_the_written_fraction() -> None:
@@ -212,10 +192,6 @@ def test_ratio_encoding_depends_on_the_written_fraction() -> None:
     one, two = added(["lrpe"], [100], 51, dim=16)[0, 50], added(["lrpe"], [50], 26, dim=16)[0, 25]
     assert float((one - two)[-2:].abs().max()) < 0.1
     assert float((one - two)[:2].abs().max()) > 0.1
-
-
-def test_length_one_is_finite() -> None:
-    assert torch.isfinite(added(["ldpe", "lrpe"], [1], 5)).all()
 
 
 def test_input_dtype_is_kept() -> None:
