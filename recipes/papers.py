@@ -129,7 +129,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Row and column."""
         return f"{self.row}; {self.column}" if self.column else self.row
 
 
@@ -157,7 +156,6 @@ class Table:
 
     @property
     def rows(self) -> list[str]:
-        """The distinct labels of rows in the order of the paper."""
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
 
@@ -233,7 +231,6 @@ def _table(parts: Sequence[tuple[str, Content]], rows: Mapping[str, tuple[Conten
 def _cells(
     where: str, recipe: str, table: Content, rows: Mapping[str, tuple[Content, Content]]
 ) -> Iterator[Cell]:
-    """Yield the models of a table of a recipe."""
     for row in table["rows"]:
         place = f"{where}: {row.get('row')}"
         ways = [key for key in ("name", "same", "cells", "reason") if key in row]
@@ -375,7 +372,6 @@ def figures(papers: Iterable[Paper]) -> list[Figure]:
 
 
 def _figure(table: Table, cell: Cell, counted: str, printed: str) -> Figure:
-    """Compare one figure of a row."""
     paper_value, decimals, unit = read_figure(printed, _OWN_UNITS.get(counted, table.unit))
     value, agreement = None, "quoted"
     if cell.model:

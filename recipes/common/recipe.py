@@ -341,7 +341,6 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The name of the recipe."""
         return self.folder.name
 
     @property
@@ -364,18 +363,15 @@ class Recipe:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows by name."""
         rows = read_rows(self.folder)
         return {name: smoke_row(row) for name, row in rows.items()} if self.is_smoke else rows
 
     def row(self, name: str) -> Row:
-        """Return a row."""
         if name not in self.rows:
             raise UserError(f"{self.name} has no row {name!r}; there are: {', '.join(self.rows)}")
         return self.rows[name]
 
     def smoke(self) -> Recipe:
-        """Return the version for ``--smoke``."""
         return replace(self, is_smoke=True)
 
     def data_settings(self, path: Path | None = None) -> tuple[str, Content]:

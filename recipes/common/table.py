@@ -70,7 +70,6 @@ def _difference(metric: str) -> Callable[[Record], str]:
 
 
 def _in_paper(title: str, metric: str) -> Column:
-    """The paper's figure."""
     return Column(title, lambda record: str((record.get("paper") or {}).get(metric, NONE)), always=True)
 
 

@@ -61,7 +61,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name on the command line."""
         return self.row if self.hidden is None else f"{self.row}-{self.hidden}-{self.seed}"
 
 

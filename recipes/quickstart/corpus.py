@@ -105,11 +105,9 @@ class Speech:
         return self._names[kind]
 
     def number(self, value: int) -> str:
-        """Return an integer in words."""
         return _in_words(self._words, "cardinal", value)
 
     def ordinal(self, value: int) -> str:
-        """Return an ordinal number in words."""
         return _in_words(self._words, "ordinal", value)
 
     def money(self, value: int, currency: str) -> str:
@@ -146,11 +144,9 @@ class Speech:
         return clean(dates.get_day_names("wide", locale=self.locale)[value])
 
     def month(self, value: int) -> str:
-        """Return the name of a month, 1 to 12, as in running text."""
         return clean(dates.get_month_names("wide", locale=self.locale)[value])
 
     def time(self, hour: int, minute: int) -> str:
-        """Return a time of day."""
         return clean(dates.format_time(datetime.time(hour, minute), format="short", locale=self.locale))
 
     def listing(self, parts: list[str]) -> str:
@@ -218,7 +214,6 @@ class Tokenizer:
 
     @staticmethod
     def join(words: list[str]) -> str:
-        """Join words to a sentence."""
         return " ".join(words).replace(f" {JOINER}", "").removeprefix(JOINER)
 
 
@@ -270,15 +265,12 @@ class Facts:
         self.kinds = tuple(kind for kind in KINDS if kind not in missing)
 
     def draw(self, kind: str) -> Value:
-        """Sample a fact of a kind."""
         return KINDS[kind].draw(self)
 
     def name(self, kind: str) -> str:
-        """Sample the code of a name."""
         return self.rng.choices(self._names[kind], self._weights[kind])[0]
 
     def unit(self, kind: str) -> str:
-        """Sample a unit of a kind of measure."""
         return self.rng.choice(self._units[kind])
 
     def count(self) -> int:

@@ -208,7 +208,6 @@ class Machine:
     lock: int
 
     def run(self, jobs: Sequence[Job], finished: Callable[[Job], None] = lambda job: None) -> None:
-        """Run jobs on the CPU."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "CUDA_VISIBLE_DEVICES": ""}
         run_jobs(jobs, self.at_once, environment, [self.lock], finished)
 
@@ -236,7 +235,6 @@ class Data:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """The source and target language."""
         return self.settings.source, self.settings.target
 
     def text(self, part: str, language: str) -> Path:
@@ -254,7 +252,6 @@ class Data:
         return [*texts, self.folder / "vocabulary"]
 
     def checksum(self) -> str:
-        """Return the SHA-256 of the checksums of all files."""
         listing = {str(path.relative_to(self.folder)): sha256(path) for path in self.files()}
         return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
 
@@ -312,7 +309,6 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name of the row."""
         return self.row.name
 
     @property
@@ -323,7 +319,6 @@ class Model:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result of the row, if there is one."""
         return find_result(self.folder.parent, self.name)
 
     @property
@@ -342,7 +337,6 @@ class Model:
         return self.folder / "test.translation"
 
     def checkpoint(self) -> Path | None:
-        """Return the latest complete checkpoint."""
         found = complete_checkpoints(self.folder)
         return found[-1].path if found else None
 
@@ -451,7 +445,6 @@ def scores(hypotheses: Sequence[str], references: Sequence[str], language: str) 
 
 
 def _command(name: str) -> str:
-    """Return the path of a command in this Python environment."""
     return str(Path(sys.executable).with_name(name))
 
 

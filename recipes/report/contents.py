@@ -67,7 +67,6 @@ class Task:
 
     @property
     def measured(self) -> list[Line]:
-        """The rows that were run."""
         return [line for line in self.lines if line.runs]
 
     @property
@@ -193,7 +192,6 @@ def _compression(line: Line) -> str:
 
 
 def _millions(count: Any) -> str:
-    """A number of parameters in millions."""
     return f"{count / 1e6:.3f}" if isinstance(count, (int, float)) else NONE
 
 
@@ -289,7 +287,6 @@ def _agreement(sizes: Iterable[Figure]) -> Table:
 
 
 def _task(task: Task) -> list[Block]:
-    """Everything about one recipe."""
     name = task.folder.name
     blocks: list[Block] = [Heading(2, task.title, name.replace("_", "-"))]
     if not task.measured:

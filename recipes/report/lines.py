@@ -121,7 +121,6 @@ def fault(record: Record) -> str | None:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in a nested value."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -307,7 +306,6 @@ def _seeds(runs: list[Found]) -> tuple[list[Found], list[LeftOut]]:
 
 
 def _newest(runs: Iterable[Found]) -> Found:
-    """The newest run."""
     return max(runs, key=_age)
 
 
@@ -332,7 +330,6 @@ def _settings(run: Found) -> str:
 
 
 def _as_texts(options: Any) -> list[str]:
-    """Options of a command line."""
     return [str(option) for option in options] if isinstance(options, list) else []
 
 

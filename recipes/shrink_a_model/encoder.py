@@ -101,7 +101,6 @@ def read_onnx(file: Path, folder: Path) -> Encoder | None:
 
 
 def _tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder."""
     return require("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 

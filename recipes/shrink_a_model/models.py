@@ -79,7 +79,6 @@ class ShrinkRow:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its table is replaced."""
         return bool(self.embedding) or self.ratio is not None
 
 

@@ -128,7 +128,6 @@ class Settings:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """The source and target language."""
         return self.source, self.target
 
 
@@ -293,12 +292,10 @@ class Preparation:
         return [path for index in range(number) for path in self.shard_files(folder, index)]
 
     def test_files(self, folder: str | Path) -> list[Path]:
-        """Return both sides of all test sets."""
         names = [texts.name for texts in self.settings.tests]
         return [self.folder / folder / f"{name}.{side}" for name in names for side in self.settings.languages]
 
     def tokenize(self, text: Path) -> None:
-        """Tokenize one text."""
         target, language = self.folder / TOKENS / text.name, text.suffix[1:]
         self._step(
             f"tokens-{text.name}",
@@ -365,7 +362,6 @@ class Preparation:
         write_json(home / "data.json", description)
 
     def _split_into_pieces(self, name: str, model: Path, text: Path) -> None:
-        """Split one file into subwords."""
         folder = self.folder / name / "shards" if text.name.startswith(f"{TRAIN}-") else self.folder / name
         target = folder / text.name
         apply = partial(subwords.apply_sentencepiece, model, text, target)
@@ -505,7 +501,6 @@ class Multi30k:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Source and target language."""
         return self.source, self.target
 
     def raw_name(self, split: str, language: str) -> str:

@@ -40,7 +40,6 @@ class Tokenizer:
         self._detokenizer = MosesDetokenizer(language)
 
     def tokenize(self, text: str) -> str:
-        """Tokenize a line to space-separated tokens."""
         return self._tokenizer.tokenize(
             self._normalizer.normalize(text),
             aggressive_dash_splits=self.split_dashes,
@@ -50,7 +49,6 @@ class Tokenizer:
         )
 
     def detokenize(self, tokens: str) -> str:
-        """Detokenize a line."""
         return self._detokenizer.detokenize(tokens.split(), unescape=False)
 
 

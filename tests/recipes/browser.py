@@ -38,11 +38,7 @@ class Page:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the DevTools protocol and return its answer.
-
-        Raises:
-            AssertionError: the browser returns an error.
-        """
+        """Send a command of the DevTools protocol and return its answer."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -59,13 +55,8 @@ class Page:
         """Show a file in a window that is `width` pixels wide; narrow ones are those of telephones."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.send("Emulation.setEmulatedMedia", features=scheme)
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=844,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
         self.events.clear()
         self.send("Page.navigate", url=path.absolute().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
@@ -78,11 +69,7 @@ class Page:
         return found["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Wait until an expression of JavaScript is true.
-
-        Raises:
-            AssertionError: it stays false.
-        """
+        """Wait until an expression of JavaScript is true."""
         end = time.monotonic() + PATIENCE / 3
         while time.monotonic() < end:
             if self.value(f"Boolean({condition})"):
@@ -102,26 +89,15 @@ class Page:
 
 @contextmanager
 def browser_page(program: str, profile: Path) -> Iterator[Page]:
-    """A page of a browser that is started and stopped with it.
-
-    Args:
-        program: of `find_browser`.
-        profile: a folder that the browser may fill.
-    """
+    """A page of a browser that is started and stopped with it, and may fill a folder with its profile."""
     in_browser, requests = os.pipe()
     answers, out_browser = os.pipe()
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--no-first-run",
-        f"--user-data-dir={profile}",
-    ]
+    options = "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run".split()
     # Chromium reads commands from descriptor 3 and answers on 4. `timeout` ends one that hangs.
     shell = f'exec timeout {PATIENCE} "$@" 3<&{in_browser} 4>&{out_browser}'
     process = subprocess.Popen(
-        ["bash", "-c", shell, "bash", program, "--remote-debugging-pipe", *options],
+        ["bash", "-c", shell, "bash", program, "--remote-debugging-pipe", *options]
+        + [f"--user-data-dir={profile}"],
         pass_fds=(in_browser, out_browser),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

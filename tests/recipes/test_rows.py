@@ -1,4 +1,4 @@
-"""Rows of recipes, the files of runs, and texts that are cleaned or rejected."""
+"""Rows of recipes, steps that run once, and texts that are cleaned or rejected."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ import pytest
 import yaml
 
 from recipes.common import tools
-from recipes.common.recipe import KINDS, RECIPES, Recipe, Row, find_recipe, read_file, read_rows, recipe_names
-from recipes.common.recipe import run_step as run_step_of
+from recipes.common.recipe import (
+    KINDS,
+    RECIPES,
+    Recipe,
+    Row,
+    find_recipe,
+    read_file,
+    read_rows,
+    recipe_names,
+    run_step,
+)
 from recipes.common.results import REPOSITORY
-from recipes.common.tools import run_main, run_step
+from recipes.common.tools import run_main
 from recipes.papers import read_papers
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.files import write_text
 
 FILE = """
 kind: language_model
@@ -56,16 +65,16 @@ tables:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "rows.yaml").write_text("kind: translation\ngroups: {common: {train: {seed: 1, steps: 10}}}\n")
-    made = tmp_path / "recipe"
-    made.mkdir()
-    (made / "rows.yaml").write_text(FILE)
-    return made
+    for name, text in (
+        ("other", "kind: translation\ngroups: {common: {train: {seed: 1, steps: 10}}}\n"),
+        ("recipe", FILE),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.yaml").write_text(text)
+    return tmp_path / "recipe"
 
 
-def test_rows_have_the_settings_of_their_groups(folder: Path) -> None:
+def test_rows_have_the_settings_of_their_groups_and_papers(folder: Path) -> None:
     rows = read_rows(folder)
     assert rows["standard"] == Row(
         "standard", {"method": "standard"}, {"seed": 7, "steps": 100}, 2, {"beam_size": 4}
@@ -75,6 +84,8 @@ def test_rows_have_the_settings_of_their_groups(folder: Path) -> None:
     assert tiny.train == {"seed": 7, "steps": 2} and tiny.data == {"folder": "few"}
     assert tiny.finetune == {"seed": 7, "steps": 2, "optimizer": "ntasgd"}
     assert tiny.settings()["data"] == {"folder": "few"} and "paper" not in tiny.settings()
+    figures = {"perplexity": 60.9, "total": 24.2}
+    assert rows["table1_a"].paper == {"source": "P, Table 1: A", "hardware": "two GPUs", **figures}
 
 
 def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
@@ -89,55 +100,30 @@ def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
     assert fitted.train == {"seed": 7, "steps": 100} and fitted.teacher == "standard"
 
 
-def test_rows_of_papers_have_their_figures(folder: Path) -> None:
-    assert read_rows(folder)["table1_a"].paper == {
-        "source": "P, Table 1: A",
-        "hardware": "two GPUs",
-        "perplexity": 60.9,
-        "total": 24.2,
-    }
-    assert read_rows(folder)["standard"].paper is None
-
-
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("change", "message"),
     [
         ("{train: {}}", "row: it must contain embedding"),
         ("{embedding: {}, embeding: {}}", "row: unknown key 'embeding'"),
         ("{embedding: funnel}", "row: embedding is 'funnel'; it must be of type dict"),
-        ("{embedding: {}, train: 3}", "row: train is 3; it must be of type dict"),
         ("{embedding: {}, average: true}", "row: average is True; it must be of type int"),
         ("{embedding: {}, average: 0}", "row: average is 0; it must be at least 1"),
         ("{embedding: {}, group: big}", "row: no group 'big'; there are: common, small, far"),
         ("{embedding: {}, variants: [halved]}", "row: no variant 'halved'; there are: distilled, fitted"),
         ("{embedding: {}, distill: {alpha: 0}}", "row: distill: teacher is missing"),
-        (
-            "{embedding: {}, distill: {teacher: row}}",
-            "row: teacher is 'row'; it must be one of standard, fun",
-        ),
+        ("{embedding: {}, distill: {teacher: row}}", "teacher is 'row'; it must be one of standard, fun"),
         ("{embedding: {}, fit: {teacher: none}}", "row: teacher is 'none'"),
         ("{embedding: {}, fit: {teacher: standard, alpha: 0}}", "row: fit: unknown key 'alpha'"),
         ("{embedding: {}, fit: {teacher: standard}, train: {}}", "train has no effect on a fitted row"),
         ("{", "cannot be read as YAML"),
-    ],
-)
-def test_invalid_rows_are_named(folder: Path, row: str, message: str) -> None:
-    text = FILE.replace("  away:", f"  row: {row}\n  away:")
-    (folder / "rows.yaml").write_text(text)
-    with pytest.raises(UserError, match=message.replace("{", "[{]")):
-        read_rows(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
         (("kind:", "kinds:"), "unknown key 'kinds'; expected kind, groups"),
         (("extends: common", "average: x"), "groups: small: average is 'x'"),
         (("  tiny:", "  funnel_fitted:"), "two rows called funnel_fitted; rename one"),
     ],
 )
-def test_invalid_row_files_are_named(folder: Path, change: tuple[str, str], message: str) -> None:
-    (folder / "rows.yaml").write_text(FILE.replace(*change))
+def test_invalid_rows_are_named(folder: Path, change: str | tuple[str, str], message: str) -> None:
+    pair = ("  away:", f"  row: {change}\n  away:") if isinstance(change, str) else change
+    (folder / "rows.yaml").write_text(FILE.replace(*pair))
     with pytest.raises(UserError, match=message):
         read_rows(folder)
 
@@ -150,30 +136,21 @@ def test_unknown_rows_and_recipes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_has_the_steps_of_its_scripts(name: str) -> None:
-    recipe = find_recipe(name)
+def test_recipes_have_the_steps_of_their_scripts_and_use_their_groups(name: str) -> None:
+    recipe, content = find_recipe(name), read_file(RECIPES / name / "rows.yaml")
     scripts = sorted(path.stem for path in recipe.folder.glob("*.sh"))
     for step in scripts:
-        assert step in KINDS[read_file(recipe.folder / "rows.yaml")["kind"]]
+        assert step in KINDS[content["kind"]]
         text = (recipe.folder / f"{step}.sh").read_text()
         assert f'-m recipes {name} {step} "$@"\n' in text
-    with pytest.raises(
-        UserError, match=f"{name} has no step 'fly'; it has {'run' if scripts == ['run'] else 'pre'}"
-    ):
-        run_step_of(recipe, "fly", [])
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_variant_and_note_is_used(name: str) -> None:
-    """No group and no variant of a recipe is without rows."""
-    content = read_file(RECIPES / name / "rows.yaml")
+    with pytest.raises(UserError, match=f"{name} has no step 'fly'; it has (run|pre)"):
+        run_step(recipe, "fly", [])
     text = yaml.safe_dump({key: value for key, value in content.items() if key not in ("groups", "variants")})
     others = "".join((RECIPES / each / "rows.yaml").read_text() for each in recipe_names())
-    for group, settings in content.get("groups", {}).items():
+    for group in content.get("groups", {}):
         extended = f"extends: {group}" in others or f"extends: {name}/{group}" in others
-        assert group == "common" or extended or f"group: {group}\n" in text, settings
-    for variant in content.get("variants", {}):
-        assert f"- {variant}\n" in text
+        assert group == "common" or extended or f"group: {group}\n" in text
+    assert all(f"- {variant}\n" in text for variant in content.get("variants", {}))
 
 
 def test_rows_of_papers_are_in_the_list_of_papers() -> None:
@@ -181,24 +158,6 @@ def test_rows_of_papers_are_in_the_list_of_papers() -> None:
     for name in recipe_names():
         for row in find_recipe(name).rows.values():
             assert (row.paper is not None) == (f"{name}/{row.name}" in listed)
-
-
-def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(arguments: object) -> None:
-        raise UserError("two\nlines")
-
-    assert run_main("tool", fail, []) == 2
-    assert capsys.readouterr().err == "tool: two lines\n"
 
 
 @pytest.mark.slow_except("100000")
@@ -217,20 +176,30 @@ def test_closed_pipe_ends_a_tool_quietly(lines: int) -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
+def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: object) -> None:
+        raise UserError("two\nlines")
+
+    assert run_main("tool", fail, []) == 2
+    assert capsys.readouterr().err == "tool: two lines\n"
+
+
 class Steps:
     """A step from one input to one output that counts how often it runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.runs = folder, 0
+        self.folder, self.runs, self.interrupted = folder, 0, False
         self.source, self.target = folder / "in", folder / "out"
         self.source.write_text("a")
 
     def make(self) -> None:
         self.runs += 1
         write_text(self.target, self.source.read_text())
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def run(self, size: int = 1) -> int:
-        run_step(
+        tools.run_step(
             "step",
             self.folder / "stamps",
             self.make,
@@ -241,7 +210,7 @@ class Steps:
         return self.runs
 
 
-def test_step_runs_again_only_after_changes(tmp_path: Path) -> None:
+def test_step_runs_again_only_after_changes_and_interruptions(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     assert [steps.run(), steps.run()] == [1, 1]
     assert [steps.run(size=2), steps.run(size=2)] == [2, 2]
@@ -251,6 +220,11 @@ def test_step_runs_again_only_after_changes(tmp_path: Path) -> None:
     assert steps.run(size=2) == 4
     (tmp_path / "stamps" / "step.json").write_text("{")
     assert steps.run(size=2) == 5
+    steps.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        steps.run(size=3)
+    steps.interrupted = False
+    assert steps.run(size=3) == 7
 
 
 @pytest.mark.slow
@@ -268,21 +242,6 @@ if other:
     command = [sys.executable, "-u", "-c", program]
     printed = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert printed.splitlines() == ["line"] * 4000
-
-
-def test_interrupted_step_runs_again(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
-    make = steps.make
-
-    def interrupted() -> None:
-        make()
-        raise KeyboardInterrupt
-
-    steps.make = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        steps.run()
-    steps.make = make  # type: ignore[method-assign]
-    assert steps.run() == 2
 
 
 def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_table_and_picture_of_measured_rows(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(MARKERS)
     rows = {name: ShrinkRow(name) for name in ("original", "small", "left")}
+    scores = {"found": 0.5, "top1": 0.9, "top10": 0.8, "correlation": 0.99, "speed": 1.0}
     for name, size, onnx in (
         ("original", 800, None),
         ("small", 100, {"bytes": 5e5, "difference": 2e-7, "speed": 1.5}),
@@ -75,15 +76,7 @@ def test_table_and_picture_of_measured_rows(tmp_path: Path) -> None:
             name,
             config={"embedding": {"method": "quantized" if name == "small" else "standard"}},
             counts={"words": 10, "folder_bytes": 3e6, "stored_bits": 8 * size},
-            metrics={
-                "rho": {"EN-RG-65": None},
-                "found": 0.5,
-                "top1": 0.9,
-                "top10": 0.8,
-                "correlation": 0.99,
-                "speed": 1.0,
-                "onnx": onnx,
-            },
+            metrics={**scores, "rho": {"EN-RG-65": None}, "onnx": onnx},
             data_checksum="",
         )
     write_report(rows, tmp_path / FILE, readme)

@@ -40,18 +40,11 @@ WITH_ROWS = [name for name in NAMES if find_recipe(name).rows and name != "quick
 
 
 def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> None:
-    assert {*LANGUAGE_MODELS, *TRANSLATION, "multi30k_ende", "glove_reconstruction", "quickstart"} <= set(
-        NAMES
-    )
-    assert not {"common", "papers", "report", "translation", "language_model"} & set(NAMES)
-    for name, files in {
-        "new": ("README.md", "train.sh"),
-        "common": ("a.sh",),
-        "message": ("README.md",),
-    }.items():
-        (tmp_path / name).mkdir()
-        for file in files:
-            (tmp_path / name / file).touch()
+    expected = {*LANGUAGE_MODELS, *TRANSLATION, "multi30k_ende", "glove_reconstruction", "quickstart"}
+    assert expected <= set(NAMES) and not {"common", "report", "translation", "language_model"} & set(NAMES)
+    for file in ("new/README.md", "new/train.sh", "common/a.sh", "message/README.md"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
     assert recipe_names(tmp_path) == ["new"]
     assert smoke.chosen([], tmp_path) == smoke.chosen(["new"], tmp_path) == [tmp_path / "new"]
     with pytest.raises(UserError, match="no recipe 'message'; there are: new"):
@@ -68,23 +61,22 @@ def test_rows_that_start_from_another_come_after_it(name: str) -> None:
         assert row.teacher is None or row.teacher in [each.name for each in found[:number]]
     for way in smoke.STARTS:
         assert any(getattr(row, way) for row in found) == any(getattr(row, way) for row in rows.values())
+    if name == "multi30k_ende":  # rows share a teacher
+        names = [row.name for row in found]
+        assert names.count("standard_fp32") == 1 and "standard" not in names
 
 
-def test_scripts_run_in_order_with_rows() -> None:
-    def message(name: str) -> list[list[str]]:
-        folder = RECIPES / name
-        found = smoke.commands(folder, smoke.rows_to_run(folder))
-        return [[Path(script).name, *rest] for script, *rest in found]
-
-    rows = smoke.rows_to_run(RECIPES / "ptb_awd_lstm")
-    assert message("ptb_awd_lstm") == [
-        ["preprocess.sh", SMOKE],
-        *([script, row, SMOKE] for row in rows for script in ("train.sh", "eval.sh")),
-    ]
-    assert message("glove_reconstruction") == [
-        [script, SMOKE] for script in ("preprocess.sh", "train.sh", "eval.sh")
-    ]
-    assert message("quickstart") == [["run.sh", SMOKE]]
+def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    rows, three = smoke.rows_to_run(RECIPES / "ptb_awd_lstm"), ["preprocess.sh", "train.sh", "eval.sh"]
+    for name, chosen, wanted in (
+        ("ptb_awd_lstm", rows, [three[:1], *([script, row] for row in rows for script in three[1:])]),
+        ("glove_reconstruction", [], [[script] for script in three]),
+        ("quickstart", [], [["run.sh"]]),
+    ):
+        found = smoke.commands(RECIPES / name, chosen)
+        assert [[Path(script).name, *rest] for script, *rest in found] == [[*each, SMOKE] for each in wanted]
+    smoke.main(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])  # the longest first
+    assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -189,35 +181,21 @@ def test_command_exits_with_1_and_names_failures(
     smoke.main([])
 
 
-def test_list_has_the_longest_recipes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    smoke.main(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])
-    assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
-
-
-def test_rows_share_a_teacher() -> None:
-    assert smoke.rows_to_run(RECIPES / "multi30k_ende").count("standard_fp32") == 1
-    assert "standard" not in smoke.rows_to_run(RECIPES / "multi30k_ende")
-
-
 # Separate runs
 
 
-def test_smoke_outputs_are_separate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_selects_recipes_with_their_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
-    recipe = find_recipe("multi30k_ende")
-    assert recipe.smoke().home == recipe.home / "smoke" and recipe.smoke().name == recipe.name
-    for place in (recipe.home, recipe.smoke().home):
-        place.mkdir(parents=True)
-        (place / "results.jsonl").write_text("")
-    assert [recipe for _, recipe in of_runs(tmp_path)] == ["multi30k_ende"]
-
-
-def test_option_selects_recipes() -> None:
     real = find_recipe("multi30k_ende")
     recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3", SMOKE])
     assert recipe == real.smoke() and options == ["-seed", "3"] and row.train["train_steps"] == 4
+    assert recipe.home == real.home / "smoke" and recipe.name == real.name
     recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3"])
     assert recipe == real and row == real.row("uncle_4x")
+    for place in (real.home, real.smoke().home):
+        place.mkdir(parents=True)
+        (place / "results.jsonl").write_text("")
+    assert [recipe for _, recipe in of_runs(tmp_path)] == ["multi30k_ende"]
 
 
 @pytest.mark.parametrize(
@@ -240,35 +218,37 @@ def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
     """The command has --smoke only if requested."""
     monkeypatch.setenv("RUNS", str(tmp_path))
     teacher = find_recipe(name).row(row_name).teacher
-    main = command.main
-    for options, folder in (([SMOKE], tmp_path / name / "smoke"), ([], tmp_path / name)):
-        assert run_main("train", main, [name, "train", row_name, *options]) == 2
+
+    def error_of(options: list[str]) -> str:
+        assert run_main("train", command.main, [name, "train", row_name, *options]) == 2
         error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    for options, folder in (([SMOKE], tmp_path / name / "smoke"), ([], tmp_path / name)):
+        error = error_of(options)
         pieces = ["spm32k"] if name in TRANSLATION else []
         assert error.endswith(" ".join(["", f"recipes/{name}/preprocess.sh", *pieces, *options]) + "\n")
-        assert error.count("\n") == 1
         data = folder.joinpath("data", *pieces)
         data.mkdir(parents=True)
         (data / "data.json").write_text('{"source": "a", "target": "b", "checksum": "c", "vocabulary": 3}')
-        assert run_main("train", main, [name, "train", row_name, *options]) == 2
-        error = capsys.readouterr().err
-        assert f"{row_name} starts from {teacher}" in error and error.count("\n") == 1
+        error = error_of(options)
+        assert f"{row_name} starts from {teacher}" in error
         assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", str(teacher), *options]) + "\n")
 
 
 def test_missing_training_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", str(tmp_path))
-    for recipe, script in (
-        (find_recipe("multi30k_ende"), "recipes/multi30k_ende/{} standard"),
-        (find_recipe("multi30k_ende").smoke(), "recipes/multi30k_ende/{} standard --smoke"),
+    for recipe, end in (
+        (find_recipe("multi30k_ende"), ""),
+        (find_recipe("multi30k_ende").smoke(), " --smoke"),
     ):
-        row = recipe.row("standard")
-        missing = script.replace(" standard", "").format("preprocess.sh")
-        with pytest.raises(UserError, match=f"no prepared data; run {missing}$"):
+        row, folder = recipe.row("standard"), "recipes/multi30k_ende"
+        with pytest.raises(UserError, match=f"no prepared data; run {folder}/preprocess.sh{end}$"):
             read_trained(recipe, row)
         recipe.data.mkdir(parents=True)
         (recipe.data / "data.json").write_text('{"checksum": "c"}')
-        with pytest.raises(UserError, match=f"training is not complete; run {script.format('train.sh')}$"):
+        with pytest.raises(UserError, match=f"is not complete; run {folder}/train.sh standard{end}$"):
             read_trained(recipe, row)
 
 
@@ -324,9 +304,8 @@ def test_generated_words_are_seeded_distinct_and_many() -> None:
     assert len(words) == len(set(words)) == WORDS
     lines = list(generated_words(300, seed=1))
     assert lines == list(generated_words(300, seed=1)) != list(generated_words(300, seed=2))
-    assert {word for line in lines for word in line} <= set(words) and {len(line) for line in lines} <= {
-        *range(3, 16)
-    }
+    assert {word for line in lines for word in line} <= set(words)
+    assert all(3 <= len(line) <= 15 for line in lines)
 
 
 @pytest.mark.parametrize("dataset", sorted(SOURCES))

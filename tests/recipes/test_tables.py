@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 import yaml
 
 from recipes import __main__ as command
-from recipes.__main__ import main
 from recipes.common import tools
 from recipes.common.plot import BLEU, LOSS, PERPLEXITY, PLAIN, read_curves, short_names, validation_curve
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
@@ -24,7 +22,7 @@ from recipes.common.table import comparison_table, markdown_table
 from recipes.common.tools import run_main
 from recipes.glove_reconstruction.train import read_grid
 from recipes.language_model import evaluate, train
-from recipes.papers import SIZES, Cell, read_papers
+from recipes.papers import SIZES, read_papers
 from recipes.report.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.report.lines import Line
 from shared_embeddings.utils.errors import UserError
@@ -49,30 +47,14 @@ TRAINED = [(table, cell) for _, table, cell in CELLS if cell.trained_by]
 GLOVE = "glove_reconstruction/"
 
 
-def test_every_table_and_figure_is_listed() -> None:
+def test_tables_have_the_printed_rows_and_untrained_ones_a_reason() -> None:
     assert [paper.name for paper in PAPERS] == list(PRINTED_ROWS)
     for paper in PAPERS:
         names = [f"Table {name}" for name in PRINTED_ROWS[paper.name]]
         names += [f"Figure {number}" for number in range(1, PLOTS[paper.name] + 1)]
         assert [table.name for table in paper.tables] == names
-        for prefix in ("", "A."):
-            found = {
-                int(n[1]) for name in PRINTED_ROWS[paper.name] if (n := re.match(rf"{prefix}(\d+)", name))
-            }
-            assert found == set(range(1, len(found) + 1))
-
-
-def test_tables_have_the_printed_number_of_rows() -> None:
-    for paper in PAPERS:
-        for table in paper.tables:
-            if table.name.startswith("Table"):
-                assert len(table.rows) == PRINTED_ROWS[paper.name][table.name.removeprefix("Table ")], (
-                    table.name
-                )
-                assert table.reason or table.cells
-
-
-def test_untrained_rows_have_a_reason() -> None:
+        for table in paper.tables[: len(PRINTED_ROWS[paper.name])]:
+            assert len(table.rows) == PRINTED_ROWS[paper.name][table.name.removeprefix("Table ")], table.name
     reasons = [paper.reason for paper in PAPERS if not paper.tables]
     reasons += [table.reason for paper in PAPERS for table in paper.tables if not table.cells]
     reasons += [cell.reason for _, _, cell in CELLS if not cell.trained_by]
@@ -93,6 +75,10 @@ def test_rows_of_recipes_belong_to_one_table_each() -> None:
 
 def test_only_sizes_are_printed_in_two_ways() -> None:
     """Every table has the same quality for a model; differing sizes have a note."""
+
+    def same(one: str, other: str) -> bool:
+        return one == other or (one[-1].isdigit() and other[-1].isdigit() and float(one) == float(other))
+
     own = {cell.trained_by: cell for _, cell in TRAINED if cell.is_own}
     for table, cell in TRAINED:
         if cell.is_own or GLOVE in cell.trained_by:
@@ -103,11 +89,6 @@ def test_only_sizes_are_printed_in_two_ways() -> None:
         assert differing <= SIZES.keys(), (table.name, cell.label)
         assert bool(cell.note) == bool(differing - {"embedding", "compression"}) or table.name == "Table 5"
         assert shared or table.name in ("Table A.3", "Table 5")
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two printed figures are the same number."""
-    return one == other or (one[-1].isdigit() and other[-1].isdigit() and float(one) == float(other))
 
 
 def test_rows_have_the_hardware_of_their_paper() -> None:
@@ -222,10 +203,6 @@ def test_tables_without_a_recipe_are_named(tmp_path: Path) -> None:
         read_papers(source, RECIPES)
 
 
-def test_labels_combine_row_and_column() -> None:
-    assert Cell("256", "BLEU(A)").label == "256; BLEU(A)" and Cell("256").label == "256"
-
-
 ROWS = """
 kind: language_model
 groups:
@@ -251,16 +228,13 @@ def recipe(tmp_path: Path) -> Recipe:
     return made
 
 
-def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[str, Any]:
-    """A record of a model with an embedding of this many bits and 100 other parameters in float32."""
-    counts = {"total": 1_500_000, "rest": 100, "stored_bits": bits + 3200}
-    return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
-
-
 def test_comparison_table(recipe: Recipe) -> None:
     def config(name: str) -> dict[str, Any]:
-        settings = {key: value for key, value in recipe.row(name).settings().items() if key != "train"}
-        return settings
+        return {key: value for key, value in recipe.row(name).settings().items() if key != "train"}
+
+    def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[str, Any]:
+        counts = {"total": 1_500_000, "rest": 100, "stored_bits": bits + 3200}  # the rest is in float32
+        return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
 
     records = [
         measured("standard", config("standard"), 30.04, 6400),
@@ -299,23 +273,14 @@ def test_compared_rows_differ_only_in_their_start(name: str) -> None:
 
 def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-
-    def run(name: str, arguments: Sequence[str | Path]) -> None:
-        asked.extend([name, *map(str, arguments)])
-
-    monkeypatch.setattr(tools, "run_module", run)
+    monkeypatch.setattr(tools, "run_module", lambda *call: asked.append(" ".join(map(str, call[1]))))
     embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
-    tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", {})
-    text = " ".join(asked)
-    assert text.startswith(
-        "shared_embeddings.cli.main compress --model t.pt --method define --token-counts c.tsv"
-    )
-    assert "--seed 5 " in text and f"--report {tmp_path / 'fit.json'}" in text
-    assert text.endswith("--embedding-output table --map_dim 3 --shape [2, 3]") and "--fit-steps" not in text
-    tools.fit_model(
-        Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", {"fit_steps": 7, "store": "int8"}
-    )
-    assert "--fit-steps 7 --store int8 --embedding-output table" in " ".join(asked)
+    for fit in ({}, {"fit_steps": 7, "store": "int8"}):
+        tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", fit)
+    assert asked[0].startswith("compress --model t.pt --method define --token-counts c.tsv --seed 5 ")
+    assert f"--report {tmp_path / 'fit.json'}" in asked[0] and "--fit-steps" not in asked[0]
+    assert asked[0].endswith("--embedding-output table --map_dim 3 --shape [2, 3]")
+    assert "--fit-steps 7 --store int8 --embedding-output table" in asked[1]
 
 
 SMALL_MODEL = """
@@ -381,25 +346,12 @@ def run_of(folder: Path, log: str) -> Path:
     return folder
 
 
-def write_events(folder: Path, values: dict[str, dict[int, float]]) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(folder))
-    for tag, points in values.items():
-        for step, value in points.items():
-            writer.add_scalar(tag, value, step)
-    writer.close()
-
-
-def test_log_of_a_language_model(tmp_path: Path) -> None:
+def test_logs_of_both_hosts(tmp_path: Path) -> None:
     found = read_curves(run_of(tmp_path / "run", LM_LOG))
     assert found[LOSS][:2] == [(100, 8.018075), (200, 7.235545)] and found[LOSS][2][0] == 300
     assert found[PERPLEXITY] == [(200, 263.0)]
     assert read_curves(tmp_path / "run" / "train.log").keys() == found.keys()
-
-
-def test_log_of_a_resumed_translator(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", NMT_LOG)
+    run = run_of(tmp_path / "resumed", NMT_LOG)
     curve = [(50, 29.5), (100, 20.0)]
     assert read_curves(run) == {LOSS: [(50, 5.7), (100, 4.0)], PERPLEXITY: curve, BLEU: [(50, 1.5)]}
     assert validation_curve(run) == curve
@@ -407,17 +359,21 @@ def test_log_of_a_resumed_translator(tmp_path: Path) -> None:
 
 
 def test_event_files_of_both_hosts(tmp_path: Path) -> None:
-    write_events(
-        tmp_path / "lm" / "tensorboard", {"valid/perplexity": {10: 80.0, 20: 40.0}, "train/rate": {1: 1}}
-    )
-    write_events(tmp_path / "nmt" / "Nov-24", {"valid/ppl": {10: 80.0}, "valid/BLEU": {10: 2.5}})
-    write_events(tmp_path / "nmt" / "Nov-25", {"progress/xent": {5: 4.0}, "valid/ppl": {20: 40.0}})
-    assert validation_curve(tmp_path / "lm") == [(10, 80.0), (20, 40.0)]
-    assert read_curves(tmp_path / "nmt") == {
-        PERPLEXITY: [(10, 80.0), (20, 40.0)],
-        BLEU: [(10, 2.5)],
-        LOSS: [(5, 4.0)],
-    }
+    from torch.utils.tensorboard import SummaryWriter
+
+    for folder, values in (
+        ("lm/tensorboard", {"valid/perplexity": {10: 80.0, 20: 40.0}, "train/rate": {1: 1.0}}),
+        ("nmt/Nov-24", {"valid/ppl": {10: 80.0}, "valid/BLEU": {10: 2.5}}),
+        ("nmt/Nov-25", {"progress/xent": {5: 4.0}, "valid/ppl": {20: 40.0}}),
+    ):
+        writer: Any = SummaryWriter(str(tmp_path / folder))
+        for tag, points in values.items():
+            for step, value in points.items():
+                writer.add_scalar(tag, value, step)
+        writer.close()
+    curve = [(10, 80.0), (20, 40.0)]
+    assert validation_curve(tmp_path / "lm") == curve
+    assert read_curves(tmp_path / "nmt") == {PERPLEXITY: curve, BLEU: [(10, 2.5)], LOSS: [(5, 4.0)]}
 
 
 def test_runs_have_the_shortest_names_that_differ() -> None:
@@ -429,12 +385,13 @@ def test_several_runs_are_drawn_in_one_figure(tmp_path: Path, capsys: pytest.Cap
     runs = [str(run_of(tmp_path / "one", LM_LOG)), str(run_of(tmp_path / "two", NMT_LOG))]
     picture = tmp_path / "curves.png"
     arguments = ["plot", *runs, "--output", str(picture)]
-    assert run_main("plot", main, arguments) == 0
+    assert run_main("plot", command.main, arguments) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"{picture}\n"
-    assert run_main("plot", main, arguments) == 2
+    assert run_main("plot", command.main, arguments) == 2
     assert "--force" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    assert run_main("plot", main, ["plot", str(tmp_path / "empty"), "--output", str(tmp_path / "x.png")]) == 2
+    arguments = ["plot", str(tmp_path / "empty"), "--output", str(tmp_path / "x.png")]
+    assert run_main("plot", command.main, arguments) == 2
     assert "empty: no train.log" in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
