@@ -93,20 +93,19 @@ def run(
     except BrokenPipeError:
         drop_output()
         return BROKEN_PIPE
-    except interrupts.Interrupted as error:
-        print(
-            f"{program}: {'interrupted' if error.signal == signal.SIGINT else 'terminated'}; {advice}",
-            file=sys.stderr,
-        )
-        return error.status
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted; {advice}", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        number = error.signal if isinstance(error, interrupts.Interrupted) else signal.SIGINT
+        word = "interrupted" if number == signal.SIGINT else "terminated"
+        print(f"{program}: {word}; {advice}", file=sys.stderr)
+        return 128 + number
     except Exception as error:
         message = explain(error)
         if message is None or os.environ.get(TRACEBACK_VARIABLE):
             raise
-        _flush_output()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            drop_output()
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
 
@@ -116,12 +115,7 @@ def run_module(program: str, module: str, explain: Explain = explain, advice: st
 
     The module is imported inside `run`, so that a missing package is reported like any other error.
     """
-
-    def main(arguments: Sequence[str]) -> int | None:
-        status: int | None = importlib.import_module(module).main(arguments)
-        return status
-
-    exit_with(run(program, main, explain=explain, advice=advice))
+    exit_with(run(program, lambda words: importlib.import_module(module).main(words), None, explain, advice))
 
 
 def exit_with(status: int) -> None:
@@ -137,53 +131,36 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _flush_output() -> None:
-    """Flush stdout; drop output that cannot be written, so that Python does not fail again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        drop_output()
-
-
 def check_repeats(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> None:
-    """Check that no option is repeated, since argparse silently uses the last one.
+    """Raise `UserError` if an option is repeated, since argparse silently uses the last one.
 
     Args:
         parser: defines the options; those with ``action="append"`` may repeat.
         arguments: ``sys.argv[1:]`` if not given.
-
-    Raises:
-        UserError: an option is repeated.
     """
     found: set[str] = set()
+    known = parser._option_string_actions
     for text in sys.argv[1:] if arguments is None else arguments:
         if text == "--":
             return
-        action = _action_of(parser, text)
-        if action is None or isinstance(action, (argparse._AppendAction, argparse._SubParsersAction)):
+        name = text.partition("=")[0]
+        meant = {known[name].dest: known[name]} if name in known else {}
+        if not meant and text.startswith("-") and parser.allow_abbrev:
+            meant = {action.dest: action for option, action in known.items() if option.startswith(name)}
+        if len(meant) != 1:
             continue
-        if action.dest in found:
-            raise UserError(f"option {text.partition('=')[0]} is given twice; remove one")
-        found.add(action.dest)
-
-
-def _action_of(parser: argparse.ArgumentParser, text: str) -> argparse.Action | None:
-    """The option that an argument names, possibly by a prefix, or None."""
-    name, known = text.partition("=")[0], parser._option_string_actions
-    if not text.startswith("-") or name in known or not parser.allow_abbrev:
-        return known.get(name)
-    meant = {action.dest: action for option, action in known.items() if option.startswith(name)}
-    return next(iter(meant.values())) if len(meant) == 1 else None
+        ((dest, action),) = meant.items()
+        if isinstance(action, (argparse._AppendAction, argparse._SubParsersAction)):
+            continue
+        if dest in found:
+            raise UserError(f"option {name} is given twice; remove one")
+        found.add(dest)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors that accepts each option once, by its full name.
 
     Options that name files have a `PathOption` as their type, which checks them after parsing.
-
-    Args:
-        prog: the program's name, the prefix of errors.
-        settings: further arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, prog: str, **settings: Any) -> None:
@@ -192,11 +169,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, finite_number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse arguments and check paths.
-
-        Raises:
-            UserError: see `check_repeats` and `check_path_options`.
-        """
+        """Parse arguments and check paths."""
         check_repeats(self, args)
         given, rest = super().parse_known_args(args, namespace)
         check_path_options(self._actions, given)

@@ -32,7 +32,8 @@ def report_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
-    atexit.register(_ignore)
+    # While the interpreter shuts down, signals are ignored.
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in SIGNALS])
 
 
 def command_of(line: Sequence[str]) -> str | None:
@@ -50,12 +51,6 @@ def command_of(line: Sequence[str]) -> str | None:
             name = Path(word).name
             return name if name.startswith(SCRIPTS) else None
     return None
-
-
-def _ignore() -> None:
-    """Ignore signals while the interpreter shuts down."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -24,20 +24,12 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The process received SIGINT or SIGTERM.
-
-    Attributes:
-        signal: the signal number.
-    """
+    """The process received SIGINT or SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.signal = number
-
-    @property
-    def status(self) -> int:
-        """The exit status that a shell expects."""
-        return 128 + self.signal
+        self.status = 128 + number  # the exit status that a shell expects
 
 
 # The process that reports signals. Its forks inherit the handler but exit silently.
@@ -62,13 +54,11 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _begin_waiting() -> None:
-    """Make signals wait."""
     global _must_wait
     _must_wait = True
 
 
 def _end_waiting() -> None:
-    """Send a waiting signal again."""
     global _must_wait
     if _waiting:
         threading.Thread(target=_send_again, daemon=True).start()
@@ -88,14 +78,13 @@ def _send_again() -> None:
             os.kill(os.getpid(), waiting[0])
 
 
-def _be_forked() -> None:
-    """Reset the state in the child."""
+def _forget_waiting() -> None:
     global _must_wait, _sending
     _must_wait, _sending = False, threading.Lock()
     _waiting.clear()
 
 
-os.register_at_fork(before=_begin_waiting, after_in_parent=_end_waiting, after_in_child=_be_forked)
+os.register_at_fork(before=_begin_waiting, after_in_parent=_end_waiting, after_in_child=_forget_waiting)
 
 
 @contextmanager
@@ -166,9 +155,7 @@ class Interrupts:
         self._previous = _install(self._record)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the previous handlers."""
         _restore(self._previous)
 
@@ -189,7 +176,6 @@ class Interrupts:
             signal.raise_signal(number)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        """Record the first signal and raise it."""
         self._record(number, frame)
         assert self.received is not None
         raise Interrupted(self.received)
@@ -226,19 +212,14 @@ def leave_to_parent() -> None:
     """Let the parent process report signals.
 
     SIGTERM ends this process silently. SIGINT, which a terminal sends to both, is ignored: the parent passes
-    it on.
+    it on. The thread of multiprocessing that sends tensors passes its errors to `sys.excepthook`: those of a
+    receiver that has ended are not printed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sys.excepthook = _print_unless_disconnected
 
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, (EOFError, ConnectionError)):
+            sys.__excepthook__(kind, error, trace)
 
-def _print_unless_disconnected(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print an uncaught error, unless a process ended while it received a tensor from this one.
-
-    The thread of multiprocessing that sends tensors passes such errors to `sys.excepthook`.
-    """
-    if not issubclass(kind, (EOFError, ConnectionError)):
-        sys.__excepthook__(kind, error, trace)
+    sys.excepthook = report

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -23,21 +25,49 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict[str, Any]:
-    """The date, code version and machine of a result.
-
-    Args:
-        packages: installed packages whose versions to record.
-
-    Returns:
-        ``date`` (UTC), ``git`` (commit and whether the tree is dirty), ``versions``, ``device``.
-    """
+    """The date (UTC), the commit, the versions of Python and of `packages`, and the machine of a result."""
     commit, dirty = git_state(ROOT)
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git": {"commit": commit, "dirty": dirty},
-        "versions": versions(packages),
+        "versions": versions,
         "device": describe_device("cuda" if torch.cuda.is_available() else "cpu"),
     }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+
+    try:
+        top, commit = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        # An installed copy may be inside another repository.
+        if Path(top).resolve() != folder.resolve():
+            return None, None
+        return commit, bool(git("status", "--porcelain").strip())
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def describe_device(kind: str) -> str:
+    """The GPUs for ``"cuda"``; otherwise the processor, if known, and torch's number of threads."""
+    if kind == "cuda":
+        return f"cuda: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+        processor = found[1] if found else processor
+    return f"cpu: {processor}, {torch.get_num_threads()} threads"
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
@@ -62,53 +92,6 @@ def portable(value: Any) -> Any:
     return value.replace(f"{ROOT}{os.sep}", "") if isinstance(value, str) else value
 
 
-def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
-    try:
-        top, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
-        # An installed copy may be inside another repository.
-        if Path(top).resolve() != folder.resolve():
-            return None, None
-        return commit, bool(_git(folder, "status", "--porcelain").strip())
-    except (OSError, subprocess.CalledProcessError):
-        return None, None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """The output of a git command in `folder`."""
-    return subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Versions of Python and of `packages`; ``None`` for packages that are not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def describe_device(kind: str) -> str:
-    """The GPUs for ``"cuda"``; otherwise the processor and torch's number of threads."""
-    if kind == "cuda":
-        return f"cuda: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return f"cpu: {_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    """The processor's name, if known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 class Writer(Protocol):
     """The part of ``torch.utils.tensorboard.SummaryWriter`` that trainings use."""
 
@@ -127,12 +110,8 @@ class WandbWriter:
 
     Args:
         project: name of the project.
-        folder: of the training, where wandb keeps its files.
+        folder: of the training, where wandb keeps its files; may not link to another one.
         config: settings to show with the run.
-
-    Raises:
-        ModuleNotFoundError: wandb is not installed; the message names the extra.
-        UserError: its folder ``wandb`` is a symbolic link.
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:

@@ -42,7 +42,6 @@ from shared_embeddings.utils.results import (
     describe_device,
     git_state,
     provenance,
-    versions,
     write_record,
 )
 
@@ -499,7 +498,7 @@ def test_provenance() -> None:
     found = provenance(["torch"])
     assert set(found) == {"date", "git", "versions", "device"}
     assert set(found["versions"]) == {"python", "torch"}
-    assert versions(["no-such-package"])["no-such-package"] is None
+    assert provenance(["no-such-package"])["versions"]["no-such-package"] is None
     assert describe_device("cpu").endswith("threads")
 
 
