@@ -71,15 +71,10 @@ FORCE = {"onmt_build_vocab": "-overwrite"}
 
 
 class Place(NamedTuple):
-    """A file in a call.
+    """A file in a call."""
 
-    Attributes:
-        name: name of the file.
-        kind: its marker in `CALLS`.
-    """
-
-    name: str
-    kind: str
+    name: str  # name of the file
+    kind: str  # its marker in `CALLS`
 
     @property
     def is_read(self) -> bool:
@@ -202,19 +197,12 @@ def hosts_of_this_tree(group: str) -> list[EntryPoint]:
 
 
 class Writer(NamedTuple):
-    """A command that writes.
+    """A command that writes."""
 
-    Attributes:
-        command: its name.
-        arguments: separated by spaces; inputs are in ``{inputs}``, outputs start with ``@``.
-        force: the option that lets it replace outputs; None if it always does.
-        is_folder: whether its first output is a folder.
-    """
-
-    command: str
-    arguments: str
-    force: str | None = "--force"
-    is_folder: bool = False
+    command: str  # its name
+    arguments: str  # separated by spaces; inputs are in ``{inputs}``, outputs start with ``@``
+    force: str | None = "--force"  # the option that lets it replace outputs; None if it always does
+    is_folder: bool = False  # whether its first output is a folder
 
     def given(self, inputs: Path, folder: Path) -> list[str]:
         """Its arguments for inputs and outputs in two folders."""

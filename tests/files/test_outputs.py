@@ -9,7 +9,7 @@ import signal
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shared_embeddings.compress import host as host_module
-from shared_embeddings.utils import command_line, files
+from shared_embeddings.utils import command_line
 from shared_embeddings.utils.path_options import PathOption
 from tests.files.commands import (
     CALLS,
@@ -34,6 +34,7 @@ from tests.files.commands import (
     plant,
     run,
 )
+from tests.shared_embeddings.support import Killed, kill_at_move
 
 PLANTED = [b'[["HOME/planted", "HOME/precious", 0]]', b"junk", b"[[1]]", b"\xff"]
 # The other writers load larger libraries or models.
@@ -183,29 +184,10 @@ def test_a_signal_ends_a_command_with_one_line(
     assert not list(tmp_path.iterdir())
 
 
-class Killed(BaseException):
-    """Simulates kill -9: nothing runs after it, and nothing is cleaned up."""
-
-
-def kill_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
+def is_killed_at(name: str, inputs: Path, folder: Path, moment: int) -> bool:
     """Kill a writer at its `moment`-th rename; returns whether it got there."""
-    renamings = 0
-
-    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-        def counted(old: Path, new: Path) -> Path:
-            nonlocal renamings
-            renamings += 1
-            if renamings == moment:
-                raise Killed
-            return rename(old, new)
-
-        return counted
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "remove", lambda path: None)
-        patch.setattr(files, "_OWN", "killed")
-        patch.setattr(Path, "replace", killing(Path.replace))
-        patch.setattr(Path, "rename", killing(Path.rename))
+        kill_at_move(patch, moment)
         try:
             write(name, inputs, folder)
         except Killed:
@@ -221,7 +203,7 @@ def test_next_run_completes_a_killed_run(name: str, inputs: Path, tmp_path: Path
     wanted = content(tmp_path / "whole").keys()
     for moment in range(1, 20):
         folder = tmp_path / str(moment)
-        if not kill_at(name, inputs, folder, moment):
+        if not is_killed_at(name, inputs, folder, moment):
             break
         ended = write(name, inputs, folder)
         if "already exists" in ended.error:

@@ -52,56 +52,32 @@ class TookTooLongError(BaseException):
 
 @dataclass
 class Command:
-    """A command and a valid use of it.
+    """A command and a valid use of it."""
 
-    Attributes:
-        name: name on the command line, with its subcommand.
-        entry: runs it on ``sys.argv``; returns or exits with its status.
-        options: option -> its values in the valid use.
-        head: arguments before the options.
-        least: option -> the smallest valid number, if not 1.
-        inputs: options that name files to read.
-        folders: options that name folders to read.
-        outputs: options that name files to write.
-        documents: options that name YAML files.
-        mappings: options whose value is a YAML mapping.
-        free: numeric options that accept any 64-bit number.
-        ranged: numeric options whose bounds the test adds itself.
-        before: patches for the expensive part, which must not run.
-    """
-
-    name: str
-    entry: Callable[[], Any]
-    options: dict[str, list[str]]
-    head: list[str] = field(default_factory=list)
-    least: Mapping[str, float] = field(default_factory=dict)
-    inputs: Sequence[str] = ()
-    folders: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    documents: Sequence[str] = ()
-    mappings: Sequence[str] = ()
-    free: Sequence[str] = ()
-    ranged: Sequence[str] = ()
-    before: Sequence[Callable[[], Any]] = ()
+    name: str  # name on the command line, with its subcommand
+    entry: Callable[[], Any]  # runs it on ``sys.argv``; returns or exits with its status
+    options: dict[str, list[str]]  # option -> its values in the valid use
+    head: list[str] = field(default_factory=list)  # arguments before the options
+    least: Mapping[str, float] = field(default_factory=dict)  # option -> the smallest valid number, if not 1
+    inputs: Sequence[str] = ()  # options that name files to read
+    folders: Sequence[str] = ()  # options that name folders to read
+    outputs: Sequence[str] = ()  # options that name files to write
+    documents: Sequence[str] = ()  # options that name YAML files
+    mappings: Sequence[str] = ()  # options whose value is a YAML mapping
+    free: Sequence[str] = ()  # numeric options that accept any 64-bit number
+    ranged: Sequence[str] = ()  # numeric options whose bounds the test adds itself
+    before: Sequence[Callable[[], Any]] = ()  # patches for the expensive part, which must not run
 
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments, and the exit status they must lead to.
+    """Arguments, and the exit status they must lead to."""
 
-    Attributes:
-        what: a description of what is wrong.
-        arguments: all arguments.
-        status: 2, or 0 for valid arguments.
-        document: bytes to write into the file `written` first.
-        written: a file.
-    """
-
-    what: str
-    arguments: list[str]
-    status: int = USER_ERROR
-    document: bytes = b""
-    written: Path | None = None
+    what: str  # a description of what is wrong
+    arguments: list[str]  # all arguments
+    status: int = USER_ERROR  # 2, or 0 for valid arguments
+    document: bytes = b""  # bytes to write into the file `written` first
+    written: Path | None = None  # a file
 
 
 def arguments_of(command: Command, changed: Mapping[str, Sequence[str] | None] | None = None) -> list[str]:
@@ -246,3 +222,12 @@ def failure_of(command: Command, case: Case, folder: Path, capsys: pytest.Captur
         changed = {*digest(folder).items()} ^ {*before.items()}
         return f"{case.what}: changed {sorted(name for name, _ in changed)}"
     return ""
+
+
+def check_cases(
+    command: Command, folder: Path, cases: Sequence[Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check that a command does in all cases what it must, and changes nothing in a folder when it fails."""
+    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
+    print(f"{command.name}: {len(cases)} cases, {len(found)} wrong")
+    assert not found, "\n".join(found)

@@ -19,6 +19,7 @@ import shared_embeddings as se
 from recipes.common.tools import run_main
 from recipes.quickstart import corpus
 from shared_embeddings.cli.main import main as cli
+from shared_embeddings.utils.files import remove
 from shared_embeddings.words.classes import make_classes
 from tests.lm.runs import write_corpus, write_model
 from tests.malformed.harness import (
@@ -28,7 +29,7 @@ from tests.malformed.harness import (
     Command,
     actions_of,
     arguments_of,
-    failure_of,
+    check_cases,
     option_cases,
     other_cases,
 )
@@ -112,17 +113,7 @@ def size_cases(command: Command) -> Iterator[Case]:
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
 
 
-NAMES = (
-    "methods",
-    "params",
-    "suggest",
-    "classes",
-    "compress",
-    "correlation",
-    "cosines",
-    "similarity",
-    "trim",
-)
+NAMES = "methods params suggest classes compress correlation cosines similarity trim".split()
 
 
 @pytest.mark.slow_except("suggest")
@@ -131,22 +122,13 @@ def test_malformed_input_is_one_line(name: str, folder: Path, capsys: pytest.Cap
     command = of(name, folder)
     actions = actions_of(command)
     for path in ("output", "output.report"):
-        (folder / path).unlink(missing_ok=True) if not (folder / path).is_dir() else _empty(folder / path)
+        remove(folder / path)
     cases = [*option_cases(command, actions), *other_cases(command, folder)]
     if name in ("params", "suggest"):
         cases += size_cases(command)
     if name == "params":
         cases += method_cases(command)
-    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
-    print(f"{name}: {len(cases)} cases, {len(found)} wrong")
-    assert not found, "\n".join(found)
-
-
-def _empty(folder: Path) -> None:
-    """Remove a folder of files."""
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+    check_cases(command, folder, cases, capsys)
 
 
 # Options that name files or folders that are read.
@@ -204,13 +186,6 @@ def options_of(module: ModuleType, head: list[str]) -> list[argparse.Action]:
     return [action for action in parsers[0]._actions if action.option_strings and action.dest != "help"]
 
 
-def wrong(command: Command, folder: Path, cases: list[Case], capsys: pytest.CaptureFixture[str]) -> str:
-    """The failures of a command over all cases."""
-    found = [line for case in cases if (line := failure_of(command, case, folder, capsys))]
-    print(f"{command.name}: {len(cases)} cases, {len(found)} wrong")
-    return "\n".join(found)
-
-
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let recipes write below a folder of the test."""
@@ -225,14 +200,14 @@ def test_options_of_recipes(head: list[str], tmp_path: Path, capsys: pytest.Capt
     command = Command(" ".join(head), entry(module), {}, head=head, inputs=READ, folders=FOLDERS, free=FREE)
     named = [action for action in actions if not {*action.option_strings} & {*head}]
     cases = [*option_cases(command, named), *other_cases(command, tmp_path)]
-    assert not wrong(command, tmp_path, cases, capsys)
+    check_cases(command, tmp_path, cases, capsys)
 
 
 @pytest.mark.parametrize("head", ROWS, ids=" ".join)
 def test_rows_of_recipes(head: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = Command(" ".join(head), entry(), {}, head=head)
     rows = ("none", "a\0b", "../train", ABSENT, "x" * 5000, "common", "--no_such_option", "", ".")
-    assert not wrong(command, tmp_path, [Case(row[:20], [*head, row]) for row in rows], capsys)
+    check_cases(command, tmp_path, [Case(row[:20], [*head, row]) for row in rows], capsys)
 
 
 def test_unknown_tasks_steps_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,4 +215,4 @@ def test_unknown_tasks_steps_and_commands(tmp_path: Path, capsys: pytest.Capture
     heads = (["none"], ["a\0b", "train"], ["../lm", "train"], ["x" * 5000], ["common", "train"], ["--no"])
     heads += (["ptb_awd_lstm"], ["ptb_awd_lstm", "fly"], ["ptb_awd_lstm", ""], ["quickstart", "train"], [""])
     cases = [Case(" ".join(head)[:20], head) for head in heads if head != [""]]
-    assert not wrong(command, tmp_path, cases, capsys)
+    check_cases(command, tmp_path, cases, capsys)

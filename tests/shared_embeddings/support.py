@@ -1,8 +1,9 @@
-"""Tools of the tests: choosing cases, dense references, gradients by name, and a memory meter."""
+"""Tools of the tests: choosing cases, dense references, gradients by name, a memory meter, and kill -9."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
 from shared_embeddings.quant.packed_tensor import inner_tensors
+from shared_embeddings.utils import files
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 
 
@@ -151,3 +153,27 @@ def trainable_loss(emb: se.SharedEmbedding, case: Case, hidden: Tensor | None = 
         hidden = case.hidden(5, scale=3.0) if hidden is None else hidden
         loss = loss + emb.cross_entropy(hidden, some_targets(case, hidden.shape[0]))
     return loss
+
+
+class Killed(BaseException):
+    """Simulates kill -9: nothing runs after it, and nothing is cleaned up."""
+
+
+def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Kill the process before its `number`-th rename; `monkeypatch` is undone before the next process."""
+    moves = 0
+
+    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def counted(self: Path, target: Path) -> Path:
+            nonlocal moves
+            moves += 1
+            if moves == number:
+                raise Killed
+            return rename(self, target)
+
+        return counted
+
+    monkeypatch.setattr(Path, "replace", killing(Path.replace))
+    monkeypatch.setattr(Path, "rename", killing(Path.rename))
+    monkeypatch.setattr(files, "remove", lambda path: None)
+    monkeypatch.setattr(files, "_OWN", "killed")

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from urllib.response import addinfourl
@@ -44,35 +43,12 @@ from shared_embeddings.utils.results import (
     provenance,
     write_record,
 )
+from tests.shared_embeddings.support import Killed, kill_at_move
 
 
 def listing(folder: Path) -> list[str]:
     """The names of all that is in a folder, hidden files included."""
     return sorted(path.name for path in folder.iterdir())
-
-
-class Killed(BaseException):
-    """Simulates kill -9: no cleanup runs after it."""
-
-
-def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Make the process exit before its `number`-th rename, without cleanup."""
-    moves = 0
-
-    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-        def counted(self: Path, target: Path) -> Path:
-            nonlocal moves
-            moves += 1
-            if moves == number:
-                raise Killed
-            return rename(self, target)
-
-        return counted
-
-    monkeypatch.setattr(Path, "replace", killing(Path.replace))
-    monkeypatch.setattr(Path, "rename", killing(Path.rename))
-    monkeypatch.setattr(files, "remove", lambda path: None)
-    monkeypatch.setattr(files, "_OWN", "killed")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

@@ -33,13 +33,14 @@ def by_name(embedding: se.SharedEmbedding) -> dict[str, tuple[str, tuple[int, ..
 
 
 def test_low_rank_by_hand() -> None:
-    found = by_name(se.build("projective", num_embeddings=10, embedding_dim=6, rank=2))
-    assert found == {
+    embedding = se.build("projective", num_embeddings=10, embedding_dim=6, rank=2)
+    assert by_name(embedding) == {
         "codes": ("parameter", (10, 2), 20, [80, 40, 20]),
         "basis": ("parameter", (2, 6), 12, [48, 24, 12]),
         "total": ("sum", (), 32, [128, 64, 32]),
         "plain table": ("sum", (), 60, [240, 120, 60]),
     }
+    assert [part.compression for part in storage_breakdown(embedding)] == [None, None, 60 / 32, 1.0]
 
 
 ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 3, "base_dim": 4}
@@ -61,11 +62,6 @@ def test_binary_codebooks_take_a_bit_each() -> None:
     )
     assert found["codebooks"] == ("buffer", (3, 5, 4), 60, [8, 8, 8])
     assert found["base"] == ("buffer", (4,), 4, [16, 8, 4])
-
-
-def test_compression_is_that_of_the_parameters() -> None:
-    parts = storage_breakdown(se.build("projective", num_embeddings=10, embedding_dim=6, rank=2))
-    assert [part.compression for part in parts] == [None, None, 60 / 32, 1.0]
 
 
 @each_case
@@ -182,24 +178,14 @@ def test_ranks_by_hand(method: str, budget: int, rank: int) -> None:
     assert suggestion(method, budget).options == {"rank": rank}
 
 
-def test_budgets_below_the_minimum() -> None:
+def test_grids_by_hand() -> None:
+    """R (3000 + 64); 64 + H * 128; the last of three bands has 4 dimensions per word, with factor 8 one."""
     found = suggestion("funnel", 3_063)
     assert found.options is None and found.count == 3_064
-
-
-def test_the_widest_hidden_layer_by_hand() -> None:
-    """64 + H * 128."""
-    assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
-    assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
-
-
-def test_the_end_of_a_grid_has_no_finer_step() -> None:
     found = suggestion("projective", 10**9)
     assert found.options == {"rank": DIMENSION} and found.finer is None
-
-
-def test_a_second_grid_reaches_lower() -> None:
-    """Three bands in D = 64: the last one has 4 dimensions per word with factor 4, one with factor 8."""
+    assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
+    assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
     assert suggestion("adaptive", 20_000).options["factor"] == 4
     assert suggestion("adaptive", 6_000).options["factor"] == 8
 
@@ -211,13 +197,10 @@ def test_tiny_sizes_work(v: int, d: int) -> None:
             assert count(found.method, found.options, v, d) <= v * d
 
 
-def test_impossible_sizes() -> None:
-    with pytest.raises(se.OptionError, match="num_embeddings"):
-        sizing.suggest(0, 4, 10)
-    with pytest.raises(se.OptionError, match="num_embeddings"):
-        sizing.suggest(10**30, 4, 10)
-    with pytest.raises(se.OptionError, match="embedding_dim"):
-        sizing.describe_suggestions(4, -1, "10")
+@pytest.mark.parametrize(("v", "d", "named"), [(0, 4, "num_"), (10**30, 4, "num_"), (4, -1, "embedding_dim")])
+def test_impossible_sizes(v: int, d: int, named: str) -> None:
+    with pytest.raises(se.OptionError, match=named):
+        sizing.describe_suggestions(v, d, "10")
 
 
 # Printing
