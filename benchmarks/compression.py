@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.measuring import Record, earlier_record, parser_of, publish, save_record
+from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
 from recipes.common.tools import run_main
 from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
@@ -75,22 +75,23 @@ def as_table(record: Record) -> str:
     """Format the trials as a Markdown table, by size and quality, with what `compress` chooses below."""
     found = [one for one in record["trials"] if "kept" in one]
     measure, before = found[0]["measure"], found[0]["before"]
-    lines = [
-        f"{record['title']}: {measure} {before:.2f} before compression. "
-        f"Words are counted in {' and '.join(record['texts'])}.",
-        "",
-        "| method | numbers in | asked | smaller | bits per weight | relative error "
-        f"| {measure} | kept | predictions kept |",
-        "| --- | --- " + "| --: " * 7 + "|",
+    titles = ["method", "numbers in", "asked", "smaller", "bits per weight", "relative error"]
+    rows = [
+        [
+            name_of(one),
+            one["store"],
+            "–" if one["ratio"] is None else f"{one['ratio']:g}x",
+            *(f"{one['smaller']:.1f}x", f"{one['bits']:.2f}", f"{one['error']:.3f}", f"{one['after']:.2f}"),
+            *(_percent(one["kept"]), _percent(one.get("predictions"))),
+        ]
+        for one in sorted(found, key=lambda one: (one["ratio"] or 0, -one["kept"]))
     ]
-    for one in sorted(found, key=lambda one: (one["ratio"] or 0, -one["kept"])):
-        asked = "–" if one["ratio"] is None else f"{one['ratio']:g}x"
-        lines.append(
-            f"| {name_of(one)} | {one['store']} | {asked} | {one['smaller']:.1f}x "
-            f"| {one['bits']:.2f} | {one['error']:.3f} | {one['after']:.2f} | {_percent(one['kept'])} "
-            f"| {_percent(one.get('predictions'))} |"
-        )
-    return "\n".join([*lines, "", *choices(found)])
+    title = (
+        f"{record['title']}: {measure} {before:.2f} before compression. "
+        f"Words are counted in {' and '.join(record['texts'])}."
+    )
+    table = markdown([*titles, measure, "kept", "predictions kept"], rows, names=2)
+    return "\n".join([title, "", table, "", *choices(found)])
 
 
 def name_of(one: Record) -> str:
@@ -109,7 +110,8 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
             key: min(possible, key=lambda one: (loss(one), one["bytes"]))
             for key, measure, loss in (
                 ("quality", "kept", lambda one: -one["kept"]),
-                ("predictions", "predictions", _loss_of_predictions),
+                # By the distance, or the share if results are older than the distance.
+                ("predictions", "predictions", lambda one: one.get("distance", -one["predictions"])),
             )
             if all(measure in one for one in possible)
         }
@@ -119,11 +121,6 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
             f"- At {ratio:g}x, `compress` chooses {' and '.join(named)}; the best row is {name_of(best)} "
             f"({_percent(best['kept'])})."
         )
-
-
-def _loss_of_predictions(one: Record) -> float:
-    """What `compress` chooses by: the distance, or the share if results are older than the distance."""
-    return float(one.get("distance", -one["predictions"]))
 
 
 def _percent(share: float | None) -> str:

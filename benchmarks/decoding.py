@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,12 +20,19 @@ import torch
 import torch.nn.functional as F
 
 import shared_embeddings as se
-from benchmarks.measuring import median_times, parser_of, publish, read_record, resident
+from benchmarks.measuring import (
+    add_run_options,
+    in_fresh_process,
+    markdown,
+    median_times,
+    parser_of,
+    publish,
+    read_record,
+    resident,
+)
 from recipes.common.tools import run_main
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.storage import packed_bytes
-from shared_embeddings.utils.command_line import positive
-from shared_embeddings.utils.path_options import PathOption
 
 Uses = dict[str, Callable[[], object]]
 SIZES = {"translation": (37_000, 512), "large": (262_144, 640), "tiny": (2_000, 64)}
@@ -111,50 +117,29 @@ def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]
     return {"name": table.name, "resident_bytes": held, "file_bytes": file_bytes, "times": times}
 
 
-def in_fresh_process(table: Table, size: str, threads: int, repeats: int) -> dict[str, Any]:
-    """`measure` in a new process."""
-    asked = ["--table", table.name, "--sizes", size, "--threads", str(threads), "--repeats", str(repeats)]
-    command = [sys.executable, "-m", "benchmarks.decoding", *asked]
-    found: dict[str, Any] = json.loads(
-        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    )
-    return found
-
-
 def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of the results at one size."""
     words, dim = SIZES[size]
-    titles = ["file, MiB", "in memory, MiB", f"look-up of {LOOKED_UP}, / fp32"]
+    titles = ["table", "file, MiB", "in memory, MiB", f"look-up of {LOOKED_UP}, / fp32"]
     titles += ["one token, / bf16", "one token, / fp32", f"{BATCH} tokens, / fp32"]
-    lines = [
-        f"V = {words:,}, D = {dim}",
-        "",
-        f"| table | {' | '.join(titles)} |",
-        "| --- " + "| --: " * len(titles) + "|",
-    ]
+    compared = (("look_up", "float32"), ("token", "bfloat16"), ("token", "float32"), ("batch", "float32"))
+    rows = []
     for one in results:
         times = one["times"]
+        sizes = [f"{one[key] / 2**20:.1f}" for key in ("file_bytes", "resident_bytes")]
         ratios = [
             f"{times[use]['seconds'] / times[use][kind]:.2f}" if use in times else "–"
-            for use, kind in (
-                ("look_up", "float32"),
-                ("token", "bfloat16"),
-                ("token", "float32"),
-                ("batch", "float32"),
-            )
+            for use, kind in compared
         ]
-        sizes = f"{one['file_bytes'] / 2**20:.1f} | {one['resident_bytes'] / 2**20:.1f}"
-        lines.append(f"| {one['name']} | {sizes} | " + " | ".join(ratios) + " |")
-    return "\n".join(lines)
+        rows.append([one["name"], *sizes, *ratios])
+    return f"V = {words:,}, D = {dim}\n\n{markdown(titles, rows)}"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measure every table at every size, and publish."""
     parser = parser_of("benchmarks.decoding", __doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
-    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
-    parser.add_argument("--threads", type=positive, default=1)
-    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+    add_run_options(parser, threads=1)
     parser.add_argument("--table", choices=[table.name for table in TABLES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -171,9 +156,9 @@ def main(arguments: Sequence[str]) -> None:
             record["measured"][size] = []
             for table in TABLES:
                 print(f"{size}: measuring {table.name} ...", file=sys.stderr, flush=True)
-                record["measured"][size].append(
-                    in_fresh_process(table, size, options.threads, options.repeats)
-                )
+                how = ["--sizes", size, "--threads", options.threads, "--repeats", options.repeats]
+                found = in_fresh_process("benchmarks.decoding", "--table", table.name, *how)
+                record["measured"][size].append(found)
     text = "\n\n".join(as_table(size, results) for size, results in record["measured"].items())
     publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", "decoding", options)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,7 +30,16 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from benchmarks.measuring import Record, added_peak, earlier_record, parser_of, publish, save_record
+from benchmarks.measuring import (
+    Record,
+    added_peak,
+    earlier_record,
+    in_fresh_process,
+    markdown,
+    parser_of,
+    publish,
+    save_record,
+)
 from recipes.common.tools import run_main
 from shared_embeddings.compress.sizing import options_within, suggest
 from shared_embeddings.quant.codec import codecs
@@ -75,13 +83,6 @@ def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, d
     return found
 
 
-def measure(method: str, options: dict[str, Any], table: Tensor, counts: Tensor) -> dict[str, Any]:
-    """Fit one method; returns the report."""
-    print(f"{method} {options}", file=sys.stderr, flush=True)
-    _, report = se.fit(method, table, token_counts=counts, **options)
-    return dataclasses.asdict(report)
-
-
 def kept(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any]]:
     """Read the fits that an earlier run with the same text and sizes has written."""
     record = earlier_record(path, benchmark)
@@ -98,17 +99,16 @@ def kept(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any
 
 def as_table(found: list[dict[str, Any]]) -> str:
     """Format the reports as a Markdown table."""
-    lines = [
-        "| method | parameters | KiB stored | mean L2 loss | relative error | weighted error | seconds |",
-        "| --- " + "| --: " * 6 + "|",
-    ]
-    lines += [
-        f"| {report['method']} | {report['parameters']:,} | {report['stored_bits'] / 8192:,.0f} "
-        f"| {report['loss']:.3f} | {report['relative_error']:.3f} | {report['weighted_error']:.3f} "
-        f"| {report['seconds']:.0f} |"
+    titles = "method, parameters, KiB stored, mean L2 loss, relative error, weighted error, seconds"
+    rows = [
+        [
+            *(report["method"], f"{report['parameters']:,}", f"{report['stored_bits'] / 8192:,.0f}"),
+            *(f"{report[key]:.3f}" for key in ("loss", "relative_error", "weighted_error")),
+            f"{report['seconds']:.0f}",
+        ]
         for report in found
     ]
-    return "\n".join(lines)
+    return markdown(titles.split(", "), rows)
 
 
 class Size(NamedTuple):
@@ -180,25 +180,24 @@ def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:
         print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
         return None
     print(f"{name} {size.words} x {size.dim}", file=sys.stderr, flush=True)
-    asked = ["--size", f"{size.words}x{size.dim}", "--compression", str(compression), "--one", name]
-    command = [sys.executable, "-m", "benchmarks.fitting", *asked]
-    return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+    asked = ["--size", f"{size.words}x{size.dim}", "--compression", compression, "--one", name]
+    return dict(in_fresh_process("benchmarks.fitting", *asked))
 
 
 def as_large_table(found: Sequence[dict[str, Any]]) -> str:
     """Format the measurements as a Markdown table."""
-    lines = [
-        "| method | smaller | relative error | weighted error | seconds to find options | seconds to fit "
-        "| with the report, CPU seconds | memory, tables |",
-        "| --- " + "| --: " * 7 + "|",
-    ]
-    lines += [
-        f"| {fit['method']} | {fit['compression']:.1f}x | {fit['relative_error']:.3f} "
-        f"| {fit['weighted_error']:.3f} | {fit['search_seconds']:.1f} | {fit['seconds']:.0f} "
-        f"| {fit['cpu_seconds']:.0f} | {fit['peak_tables']:.1f} |"
+    titles = ["method", "smaller", "relative error", "weighted error", "seconds to find options"]
+    titles += ["seconds to fit", "with the report, CPU seconds", "memory, tables"]
+    rows = [
+        [
+            *(fit["method"], f"{fit['compression']:.1f}x"),
+            *(f"{fit[key]:.3f}" for key in ("relative_error", "weighted_error")),
+            *(f"{fit['search_seconds']:.1f}", f"{fit['seconds']:.0f}", f"{fit['cpu_seconds']:.0f}"),
+            f"{fit['peak_tables']:.1f}",
+        ]
         for fit in sorted(found, key=lambda fit: float(fit["relative_error"]))
     ]
-    return "\n".join(lines)
+    return markdown(titles, rows)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -256,7 +255,9 @@ def measure_trained(options: argparse.Namespace) -> None:
     for method, chosen in suggested(table, budget, options.methods or se.methods()).items():
         if method in {fit["method"] for fit in fits}:
             continue
-        fits = sorted([*fits, measure(method, chosen, table, counts)], key=lambda fit: float(fit["loss"]))
+        print(f"{method} {chosen}", file=sys.stderr, flush=True)
+        _, report = se.fit(method, table, token_counts=counts, **chosen)
+        fits = sorted([*fits, dataclasses.asdict(report)], key=lambda fit: float(fit["loss"]))
         if options.output:
             save_record(options.output, "fitting", {**asked, "fits": fits})
     title = f"{options.text.name}: {table.size(0):,} x {table.size(1)}, vectors of {options.epochs} passes"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import gpu_steps, gpu_trainings
-from benchmarks.measuring import earlier_record, save_record
+from benchmarks.measuring import earlier_record, markdown, save_record
 from recipes.common.results import REPOSITORY
 from recipes.common.table import NOT_RUN, update_readme
 from recipes.common.tools import run_main
@@ -47,16 +47,12 @@ _MEMORY_COLUMNS = {"mib": ("peak, MiB", 0), "mib/": ("peak, ratio", 3)}
 _LAYER_COLUMNS = {"ms": ("ms", 2), "ms/": ("time, ratio", 2), **_MEMORY_COLUMNS}
 _STEP_COLUMNS = {"tokens_per_second": ("tokens/s", 0), "tokens_per_second/": ("ratio", 2), **_MEMORY_COLUMNS}
 _PTB_COLUMNS = {
-    "epochs": ("epochs", 1),
-    "valid_perplexity": ("validation perplexity", 2),
-    "perplexity": ("test perplexity", 2),
-    "tokens_per_second": ("tokens/s", 0),
+    **{"epochs": ("epochs", 1), "valid_perplexity": ("validation perplexity", 2)},
+    **{"perplexity": ("test perplexity", 2), "tokens_per_second": ("tokens/s", 0)},
 }
 _BLEU_COLUMNS = {
-    "bleu": ("BLEU", 1),
-    "chrf": ("chrF", 1),
-    "parameters": ("parameters", 0),
-    "training_seconds": ("seconds", 0),
+    **{"bleu": ("BLEU", 1), "chrf": ("chrF", 1)},
+    **{"parameters": ("parameters", 0), "training_seconds": ("seconds", 0)},
 }
 
 
@@ -77,38 +73,30 @@ class Slice(NamedTuple):
     shares_time: bool = False
 
 
+def _limited(name: str, run: Callable[[], Measured]) -> Case:
+    """A case that runs for some seconds at most."""
+
+    def within(seconds: float) -> Measured:
+        with gpu_trainings.time_limit(seconds):
+            return run()
+
+    return name, within
+
+
 def _measured(cases: Callable[[bool], Iterator[tuple[str, Callable[[], Measured]]]]) -> Any:
-    """Cases in this process, with a limit of time."""
-
-    def limited(options: argparse.Namespace) -> Iterator[Case]:
-        for name, run in cases(options.tiny):
-            yield name, functools.partial(_within, run)
-
-    return limited
-
-
-def _within(run: Callable[[], Measured], seconds: float) -> Measured:
-    """Run a case for some seconds at most."""
-    with gpu_trainings.time_limit(seconds):
-        return run()
+    """Cases in this process."""
+    return lambda options: (_limited(*case) for case in cases(options.tiny))
 
 
 def _layers(side: str, vocabulary: int) -> Slice:
-    """The slice of one side's layers at a size."""
     title = f"{side.capitalize()} layer in bf16, V = {vocabulary:,}, D = 512, N = 4,096"
     cases = _measured(functools.partial(gpu_steps.layer_cases, side, vocabulary))
     return Slice(title, cases, _LAYER_COLUMNS)
 
 
-def _tests(options: argparse.Namespace) -> Iterator[Case]:
-    """The tests that need a GPU."""
-    yield "pytest -m gpu", functools.partial(_within, lambda: gpu_trainings.run_tests(options.folder))
-
-
-def _processes(options: argparse.Namespace) -> Iterator[Case]:
-    """Two processes on one device."""
-    run = functools.partial(gpu_trainings.train_shared, options.folder, options.tiny)
-    yield "AWD-LSTM over gloo", functools.partial(_within, run)
+def _apart(name: str, run: Callable[[Path, bool], Measured]) -> Any:
+    """One case in other processes."""
+    return lambda options: iter([_limited(name, functools.partial(run, options.folder, options.tiny))])
 
 
 def _trainings(name: str) -> Callable[[argparse.Namespace], Iterator[Case]]:
@@ -119,7 +107,7 @@ def _trainings(name: str) -> Callable[[argparse.Namespace], Iterator[Case]]:
 SLICES = {
     "tests": Slice(
         "Tests",
-        _tests,
+        _apart("pytest -m gpu", gpu_trainings.run_tests),
         {name: (name, 0) for name in ("passed", "failures", "errors", "skipped", "seconds")},
     ),
     "output": _layers("output", 37_000),
@@ -139,7 +127,7 @@ SLICES = {
     "ptb": Slice("`ptb_awd_lstm` at its published size", _trainings("ptb"), _PTB_COLUMNS, shares_time=True),
     "processes": Slice(
         "Two processes on one device, compared with one that has both batches",
-        _processes,
+        _apart("AWD-LSTM over gloo", gpu_trainings.train_shared),
         {"loss_of_one": ("loss of one", 4), "loss_of_two": ("of two", 4), "difference": ("difference", 6)},
     ),
     "multi30k_256": Slice("`multi30k_ende`, 256 dimensions", _trainings("multi30k_256"), _BLEU_COLUMNS),
@@ -239,11 +227,10 @@ def as_text(records: dict[tuple[str, str], Measured]) -> str:
         if name not in has_results:
             continue
         cases = [case for case, _ in part.cases(options)]
-        titles = [title for title, _ in part.columns.values()]
-        lines = [part.title, "", f"| | {' | '.join(titles)} |", "| --- " + "| --: " * len(titles) + "|"]
         first = records.get((name, cases[0]), {}).get("measured") or {}
-        lines += [f"| {case} | {_cells(part, records.get((name, case)), first)} |" for case in cases]
-        parts.append("\n".join(lines))
+        rows = [[case, *_cells(part, records.get((name, case)), first)] for case in cases]
+        table = markdown(["", *(title for title, _ in part.columns.values())], rows)
+        parts.append(f"{part.title}\n\n{table}")
     devices = sorted({record["device"] for record in records.values()})
     versions = sorted({record["versions"]["torch"] for record in records.values()})
     if records:
@@ -253,18 +240,18 @@ def as_text(records: dict[tuple[str, str], Measured]) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(part: Slice, record: Measured | None, first: Measured) -> str:
+def _cells(part: Slice, record: Measured | None, first: Measured) -> list[str]:
     """The cells of a case; `first` has the numbers that ratios are to."""
     numbers = (record or {}).get("measured")
     if not numbers:
-        return " | ".join([(record or {}).get("failed", NOT_RUN), *["–"] * (len(part.columns) - 1)])
+        return [(record or {}).get("failed", NOT_RUN), *["–"] * (len(part.columns) - 1)]
     cells = []
     for key, (_, digits) in part.columns.items():
         value, base = numbers.get(key.rstrip("/")), first.get(key.rstrip("/"))
         if key.endswith("/"):
             value = value / base if value is not None and base else None
         cells.append("–" if value is None else f"{value:,.{digits}f}")
-    return " | ".join(cells)
+    return cells
 
 
 def publish(results: Results) -> None:

@@ -9,7 +9,6 @@ import functools
 import gc
 import importlib.util
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows, words
-from benchmarks.measuring import Step
+from benchmarks.measuring import Step, median_times
 
 Cases = Iterator[tuple[str, Callable[[], dict[str, float]]]]
 WARM_UP, RUNS = 5, 10
@@ -29,13 +28,7 @@ XL_VOCABULARY = 267_735
 XL_EMBEDDING = {"method": "adaptive", "cutoffs": [20_000, 40_000, 200_000]}
 XL_TINY = {"embedding_dim": 32, "num_layers": 2, "num_heads": 2, "head_dim": 16, "feed_forward_dim": 64}
 # Options of OpenNMT-py for the base model of Vaswani et al. (2017).
-TRANSFORMER = {
-    "layers": 6,
-    "hidden_size": 512,
-    "word_vec_size": 512,
-    "heads": 8,
-    "transformer_ff": 2048,
-}
+TRANSFORMER = {"layers": 6, "hidden_size": 512, "word_vec_size": 512, "heads": 8, "transformer_ff": 2048}
 TRANSFORMER_TINY = {"layers": 1, "hidden_size": 32, "word_vec_size": 32, "heads": 2, "transformer_ff": 64}
 TRANSFORMER_TABLES: dict[str, dict[str, Any] | None] = {
     "OpenNMT-py's own": None,
@@ -61,7 +54,7 @@ def timed(step: Step, device: str, runs: int = RUNS) -> dict[str, float]:
     for _ in range(WARM_UP if is_cuda else 1):
         step()
     if not is_cuda:
-        return {"ms": 1000 * statistics.median(_seconds(step) for _ in range(2))}
+        return {"ms": 1000 * median_times([step], 2)[0]}
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -79,39 +72,24 @@ def timed(step: Step, device: str, runs: int = RUNS) -> dict[str, float]:
     }
 
 
-def _seconds(step: Step) -> float:
-    """The time of a step on the CPU."""
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
 def layer_cases(side: str, vocabulary: int, tiny: bool) -> Cases:
     """The layers of one side, plain ones first, in bfloat16."""
     setting = Setting("tiny", 3000, 512, 64) if tiny else Setting("gpu", vocabulary, 512, 4096)
-    fused = [Row(name, name, {}) for name, package in FUSED.items() if _has(package, tiny)]
     methods = se.methods() if vocabulary < LARGE or not tiny else ("standard",)
+
+    def has(package: str) -> bool:  # kernels for GPUs do not run on a CPU
+        return package == "torch" or (not tiny and importlib.util.find_spec(package) is not None)
+
+    def measure(row: Row) -> dict[str, float]:
+        return timed(SIDES[side](row, setting, device_of(tiny), torch.bfloat16), device_of(tiny))
+
+    fused = [Row(name, name, {}) for name, package in FUSED.items() if has(package)]
     for row in [PLAIN, *(fused if side == "output" else ()), *rows(setting, methods)]:
-        yield row.name, functools.partial(_measure_layer, side, row, setting, device_of(tiny))
-
-
-def _has(package: str, tiny: bool) -> bool:
-    """Whether a package is installed; those of kernels for GPUs do not run on a CPU."""
-    return package == "torch" or (not tiny and importlib.util.find_spec(package) is not None)
-
-
-def _measure_layer(side: str, row: Row, setting: Setting, device: str) -> dict[str, float]:
-    """Time and memory of the forward and backward pass of a layer."""
-    return timed(SIDES[side](row, setting, device, torch.bfloat16), device)
+        yield row.name, functools.partial(measure, row)
 
 
 class TranslationLoss(nn.Module):
-    """The label-smoothed loss of a translator of OpenNMT-py, summed over the tokens.
-
-    Args:
-        model: built by OpenNMT-py.
-        padding: id of the padding word.
-    """
+    """The label-smoothed loss of a translator of OpenNMT-py, summed over the tokens that are not padding."""
 
     def __init__(self, model: Any, padding: int) -> None:
         super().__init__()

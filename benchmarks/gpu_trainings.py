@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,9 +59,10 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_tests(folder: Path) -> Measured:
+def run_tests(folder: Path, _tiny: bool) -> Measured:
     """Run the tests that need a GPU, which are skipped without one."""
-    tests = [path for path in sorted((REPOSITORY / "tests").rglob("test_*.py")) if _has_gpu_test(path)]
+    tests = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    tests = [path for path in tests if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
     report = folder / "tests.xml"
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     subprocess.run([sys.executable, "-m", "pytest", *options, *map(str, tests)], cwd=REPOSITORY, check=False)
@@ -74,11 +75,6 @@ def run_tests(folder: Path) -> Measured:
         "names_of_failures": failed,
         "seconds": float(suite.attrib["time"]),
     }
-
-
-def _has_gpu_test(path: Path) -> bool:
-    """Whether a file has tests that need a GPU."""
-    return "pytest.mark.gpu" in path.read_text(encoding="utf-8")
 
 
 def prepared(name: str, tiny: bool) -> Recipe:
@@ -109,7 +105,10 @@ def train_ptb(name: str, tiny: bool, seconds: float) -> Measured:
     log = run / "train.log"
     measured = {"finished": is_finished, **(progress_of(log.read_text("utf-8")) if log.exists() else {})}
     if (run / BEST).exists():
-        measured["perplexity"] = _perplexity(run / BEST, data_folder(recipe, row), run / "slice.json")
+        output, data = run / "slice.json", data_folder(recipe, row)
+        options = ["-model", run / BEST, "-data", data, "-split", "test", "-output", output, "-force"]
+        subprocess.run([sys.executable, "-m", "lm.evaluate.command", *map(str, options)], check=True)
+        measured["perplexity"] = float(json.loads(output.read_text("utf-8"))["metrics"]["perplexity"])
     return measured
 
 
@@ -123,13 +122,6 @@ def progress_of(log: str) -> Measured:
         "valid_perplexity": min(valid) if valid else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
     }
-
-
-def _perplexity(model: Path, data: Path, output: Path) -> float:
-    """The perplexity of a model on the test text."""
-    options = ["-model", model, "-data", data, "-split", "test", "-output", output, "-force"]
-    subprocess.run([sys.executable, "-m", "lm.evaluate.command", *map(str, options)], check=True)
-    return float(json.loads(output.read_text("utf-8"))["metrics"]["perplexity"])
 
 
 # Translation, Multi30k.
@@ -177,16 +169,12 @@ def wide_row(recipe: Recipe, name: str, width: int) -> Row:
         row = replace(row, embedding=embedding, fit={"teacher": f"standard_{width}"})
     elif method:
         words = len((recipe.data / "vocabulary").read_text("utf-8").splitlines())
-        row = replace(row, embedding=_suggested(method, words, width, int(ratio[:-1])))
+        budget = words * width // int(ratio[:-1])
+        found = next(each for each in suggest(words, width, budget) if each.method == method)
+        if found.options is None:
+            raise ValueError(f"impossible at this size: {found.remark}")
+        row = replace(row, embedding={"method": method, **found.options})
     return smoke_row(row) if recipe.is_smoke else row
-
-
-def _suggested(method: str, words: int, width: int, ratio: int) -> dict[str, Any]:
-    """An embedding with the parameters of a plain table divided by `ratio`."""
-    found = next(each for each in suggest(words, width, words * width // ratio) if each.method == method)
-    if found.options is None:
-        raise ValueError(f"impossible at this size: {found.remark}")
-    return {"method": method, **found.options}
 
 
 # Two processes.
@@ -195,17 +183,11 @@ def _suggested(method: str, words: int, width: int, ratio: int) -> dict[str, Any
 def train_shared(folder: Path, tiny: bool) -> Measured:
     """Train a language model in two processes that share a device, and in one with the batch of both."""
     recipe = prepared("ptb_awd_lstm", tiny=True)
-    quiet = dict.fromkeys(
-        ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"), 0.0
-    )
+    dropped = [f"{part}_dropout" for part in ("embedding", "input", "hidden", "output")]
     settings = {
-        **{
-            "data": recipe.data,
-            "model": "awd_lstm",
-            "device": device_of(tiny),
-            "embedding": '{"method": "standard"}',
-        },
-        **{"embedding_dim": 64, "hidden_dim": 128, "num_layers": 2, **quiet},
+        **{"data": recipe.data, "model": "awd_lstm", "device": device_of(tiny)},
+        **{"embedding": '{"method": "standard"}', **dict.fromkeys([*dropped, "weight_drop"], 0.0)},
+        **{"embedding_dim": 64, "hidden_dim": 128, "num_layers": 2},
         **{"sequence_length": 20, "learning_rate": 1.0, "epochs": 2, "seed": 1, "log_every": 1000},
     }
     losses = {}
@@ -238,14 +220,6 @@ def _joined_on_one_device(device: str) -> Iterator[Any]:
         gc.collect()  # ends the threads of gloo
 
 
-def train_on_one_device(arguments: Sequence[str]) -> None:
-    """Run ``lm_train`` as one of several processes that share a device."""
-    from lm.train import command
-
-    command.joined = _joined_on_one_device
-    command.main(arguments)
-
-
 def training_cases(slice_name: str, options: Namespace) -> Iterator[tuple[str, Callable[[float], Measured]]]:
     """The cases of a slice of trainings."""
     if slice_name == "ptb":
@@ -258,5 +232,8 @@ def training_cases(slice_name: str, options: Namespace) -> Iterator[tuple[str, C
         yield name, functools.partial(train_translator, name, width, options.tiny)
 
 
-if __name__ == "__main__":
-    train_on_one_device(sys.argv[1:])
+if __name__ == "__main__":  # lm_train, as one of several processes that share a device
+    from lm.train import command
+
+    command.joined = _joined_on_one_device
+    command.main(sys.argv[1:])

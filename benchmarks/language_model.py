@@ -21,12 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.layers import Setting, words
-from benchmarks.measuring import Step, parser_of, publish, read_record
+from benchmarks.measuring import Step, add_run_options, markdown, parser_of, publish, read_record
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.table import NOT_RUN
 from recipes.common.tools import run_main
-from shared_embeddings.utils.command_line import positive
-from shared_embeddings.utils.path_options import PathOption
 
 VOCABULARY, BATCH, TIME = 10000, 20, 70
 TOKENS = BATCH * TIME
@@ -44,13 +42,11 @@ class PlainLSTM(LanguageModel):
         self.layers = nn.ModuleList(nn.LSTM(a, b, batch_first=True) for a, b in zip(inputs, self.widths))
 
     def initial_state(self, batch_size: int) -> State:
-        """Return zeros."""
         device = next(self.parameters()).device
         sizes = [width for width in self.widths for _ in range(2)]
         return tuple(torch.zeros(1, batch_size, width, device=device) for width in sizes)
 
     def forward(self, ids: Tensor, state: State) -> Output:
-        """Run all layers, without a penalty."""
         hidden = self.embedding(ids)
         after: list[Tensor] = []
         for layer, *before in zip(self.layers, state[0::2], state[1::2]):
@@ -115,36 +111,26 @@ def measure(device: str, repeats: int) -> dict[str, Any]:
 
 def as_table(measured: list[dict[str, Any]]) -> str:
     """Format tokens per second and ratios on every device as a Markdown table."""
-    found = {one["device"]: one for one in measured}
-    lines = [
-        "| device | plain LSTM, tokens/s | AWD-LSTM, tokens/s | ratio | ratio of CPU time |",
-        "| --- | --: | --: | --: | --: |",
-    ]
+    rows = []
     for device in DEVICES:
-        cells = _cells(found[device]) if device in found else [device.upper(), *[NOT_RUN] * 4]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cells(one: dict[str, Any]) -> list[str]:
-    """The cells of one device; CPU time does not include a GPU's work."""
-    plain, regularized = one["plain"], one["awd_lstm"]
-    speeds = [TOKENS / model["seconds"] for model in (plain, regularized)]
-    processor = plain["processor_seconds"] / regularized["processor_seconds"]
-    return [
-        one["name"],
-        *[f"{speed:,.0f}" for speed in speeds],
-        f"{speeds[1] / speeds[0]:.2f}",
-        f"{processor:.2f}" if one["device"] == "cpu" else "–",
-    ]
+        one = next((one for one in measured if one["device"] == device), None)
+        if one is None:
+            rows.append([device.upper(), *[NOT_RUN] * 4])
+            continue
+        plain, regularized = one["plain"], one["awd_lstm"]
+        speeds = [TOKENS / model["seconds"] for model in (plain, regularized)]
+        # CPU time does not include a GPU's work.
+        processor = f"{plain['processor_seconds'] / regularized['processor_seconds']:.2f}"
+        cells = [one["name"], *(f"{speed:,.0f}" for speed in speeds), f"{speeds[1] / speeds[0]:.2f}"]
+        rows.append([*cells, processor if device == "cpu" else "–"])
+    titles = ["device", "plain LSTM, tokens/s", "AWD-LSTM, tokens/s", "ratio", "ratio of CPU time"]
+    return markdown(titles, rows)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
     parser = parser_of("benchmarks.language_model", __doc__)
-    parser.add_argument("--repeats", type=positive, default=5, help="measured steps of each (default: 5)")
-    parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+    add_run_options(parser, threads=min(2, os.cpu_count() or 1))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.input:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,10 +24,18 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import shared_embeddings as se
-from benchmarks.measuring import Step, added_peak, median_times, parser_of, publish, read_record
+from benchmarks.measuring import (
+    Step,
+    add_run_options,
+    added_peak,
+    in_fresh_process,
+    markdown,
+    median_times,
+    parser_of,
+    publish,
+    read_record,
+)
 from recipes.common.tools import run_main
-from shared_embeddings.utils.command_line import positive
-from shared_embeddings.utils.path_options import PathOption
 
 DENSE = "plain table"
 # Losses of a plain table by other code, for GPUs, with the package that has each.
@@ -83,7 +90,6 @@ class Dense(nn.Module):
         self.weight = nn.Parameter(torch.randn(vocab_size, dim) * dim**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The vectors ``(N, D)`` of ids ``(N,)``."""
         return F.embedding(ids, self.weight, PADDING)
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
@@ -99,12 +105,10 @@ class Fused(Dense):
         self.name = name
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-        """As in the base class."""
         with torch.autocast(hidden.device.type, enabled=False):
             return self._loss(hidden, self.weight.to(hidden.dtype), targets, ignore_index)
 
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-        """The loss of `name`."""
         if self.name == "Liger":
             from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
 
@@ -152,12 +156,7 @@ def words(setting: Setting) -> Tensor:
 
 
 def input_step(row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Step:
-    """Return a function that runs the forward and backward pass of a row's lookup once.
-
-    Args:
-        device: where.
-        dtype: of products, by autocast.
-    """
+    """Return a function that runs the forward and backward pass of a row's lookup once, under autocast."""
     module = build(row, setting).to(device)
     ids = words(setting).to(device)
     gradient = torch.randn(setting.tokens, setting.dim, device=device)
@@ -204,23 +203,15 @@ def product_speed(size: int = 2048, repeats: int = 5) -> float:
 
 def operations(step: Step) -> int:
     """Floating-point operations of the matrix products in a step."""
+
+    def addmm(total: torch.Size, left: torch.Size, right: torch.Size, **_: Any) -> int:
+        return 2 * left[0] * left[1] * right[1]
+
     # The counter lacks the in-place product.
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_operations})
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm})
     with counter:
         step()
     return counter.get_total_flops()
-
-
-def _addmm_operations(total: torch.Size, left: torch.Size, right: torch.Size, **_: Any) -> int:
-    """Floating-point operations of ``total += left @ right``."""
-    return 2 * left[0] * left[1] * right[1]
-
-
-def _peak_in_fresh_process(side: str, row: Row, setting: Setting, threads: int) -> int:
-    """`added_peak` of a row, measured in a new process."""
-    asked = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", str(threads)]
-    command = [sys.executable, "-m", "benchmarks.layers", side, *asked]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(
@@ -234,6 +225,7 @@ def measure(
         steps = [SIDES[side](each, setting) for each in (row, PLAIN)]
         needed = operations(steps[0]) / speed
         seconds, plain_seconds = median_times(steps, repeats)
+        apart = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", threads]
         results.append(
             {
                 "name": row.name,
@@ -241,7 +233,7 @@ def measure(
                 "seconds": seconds,
                 "plain_seconds": plain_seconds,
                 "needed_seconds": needed,
-                "peak_bytes": _peak_in_fresh_process(side, row, setting, threads),
+                "peak_bytes": in_fresh_process("benchmarks.layers", side, *apart),
             }
         )
     return {"setting": setting._asdict(), "product_speed": speed, "results": results}
@@ -273,18 +265,14 @@ def as_table(measured: dict[str, Any]) -> str:
     """Format one setting as a Markdown table, with its sizes and the plain layer's times."""
     sizes, results = measured["setting"], measured["results"]
     taken = sorted(1000 * result["plain_seconds"] for result in results)
-    lines = [
-        f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}",
-        "",
-        "| embedding | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
-        "| --- " + "| --: " * len(COLUMNS) + "|",
+    rows = [
+        [result["name"], *(f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items())]
+        for result in with_ratios(measured)
     ]
-    for result in with_ratios(measured):
-        cells = [f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items()]
-        lines.append("| " + " | ".join([result["name"], *cells]) + " |")
-    median = statistics.median(taken)
-    times = f"{median:,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} across the rows)"
-    return "\n".join([*lines, "", f"The plain layer took {times}."])
+    title = f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}"
+    table = markdown(["embedding", *(title for title, _ in COLUMNS.values())], rows)
+    times = f"{statistics.median(taken):,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} across the rows)"
+    return f"{title}\n\n{table}\n\nThe plain layer took {times}."
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -293,9 +281,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
-    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
-    parser.add_argument("--threads", type=positive, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+    add_run_options(parser, threads=min(2, os.cpu_count() or 1))
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes.common.table import update_readme
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.path_options import PathOption
@@ -55,7 +57,6 @@ def resident() -> int:
 
 
 def _status(name: str) -> int:
-    """A size of this process in bytes."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(name))
     return int(line.split()[1]) * 1024
@@ -75,6 +76,25 @@ def parser_of(module: str, description: str | None) -> Parser:
     return parser
 
 
+def add_run_options(parser: Parser, threads: int) -> None:
+    """Add the options of timed runs, and one for numbers that are there already."""
+    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
+    parser.add_argument("--threads", type=positive, default=threads)
+    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+
+
+def in_fresh_process(module: str, *arguments: object) -> Any:
+    """What ``python -m module`` prints as JSON."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """A Markdown table; columns after the first ones with names are aligned to the right."""
+    sides = ["---"] * names + ["--:"] * (len(titles) - names)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, sides, *rows))
+
+
 def read_records(path: Path) -> dict[str, Record]:
     """The records of a file of results by benchmark."""
     try:
@@ -91,11 +111,7 @@ def read_records(path: Path) -> dict[str, Record]:
 
 
 def read_record(path: Path, benchmark: str, part: str) -> Record:
-    """The record of one benchmark in a file of results.
-
-    Args:
-        part: a key that the record must have.
-    """
+    """The record of one benchmark in a file of results, which must have this `part`."""
     record = read_records(path).get(benchmark, {})
     if part not in record:
         raise UserError(

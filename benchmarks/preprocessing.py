@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.measuring import parser_of, publish
+from benchmarks.measuring import markdown, parser_of, publish
 from recipes.common.recipe import find_recipe
 from recipes.common.tools import run_main, write_lines
 from recipes.translation.preprocess import Settings, read_settings
@@ -47,7 +47,7 @@ class Language:
         side: 0 for the source, 1 for the target.
         vocab_size: number of distinct words.
         words: mean words per sentence; lengths are one plus a Poisson variable.
-        seed: seed of all draws.
+        seed: of all draws.
     """
 
     def __init__(self, side: int, vocab_size: int, words: int, seed: int) -> None:
@@ -68,7 +68,6 @@ class Language:
         return text
 
     def sentences(self) -> Iterator[str]:
-        """Yield sentences forever."""
         while True:
             lengths = 1 + self._random.poisson(self.words - 1, BLOCK)
             ranks = np.searchsorted(self._cumulative, self._random.random(int(lengths.sum())))
@@ -90,11 +89,7 @@ def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[
 
 
 def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
-    """Run preprocessing and sample its memory.
-
-    Returns:
-        The peak memory of each part (see `part_of`) in bytes, in order.
-    """
+    """Run preprocessing; return the peak memory of each part (see `part_of`) in bytes, in order."""
     seen: dict[str, int] = {}
     step = ["start"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -136,14 +131,13 @@ def _memory(pid: int) -> int:
 
 def as_table(record: dict[str, Any]) -> str:
     """Format the memory of the steps, their maximum, and the sizes of the text."""
-    lines = ["| step | peak memory, MiB |", "| --- | --: |"]
-    lines += [f"| {step} | {peak / 2**20:,.0f} |" for step, peak in record["steps"].items()]
-    lines.append(f"| all | {record['peak_bytes'] / 2**20:,.0f} |")
+    peaks = {**record["steps"], "all": record["peak_bytes"]}
+    rows = [[step, f"{peak / 2**20:,.0f}"] for step, peak in peaks.items()]
     sizes = (
         f"{record['recipe']}, {', '.join(record['pieces'])}: {record['pairs']:,} pairs of {record['words']} "
         f"words on average, up to {record['vocab_size']:,} distinct words per language; one process."
     )
-    return "\n".join([sizes, "", *lines])
+    return f"{sizes}\n\n{markdown(['step', 'peak memory, MiB'], rows)}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -152,37 +146,21 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--recipe", default="wmt14_ende")
     parser.add_argument("--pieces", nargs="+", help="kinds of pieces (default: all in rows.yaml)")
     parser.add_argument("--pairs", type=positive, default=4_500_000, help="sentences (default: %(default)s)")
-    parser.add_argument(
-        "--words", type=positive, default=12, help="mean words per sentence (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--vocab-size",
-        type=positive,
-        default=3_000_000,
-        help="words per language (default: %(default)s)",
-    )
+    parser.add_argument("--words", type=positive, default=12, help="mean words of a sentence (default: 12)")
+    parser.add_argument("--vocab-size", type=positive, default=3_000_000, help="(default: %(default)s)")
     parser.add_argument("--folder", type=PathOption.FOLDER, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
     settings = read_settings(find_recipe(options.recipe))
     pieces = options.pieces or list(settings.pieces)
     raw = options.folder.absolute() / "raw"
-    languages = (
-        Language(0, options.vocab_size, options.words, seed=1),
-        Language(1, options.vocab_size, options.words, seed=1),
-    )
+    first, second = (Language(side, options.vocab_size, options.words, seed=1) for side in (0, 1))
+    languages = first, second
     write_corpus(raw / options.recipe, settings, options.pairs, languages)
     environment = {**os.environ, "DATA_DIR": str(raw), "RUNS": str(options.folder.absolute() / "runs")}
     command = [sys.executable, "-m", "recipes", options.recipe, "preprocess", *pieces]
     steps = watch(command, environment)
-    record = {
-        "recipe": options.recipe,
-        "pieces": pieces,
-        "pairs": options.pairs,
-        "words": options.words,
-        "vocab_size": options.vocab_size,
-        "steps": steps,
-        "peak_bytes": max(steps.values()),
-    }
+    asked = {key: getattr(options, key) for key in ("recipe", "pairs", "words", "vocab_size")}
+    record = {**asked, "pieces": pieces, "steps": steps, "peak_bytes": max(steps.values())}
     publish(record, as_table(record), "preprocessing", options)
 
 

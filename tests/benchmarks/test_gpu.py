@@ -156,7 +156,7 @@ def test_tables_show_ratios_to_the_first_case_and_what_is_missing(monkeypatch: p
     measured["large"] = {"failed": "out of memory"}  # type: ignore[dict-item]
     records = {("one", case): {**origin, **numbers} for case, numbers in measured.items()}
     text = gpu.as_text(records)
-    assert text.startswith("Measured on cuda: 1 x H100; torch 2.13.0.\n\nTitle\n\n| | ms | ratio |")
+    assert text.startswith("Measured on cuda: 1 x H100; torch 2.13.0.\n\nTitle\n\n|  | ms | ratio |")
     assert text.splitlines()[-4:] == [
         "| plain | 4.0 | 1.00 |",
         "| small | 1.0 | 0.25 |",
