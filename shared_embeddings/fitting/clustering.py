@@ -170,10 +170,14 @@ def class_centers(
     weights = torch.ones(len(classes), dtype=torch.float64, device=classes.device)
     best, kept = math.inf, []
     for _ in range(_CENTER_ROUNDS):
-        tables = [
-            _weighted_means(part, level.long(), words, weights, count)
-            for part, level, count in zip(parts, classes.unbind(dim=1), num_classes)
-        ]
+        tables = []
+        for part, level, count in zip(parts, classes.long().unbind(dim=1), num_classes):
+            # Weighted means; zero for classes without words.
+            sums, sizes = part.new_zeros((count, part.size(1))), weights.new_zeros(count)
+            for ids in words.split(_CENTER_BLOCK):
+                sums.index_add_(0, level[ids], part[ids] * weights[ids].to(part).unsqueeze(1))
+                sizes.index_add_(0, level[ids], weights[ids])
+            tables.append(sums / sizes.clamp(min=1e-30).to(part).unsqueeze(1))
         distances = torch.zeros_like(weights)
         for ids in words.split(_CENTER_BLOCK):
             for part, level, table in zip(parts, classes[ids].long().unbind(dim=1), tables):
@@ -187,13 +191,3 @@ def class_centers(
             break
         weights = 1.0 / distances.clamp(min=_LEAST_DISTANCE * best)
     return kept
-
-
-def _weighted_means(part: Tensor, classes: Tensor, words: Tensor, weights: Tensor, count: int) -> Tensor:
-    """The weighted means ``(C, W)`` of the words of each class; zero for classes without words."""
-    sums = part.new_zeros((count, part.size(1)))
-    sizes = weights.new_zeros(count)
-    for ids in words.split(_CENTER_BLOCK):
-        sums.index_add_(0, classes[ids], part[ids] * weights[ids].to(part).unsqueeze(1))
-        sizes.index_add_(0, classes[ids], weights[ids])
-    return sums / sizes.clamp(min=1e-30).to(part).unsqueeze(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -104,7 +104,13 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=delay, disable=not task.progress)
     best, kept = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
-    for step, ids in zip(range(1, steps + 1), _batches(words, batch, task.seed), strict=False):
+    generator = torch.Generator().manual_seed(task.seed)
+    batches: list[Tensor] = []
+    for step in range(1, steps + 1):
+        if not batches:
+            order = torch.randperm(len(words), generator=generator).to(words.device)
+            batches = list(words[order].split(batch))
+        ids = batches.pop(0)
         set_updates(embedding, step - 1)
         loss = (embedding(ids) - task.teacher[ids]).norm(dim=1).mean()
         optimizer.zero_grad()
@@ -152,11 +158,3 @@ def _loss(embedding: nn.Module, task: FitTask) -> float:
 
 def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in embedding.state_dict().items()}
-
-
-def _batches(words: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches of `words`, shuffled in each epoch by a generator with `seed`."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        order = torch.randperm(len(words), generator=generator).to(words.device)
-        yield from words[order].split(batch)

@@ -60,11 +60,6 @@ class EndingDropout(Dropout):
         self.probability = probability
         self.updates = updates
 
-    def set_updates(self, done: int) -> None:
-        """Set the probability for the update after `done` updates."""
-        # The number is not stored: a compiled model would be compiled again for each.
-        self.p = 0.0 if self.updates is not None and done >= self.updates else self.probability
-
 
 def set_updates(model: nn.Module, done: int) -> None:
     """Set the number of optimizer updates so far, `done`, in all modules that depend on it.
@@ -74,4 +69,5 @@ def set_updates(model: nn.Module, done: int) -> None:
     """
     for module in model.modules():
         if isinstance(module, EndingDropout):
-            module.set_updates(done)
+            # The number is not stored: a compiled model would be compiled again for each.
+            module.p = 0.0 if module.updates is not None and done >= module.updates else module.probability

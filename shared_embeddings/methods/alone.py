@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -24,8 +23,6 @@ from shared_embeddings.utils.options import (
     require_probability,
     require_seed,
 )
-
-_DEFAULT_ZERO_PROBABILITY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
 
     def zero_rate(self) -> float:
         """p_o, for binary filters."""
-        return _DEFAULT_ZERO_PROBABILITY if self.zero_probability is None else self.zero_probability
+        return 0.5 if self.zero_probability is None else self.zero_probability
 
     def collision_probability(self, num_embeddings: int) -> float:
         """The probability that any two of V words share all M codes, 1 - exp(-V² / (2 c^M)) (section 2.1).
@@ -135,26 +132,35 @@ class AloneEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         base_dim = options.base_dim or embedding_dim
-        base = torch.empty(base_dim)
+        self.base: Tensor
         if options.train_base:
-            self.base: Tensor = nn.Parameter(base)
+            self.base = nn.Parameter(torch.empty(base_dim))
         else:
-            self.register_buffer("base", base)
+            self.register_buffer("base", torch.empty(base_dim))
         self.first = nn.Parameter(torch.empty(options.hidden_dim, base_dim))
         self.second = nn.Parameter(torch.empty(embedding_dim, options.hidden_dim))
         self.relu_dropout = EndingDropout(options.relu_dropout, options.relu_dropout_steps)
-        codes_shape = (num_embeddings, options.codebooks)
-        codebooks_shape = (options.codebooks, options.codebook_size, base_dim)
-        is_binary = options.filter == "binary"
-        self.register_buffer("codes", torch.empty(codes_shape, dtype=code_dtype(options.codebook_size)))
-        self.register_buffer(
-            "codebooks", torch.empty(codebooks_shape, dtype=torch.bool if is_binary else None)
-        )
+        number, size = options.codebooks, options.codebook_size
+        dtype = torch.bool if options.filter == "binary" else None
+        self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
+        self.register_buffer("codebooks", torch.empty(number, size, base_dim, dtype=dtype))
         self.reset_parameters()
 
     def init_weights(self) -> None:
         """Draw the filters with the seed, and normal parameters such that hidden units have variance one."""
-        self._draw_filters()
+        options, shape = self.options, self.codebooks.shape
+        # From the options' seed only, identical on every device.
+        generator = torch.Generator(device="cpu").manual_seed(options.seed)
+        codes = torch.randint(options.codebook_size, self.codes.shape, generator=generator, device="cpu")
+        self.codes.copy_(codes)
+        if options.filter == "binary":
+            # With M codebooks, all entries of an element are 0 with probability p_o (section 2.1).
+            rate = 1.0 - options.zero_rate() ** (1.0 / options.codebooks)
+            self.codebooks.copy_(torch.rand(shape, generator=generator, device="cpu") < rate)
+        else:
+            # The sum over the codebooks then has variance one.
+            entries = torch.randn(shape, generator=generator, device="cpu")
+            self.codebooks.copy_(entries * options.codebooks**-0.5)
         base_dim = self.first.size(1)
         kept = 1.0 - self.options.zero_rate() if self.options.filter == "binary" else 1.0
         nn.init.normal_(self.base)
@@ -166,30 +172,16 @@ class AloneEmbedding(SharedEmbedding):
             self.second, std=entry_std(self.embedding_dim) * (self.options.hidden_dim / 2) ** -0.5
         )
 
-    def _draw_filters(self) -> None:
-        """Codes and codebooks from the options' seed only, identical on every device."""
-        options = self.options
-        generator = torch.Generator(device="cpu").manual_seed(options.seed)
-        codes = torch.randint(options.codebook_size, self.codes.shape, generator=generator, device="cpu")
-        self.codes.copy_(codes)
-        shape = self.codebooks.shape
-        if options.filter == "binary":
-            # With M codebooks, all entries of an element are 0 with probability p_o (section 2.1).
-            rate = 1.0 - options.zero_rate() ** (1.0 / options.codebooks)
-            self.codebooks.copy_(torch.rand(shape, generator=generator, device="cpu") < rate)
-        else:
-            # The sum over the codebooks then has variance one.
-            entries = torch.randn(shape, generator=generator, device="cpu")
-            self.codebooks.copy_(entries * options.codebooks**-0.5)
-
     def rows(self, ids: Tensor) -> Tensor:
         return self.row_function()(ids)
 
     def row_function(self) -> Callable[[Tensor], Tensor]:
-        return functools.partial(self._second_layer, self._hidden_function())
+        hidden = self._hidden_function()
+        return lambda ids: F.linear(hidden(ids), self.second)
 
     @property
     def draws_per_token(self) -> bool:
+        """As in the base class: in training, until `relu_dropout` ends."""
         return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
@@ -206,9 +198,24 @@ class AloneEmbedding(SharedEmbedding):
         real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
         """
         folded = self.first * self.base
+
+        def of_masks(ids: Tensor) -> Tensor:
+            codes = self.codes.index_select(0, ids).long()
+            mask = torch.zeros((ids.size(0), folded.size(1)), dtype=torch.bool, device=codes.device)
+            for number, codebook in enumerate(self.codebooks):
+                mask |= codebook.index_select(0, codes[:, number])
+            return torch.relu(F.linear(mask.to(folded.dtype), folded))
+
         if self.options.filter == "binary":
-            return functools.partial(self._hidden_of_masks, folded)
-        return functools.partial(self._hidden_of_sums, self.codebooks.flatten(0, 1) @ folded.t())
+            return of_masks
+        entries = self.codebooks.flatten(0, 1) @ folded.t()
+        starts = torch.arange(self.options.codebooks, device=folded.device) * self.options.codebook_size
+
+        def of_sums(ids: Tensor) -> Tensor:
+            codes = self.codes.index_select(0, ids).long()
+            return torch.relu(F.embedding_bag(codes + starts, entries, mode="sum"))
+
+        return of_sums
 
     def layers(self, ids: Tensor) -> list[Layer]:
         codes = self.codes.index_select(0, ids).long()
@@ -220,23 +227,6 @@ class AloneEmbedding(SharedEmbedding):
         filtered = filters * self.base
         hidden = torch.relu(F.linear(filtered, self.first))
         return [Layer("filtered", filtered), Layer("hidden", hidden), *super().layers(ids)]
-
-    def _hidden_of_sums(self, codebooks: Tensor, ids: Tensor) -> Tensor:
-        """Hidden units ``(n, H)`` from `codebooks` ``(M * c, H)`` that include W1."""
-        codes = self.codes.index_select(0, ids).long()
-        starts = torch.arange(self.options.codebooks, device=codes.device) * self.options.codebook_size
-        return torch.relu(F.embedding_bag(codes + starts, codebooks, mode="sum"))
-
-    def _hidden_of_masks(self, folded: Tensor, ids: Tensor) -> Tensor:
-        """Hidden units ``(n, H)`` from W1 with the base folded in, `folded` ``(H, D_o)``."""
-        codes = self.codes.index_select(0, ids).long()
-        mask = torch.zeros((ids.size(0), folded.size(1)), dtype=torch.bool, device=codes.device)
-        for number, codebook in enumerate(self.codebooks):
-            mask |= codebook.index_select(0, codes[:, number])
-        return torch.relu(F.linear(mask.to(folded.dtype), folded))
-
-    def _second_layer(self, hidden: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-        return F.linear(hidden(ids), self.second)
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
         """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""

@@ -119,21 +119,20 @@ class FunnelEmbedding(SharedEmbedding):
         """The factors with the least mean distance; gradient descent if a ReLU would change them."""
         scaled, scale = task.at_unit_scale()
         embedding: FunnelEmbedding = scaled.build()
-        if embedding.options.activation != "relu" or not embedding._fit_without_negatives(scaled):
+        activation, table = embedding.options.activation, scaled.teacher
+        is_good = False
+        if activation == "relu":
+            codes, basis = nonnegative.least_mean_distance(table, embedding.options.rank, task.progress)
+            best = nonnegative.mean_distance(table, codes, basis)
+            codes, basis = nonnegative.without_negatives(codes, basis)
+            with torch.no_grad():
+                embedding.codes.copy_(codes)
+                embedding.basis.copy_(basis)
+                # The row of padding is zero and does not count.
+                zero_padding_row(embedding.codes, task.padding_idx)
+            allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
+            is_good = nonnegative.mean_distance(table, codes, basis) <= allowed
+        if not is_good:
             reconstruct(embedding, scaled)
-        restore_scale(scale, embedding.options.activation, embedding.codes, embedding.basis)
+        restore_scale(scale, activation, embedding.codes, embedding.basis)
         return embedding
-
-    def _fit_without_negatives(self, task: FitTask) -> bool:
-        """Set factors without negative codes; returns whether they are as good as the best of this rank."""
-        # The row of padding is zero and does not count.
-        table = task.teacher
-        codes, basis = nonnegative.least_mean_distance(table, self.options.rank, task.progress)
-        best = nonnegative.mean_distance(table, codes, basis)
-        codes, basis = nonnegative.without_negatives(codes, basis)
-        with torch.no_grad():
-            self.codes.copy_(codes)
-            self.basis.copy_(basis)
-            zero_padding_row(self.codes, task.padding_idx)
-        allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
-        return nonnegative.mean_distance(table, codes, basis) <= allowed

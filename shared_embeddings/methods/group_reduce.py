@@ -61,8 +61,13 @@ class GroupLayout(NamedTuple):
         return sum(rank * (size + dim) for size, rank in zip(self.sizes, self.ranks))
 
 
-def frequency_groups(
-    frequencies: np.ndarray, num_groups: int, min_rank: int, max_rank: int | None, dim: int
+def group_layout(
+    frequencies: np.ndarray,
+    dim: int,
+    num_groups: int,
+    min_rank: int | None = None,
+    max_rank: int | None = None,
+    num_parameters: int | None = None,
 ) -> GroupLayout:
     """Groups of words with similar frequency, and their ranks by average frequency (Chen et al., 2018).
 
@@ -72,44 +77,14 @@ def frequency_groups(
 
     Args:
         frequencies: ``(V,)`` from the highest to the lowest, positive, in any unit.
+        dim: D.
         num_groups: from 1 to V.
         min_rank: the rank of the last group.
         max_rank: by default D / 2, or `min_rank` if that is larger; it reproduces the sizes in Distilled
             Embedding within 5 %.
-        dim: D.
+        num_parameters: instead of `min_rank` the largest ranks with at most so many parameters, or of 1.
     """
-    sizes, averages = _equal_shares(frequencies, num_groups)
-    return GroupLayout(sizes, _ranks(sizes, averages, min_rank, max_rank, dim))
-
-
-def groups_within(
-    frequencies: np.ndarray, num_groups: int, num_parameters: int, max_rank: int | None, dim: int
-) -> GroupLayout:
-    """The groups of `frequency_groups` with the largest ranks that have at most `num_parameters` parameters.
-
-    The minimum rank may be fractional before ranks are rounded. Ranks are at least 1, even beyond the limit.
-    """
-    sizes, averages = _equal_shares(frequencies, num_groups)
-    low, high = 0.0, float(dim)
-    for _ in range(40):
-        middle = (low + high) / 2
-        layout = GroupLayout(sizes, _ranks(sizes, averages, middle, max_rank, dim))
-        low, high = (middle, high) if layout.parameters(dim) <= num_parameters else (low, middle)
-    ranks = list(_ranks(sizes, averages, low, max_rank, dim))
-    limits = _ranks(sizes, averages, dim, max_rank or dim, dim)
-    left = num_parameters - GroupLayout(sizes, tuple(ranks)).parameters(dim)
-    # Individual groups get the remaining parameters, the largest first, even beyond D / 2.
-    by_size = sorted(range(num_groups), key=lambda group: -sizes[group])
-    while open_groups := [g for g in by_size if ranks[g] < limits[g] and sizes[g] + dim <= left]:
-        ranks[open_groups[0]] += 1
-        left -= sizes[open_groups[0]] + dim
-    return GroupLayout(sizes, tuple(ranks))
-
-
-def _equal_shares(frequencies: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], list[float]]:
-    """The sizes of groups with equal shares of all tokens, and their average frequencies."""
-    words = len(frequencies)
-    running = np.cumsum(frequencies, dtype=np.float64)
+    words, running = len(frequencies), np.cumsum(frequencies, dtype=np.float64)
     shares = running[-1] * np.arange(1, num_groups) / num_groups
     ends = [0]
     # A group ends with the word that reaches its share, except for rounding.
@@ -118,26 +93,29 @@ def _equal_shares(frequencies: np.ndarray, num_groups: int) -> tuple[tuple[int, 
         ends.append(min(max(last, ends[-1]) + 1, words - (num_groups - 1 - group)))
     ends.append(words)
     sizes = tuple(end - start for start, end in pairwise(ends))
-    return sizes, [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
+    averages = [float(np.mean(frequencies[start:end])) for start, end in pairwise(ends)]
 
+    def layout(least: float, most: int | None = max_rank) -> GroupLayout:
+        highest = max(dim // 2, round(least)) if most is None else most
+        limits = [min(highest, math.ceil(size * dim / (size + dim))) for size in sizes]
+        wanted = [round(least * average / averages[-1]) for average in averages]
+        return GroupLayout(sizes, tuple(max(min(pair), 1) for pair in zip(wanted, limits)))
 
-def _ranks(
-    sizes: Sequence[int], averages: Sequence[float], min_rank: float, max_rank: int | None, dim: int
-) -> tuple[int, ...]:
-    """The ranks of groups, see `frequency_groups`."""
-    highest = max(dim // 2, round(min_rank)) if max_rank is None else max_rank
-    return tuple(
-        max(min(round(min_rank * average / averages[-1]), highest, math.ceil(size * dim / (size + dim))), 1)
-        for size, average in zip(sizes, averages)
-    )
-
-
-class GroupRound(NamedTuple):
-    """The result of one round of `group_reduce`: weighted squared error, group sizes, and parameters."""
-
-    error: float
-    sizes: tuple[int, ...]
-    parameters: int
+    if num_parameters is None:
+        assert min_rank is not None
+        return layout(min_rank)
+    low, high = 0.0, float(dim)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if layout(middle).parameters(dim) <= num_parameters else (low, middle)
+    ranks, limits = list(layout(low).ranks), layout(dim, max_rank or dim).ranks
+    left = num_parameters - layout(low).parameters(dim)
+    # Individual groups get the remaining parameters, the largest first, even beyond D / 2.
+    by_size = sorted(range(num_groups), key=lambda group: -sizes[group])
+    while open_groups := [g for g in by_size if ranks[g] < limits[g] and sizes[g] + dim <= left]:
+        ranks[open_groups[0]] += 1
+        left -= sizes[open_groups[0]] + dim
+    return GroupLayout(sizes, tuple(ranks))
 
 
 class GroupReduction(NamedTuple):
@@ -147,13 +125,13 @@ class GroupReduction(NamedTuple):
         groups: ``(V,)`` int64, the group of each word.
         codes: for each group ``(V_g, r_g)``, its words in the order of their ids.
         bases: for each group ``(r_g, D)``.
-        rounds: the result of each round; the first is without refinement.
+        errors: the weighted squared error of each round; the first is without refinement.
     """
 
     groups: Tensor
     codes: list[Tensor]
     bases: list[Tensor]
-    rounds: list[GroupRound]
+    errors: list[float]
 
 
 def group_reduce(
@@ -175,41 +153,36 @@ def group_reduce(
     Args:
         table: ``(V, D)``.
         token_counts: ``(V,)``, not negative and not all zero, in any order.
-        num_groups, min_rank, max_rank: as in `frequency_groups`.
-        num_parameters: as in `groups_within`; exactly one of this and `min_rank` is given.
+        num_groups, min_rank, max_rank, num_parameters: as in `group_layout`.
         refinements: the maximum number of rounds in which words change groups.
     """
-    words, dim = table.shape
     counts = token_counts.to(table.device, torch.float64)
     frequencies, by_frequency = counts.sort(descending=True, stable=True)
     # Unseen words count like the rarest seen one, since an average of zero would give no ranks.
     seen = frequencies.clamp(min=float(frequencies[frequencies > 0].min())).cpu().numpy()
-    if min_rank is not None:
-        layout = frequency_groups(seen, num_groups, min_rank, max_rank, dim)
-    else:
-        assert num_parameters is not None
-        layout = groups_within(seen, num_groups, num_parameters, max_rank, dim)
-        min_rank = layout.ranks[-1]
-    groups = torch.empty(words, dtype=torch.int64, device=table.device)
+    layout = group_layout(seen, table.size(1), num_groups, min_rank, max_rank, num_parameters)
+    groups = torch.empty(len(table), dtype=torch.int64, device=table.device)
     groups[by_frequency] = torch.arange(num_groups, device=table.device).repeat_interleave(
         torch.tensor(layout.sizes, device=table.device)
     )
-    bases = _group_bases(table, counts, groups, list(layout.ranks))
-    rounds = [_round(_losses(table, counts, bases), groups, bases)]
+    bases = _group_bases(table, counts, groups, layout.ranks)
+    losses = _losses(table, counts, bases)
+    errors = [float(losses.gather(1, groups.unsqueeze(1)).sum())]
     for _ in range(refinements):
         ranks = [len(basis) for basis in bases]
-        moved = _reassigned(_losses(table, counts, bases), groups, ranks, min_rank)
+        moved = _reassigned(losses, groups, ranks, min_rank or layout.ranks[-1])
         found = _group_bases(table, counts, moved, ranks)
-        after = _round(_losses(table, counts, found), moved, found)
-        if after.error >= rounds[-1].error:
+        losses = _losses(table, counts, found)
+        error = float(losses.gather(1, moved.unsqueeze(1)).sum())
+        if error >= errors[-1]:
             break
         groups, bases = moved, found
-        rounds.append(after)
+        errors.append(error)
     codes = [codes_in(table[groups == group], basis) for group, basis in enumerate(bases)]
-    return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], rounds)
+    return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], errors)
 
 
-def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: list[int]) -> list[Tensor]:
+def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: Sequence[int]) -> list[Tensor]:
     """The best basis of each group, with at most as many rows as the group has words."""
     bases = []
     for group, rank in enumerate(ranks):
@@ -228,17 +201,11 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
     stacked, sizes = torch.cat(bases).to(table.dtype), [len(basis) for basis in bases]
     losses = []
     for rows, block in blocks(table):
-        parts = (table[rows].detach() @ stacked.t()).square_().split(sizes, dim=1)
+        parts = (table[rows] @ stacked.t()).square_().split(sizes, dim=1)
         given = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
         left = (block.square().sum(dim=1, keepdim=True) - given).clamp_(min=0.0)
         losses.append(left * counts[rows].unsqueeze(1))
     return torch.cat(losses)
-
-
-def _round(losses: Tensor, groups: Tensor, bases: list[Tensor]) -> GroupRound:
-    sizes = groups.bincount(minlength=len(bases)).tolist()
-    parameters = sum(len(basis) * (size + basis.size(1)) for size, basis in zip(sizes, bases))
-    return GroupRound(float(losses.gather(1, groups.unsqueeze(1)).sum()), tuple(sizes), parameters)
 
 
 def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int) -> Tensor:
@@ -342,12 +309,10 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
         """The sizes and ranks of all groups for V words in D dimensions."""
         if self.group_sizes is not None and self.ranks is not None:
             return GroupLayout(self.group_sizes, self.ranks)
-        zipf = 1.0 / np.arange(1, num_embeddings + 1)
         assert self.num_groups is not None
-        if self.num_parameters is not None:
-            return groups_within(zipf, self.num_groups, self.num_parameters, self.max_rank, embedding_dim)
-        assert self.min_rank is not None
-        return frequency_groups(zipf, self.num_groups, self.min_rank, self.max_rank, embedding_dim)
+        zipf = 1.0 / np.arange(1, num_embeddings + 1)
+        limits = (self.min_rank, self.max_rank, self.num_parameters)
+        return group_layout(zipf, embedding_dim, self.num_groups, *limits)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         require(

@@ -77,9 +77,9 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """One cluster per 16 words, as in Distilled Embedding, but at most 2,048."""
-        clusters = min(num_embeddings // 16 + 1, 2048)
-        return {"": {"num_groups": _groups_of(embedding_dim), "num_clusters": clusters}}
+        """As in Distilled Embedding 32 groups, or the next smaller divisor of D, and V / 16 clusters."""
+        groups = max(number for number in range(1, 33) if embedding_dim % number == 0)
+        return {"": {"num_groups": groups, "num_clusters": min(num_embeddings // 16 + 1, 2048)}}
 
 
 @register("structured", StructuredOptions)
@@ -157,15 +157,22 @@ class StructuredEmbedding(SharedEmbedding):
 
 
 def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
-    """Options from small to large, each with a smaller expected error than all those before."""
+    """Options from small to large, each with a smaller expected error than all those before.
+
+    The error is the approximate relative one of k-means for pieces of normal numbers: with many clusters
+    Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for single numbers towards 1 for
+    wide pieces.
+    """
     numbers = {2**bits * part // 8 for bits in range(_MOST_BITS + 1) for part in (5, 6, 7, 8)}
     found = []
     for groups in range(1, embedding_dim + 1):
         if embedding_dim % groups == 0:
+            width = embedding_dim // groups
+            constant = 1.0 + 1.72 * width**-0.77
             for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
                 options = StructuredOptions(num_groups=groups, num_clusters=clusters)
-                size = options.search_size(num_embeddings, embedding_dim)
-                found.append((size, _expected_error(embedding_dim // groups, clusters), groups, clusters))
+                error = 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
+                found.append((options.search_size(num_embeddings, embedding_dim), error, groups, clusters))
     kept: list[Options] = []
     least = math.inf
     for _, error, groups, clusters in sorted(found):
@@ -173,18 +180,3 @@ def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
             kept.append({"num_groups": groups, "num_clusters": clusters})
             least = error
     return kept
-
-
-def _expected_error(width: int, clusters: int) -> float:
-    """The approximate relative error of k-means for pieces of normal numbers.
-
-    With many clusters it is Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for
-    single numbers towards 1 for wide pieces.
-    """
-    constant = 1.0 + 1.72 * width**-0.77
-    return 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
-
-
-def _groups_of(embedding_dim: int) -> int:
-    """Distilled Embedding's 32 groups, or the next smaller divisor of D."""
-    return max(number for number in range(1, 33) if embedding_dim % number == 0)

@@ -92,11 +92,9 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
         """Three cores with about the rank of Distilled Embedding."""
-        shapes = {
-            "vocab_shape": list(three_factors_above(num_embeddings)),
-            "dim_shape": list(three_factors(embedding_dim)),
-        }
-        return {"": {**shapes, "rank": max(embedding_dim // 6, 4)}}
+        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
+        rank = max(embedding_dim // 6, 4)
+        return {"": {"vocab_shape": list(words), "dim_shape": list(dims), "rank": rank}}
 
 
 @register("tensor_train", TensorTrainOptions)
@@ -157,12 +155,16 @@ class TensorTrainEmbedding(SharedEmbedding):
         products, beginning = self.cores[0].squeeze(0), digits[0]
         yield products, beginning
         for core, digit in zip(list(self.cores)[1:], digits[1:]):
-            number = core.size(1)
+            rank, number, width, next_rank = core.shape
             # Sorted by the last digit first, so that words with the same slice of the core are adjacent.
             pairs, longer = torch.unique(digit * products.size(0) + beginning, return_inverse=True)
             slices = pairs.div(products.size(0), rounding_mode="floor").bincount(minlength=number).tolist()
             chosen = products.index_select(0, pairs % products.size(0))
-            products = _times_slices(chosen, slices, core)
+            parts = [
+                part.reshape(-1, rank) @ matrix.reshape(rank, -1)
+                for part, matrix in zip(chosen.split(slices), core.unbind(1))
+            ]
+            products = torch.cat(parts).view(chosen.size(0), chosen.size(1) * width, next_rank)
             beginning = longer
             yield products, beginning
 
@@ -224,17 +226,3 @@ def three_factors(number: int) -> tuple[int, int, int]:
     shapes = {tuple(sorted((a, b, number // (a * b)))) for a, b in pairs if number % (a * b) == 0}
     a, b, c = min(shapes, key=lambda shape: (shape[2], shape[2] - shape[0]))
     return a, b, c
-
-
-def _times_slices(products: Tensor, slices: list[int], core: Tensor) -> Tensor:
-    """Products ``(m, P, r)`` times their slices of a core ``(r, v, d, s)``: ``(m, P * d, s)``.
-
-    Args:
-        slices: how many of the products, in order, belong to each of the v slices.
-    """
-    rank, _, width, next_rank = core.shape
-    longer = [
-        part.reshape(-1, rank) @ matrix.reshape(rank, -1)
-        for part, matrix in zip(products.split(slices), core.unbind(1))
-    ]
-    return torch.cat(longer).view(products.size(0), products.size(1) * width, next_rank)

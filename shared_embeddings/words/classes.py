@@ -6,6 +6,7 @@ Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pathlib
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,14 +194,9 @@ def out_of_vocabulary_row(embedding: Any, word_classes: WordClasses, vector: np.
             "these are not the classes of the embedding; pass the classes it was built with, in the order of "
             "its vocabulary (WordClasses.for_vocabulary)"
         )
-    direction = np.asarray(vector, dtype=np.float64)
-    if direction.shape != word_classes.centers.shape[1:]:
-        raise UserError(
-            f"the word's vector has shape {direction.shape}, but the vectors of the classes have "
-            f"{word_classes.centers.shape[1]} dimensions"
-        )
-    if not np.isfinite(direction).all() or not direction.any():
-        raise UserError("the word's vector is zero or not finite; pass a vector that has a direction")
+    direction, width = np.asarray(vector, dtype=np.float64), word_classes.centers.shape[1]
+    if direction.shape != (width,) or not np.isfinite(direction).all() or not direction.any():
+        raise UserError(f"the word's vector must have {width} dimensions, be finite, and not zero")
     usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
     to_centers = _cosines(word_classes.centers, direction)
     to_centers[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
@@ -319,16 +315,14 @@ def make_classes(
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
-    inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
-    _check_before_work(inputs, len(words), num_classes, seed, output, figure, force)
-    vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
     settings = {
         "texts": [os.path.basename(text) for text in texts],
         "vocabulary": os.path.basename(vocab_file),
         **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
     }
-    made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
-    return _write(made, output, figure)
+    inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
+    train = functools.partial(train_word_vectors, texts, words, dim, window, epochs, seed)
+    return _group(words, train, settings, inputs, output, figure, force)
 
 
 def regroup(
@@ -348,39 +342,47 @@ def regroup(
         classes: the file that provides the vectors.
         num_classes, output, figure, force: as in `make_classes`.
         seed: for the initial centers.
-
-    Returns:
-        A summary with a histogram of the class sizes.
-
-    Raises:
-        ValueError, ImportError: as in the functions called.
     """
     known = WordClasses.load(classes)
-    inputs = {"--vectors-of": (PathOption.FILE, classes)}
-    _check_before_work(inputs, len(known.words), num_classes, seed, output, figure, force)
-    clusters = cluster(known.vectors, num_classes, seed)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
-    return _write(WordClasses(known.words, *clusters, known.vectors, settings), output, figure)
+    inputs = {"--vectors-of": (PathOption.FILE, classes)}
+    return _group(known.words, lambda: known.vectors, settings, inputs, output, figure, force)
 
 
-def _check_before_work(
+def _group(
+    words: tuple[str, ...],
+    vectors_of: Callable[[], np.ndarray],
+    settings: dict[str, Any],
     inputs: Mapping[str, tuple[PathOption, Given]],
-    words: int,
-    num_classes: int,
-    seed: int,
     output: Path,
     figure: Path | None,
     force: bool,
-) -> None:
-    """Raise errors early that would otherwise appear after the long work."""
+) -> str:
+    """Cluster words, write a class file and its figure, both or neither, and return the summary."""
+    # Errors that would otherwise appear after the long work.
     require("sklearn.cluster")
+    num_classes, seed = settings["num_classes"], settings["seed"]
     _check_clusters(num_classes, seed)
-    if num_classes > words:
-        raise UserError(f"num_classes is {num_classes}, more than the {words} words; lower it")
+    if num_classes > len(words):
+        raise UserError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
     outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
     check_paths({**inputs, **outputs}, force)
     if figure is not None:
         require("matplotlib.figure")
+    vectors = vectors_of()
+    made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
+    with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
+        made.save(places[0])
+        if figure is not None:
+            draw_sizes(made, places[1])
+    lines = [describe_sizes(made)]
+    if unseen := int((~vectors.any(axis=1)).sum()):
+        lines.append(
+            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centers)}"
+        )
+    if figure is not None:
+        lines.append(f"figure: {figure}")
+    return "\n".join([*lines, f"classes: {output}"])
 
 
 def _check_clusters(num_classes: int, seed: int) -> None:
@@ -388,23 +390,6 @@ def _check_clusters(num_classes: int, seed: int) -> None:
         raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
     if not 0 <= seed < 2**32:
         raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
-
-
-def _write(made: WordClasses, output: Path, figure: Path | None) -> str:
-    """Write a class file and its figure, both or neither, and return the summary."""
-    with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
-        made.save(places[0])
-        if figure is not None:
-            draw_sizes(made, places[1])
-    lines = [describe_sizes(made)]
-    unseen = int((~made.vectors.any(axis=1)).sum())
-    if unseen:
-        lines.append(
-            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centers)}"
-        )
-    if figure is not None:
-        lines.append(f"figure: {figure}")
-    return "\n".join([*lines, f"classes: {output}"])
 
 
 def describe_sizes(word_classes: WordClasses) -> str:
@@ -426,11 +411,7 @@ def describe_sizes(word_classes: WordClasses) -> str:
 
 
 def draw_sizes(word_classes: WordClasses, path: Path) -> None:
-    """Plot the class sizes, largest first (Figure 2), to a PNG file.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Plot the class sizes, largest first (Figure 2), to a PNG file."""
     sizes = np.sort(word_classes.sizes())[::-1]
     figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.add_subplot()

@@ -193,27 +193,25 @@ def test_groups_by_frequency_worked_by_hand() -> None:
 
     In 100 dimensions, one word can use rank one and two words rank two; with six words, 2 is below the cap.
     """
-    layout = group_reduction.frequency_groups(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 3, 2, None, 100)
+    layout = group_reduction.group_layout(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 100, 3, 2)
     assert layout == ((1, 2, 6), (1, 2, 2))
 
 
 def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
     counts = np.repeat([8.0, 4, 2, 1], [100, 200, 400, 800])
-    assert group_reduction.frequency_groups(counts, 4, 5, None, 500) == (
+    assert group_reduction.group_layout(counts, 500, 4, 5) == (
         (100, 200, 400, 800),
         (40, 20, 10, 5),
     )
-    assert group_reduction.frequency_groups(counts, 4, 5, 12, 500).ranks == (12, 12, 10, 5)
+    assert group_reduction.group_layout(counts, 500, 4, 5, 12).ranks == (12, 12, 10, 5)
     # Half of 40 dimensions, with enough words.
-    assert group_reduction.frequency_groups(counts, 4, 5, None, 40).ranks == (20, 20, 10, 5)
+    assert group_reduction.group_layout(counts, 40, 4, 5).ranks == (20, 20, 10, 5)
 
 
 @pytest.mark.parametrize("words", [1, 2, 5, 30])
 def test_every_group_has_a_word(words: int) -> None:
     for groups in range(1, words + 1):
-        sizes, ranks = group_reduction.frequency_groups(
-            1.0 / np.arange(1, words + 1) ** 2, groups, 3, None, 16
-        )
+        sizes, ranks = group_reduction.group_layout(1.0 / np.arange(1, words + 1) ** 2, 16, groups, 3)
         assert len(sizes) == len(ranks) == groups
         assert sum(sizes) == words and min(sizes) >= 1 and min(ranks) >= 1
 
@@ -229,11 +227,15 @@ def rebuilt(found: group_reduction.GroupReduction) -> Tensor:
     return torch.stack(rows)
 
 
+def parameters(found: group_reduction.GroupReduction) -> int:
+    return sum(part.numel() for part in (*found.codes, *found.bases))
+
+
 def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
     table, counts = clustered_table(300, 16)
     found = group_reduction.group_reduce(table, counts, 3, 2, refinements=0)
     order = counts.argsort(descending=True, stable=True)
-    layout = group_reduction.frequency_groups(counts[order].clamp(min=1).numpy(), 3, 2, None, 16)
+    layout = group_reduction.group_layout(counts[order].clamp(min=1).numpy(), 16, 3, 2)
     start = 0
     for group, (size, rank) in enumerate(zip(*layout)):
         members = order[start : start + size].sort().values
@@ -241,19 +243,17 @@ def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
         assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
         codes, basis = factorization.truncated_svd(table[members], rank, counts[members])
         torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
-    assert found.rounds[0].error == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+    assert found.errors[0] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
 
 
 def test_refinements_lower_the_error_and_never_add_parameters() -> None:
     table, counts = clustered_table()
     found = group_reduction.group_reduce(table, counts, 5, 4, refinements=6)
-    errors = [one.error for one in found.rounds]
-    assert len(errors) > 1 and errors == sorted(errors, reverse=True) and errors[-1] < 0.95 * errors[0]
-    parameters = [one.parameters for one in found.rounds]
-    assert all(size <= parameters[0] for size in parameters)
-    assert parameters[-1] == sum(part.numel() for part in (*found.codes, *found.bases))
-    assert all(sum(one.sizes) == len(table) and min(one.sizes) >= 1 for one in found.rounds)
-    assert errors[-1] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+    assert len(found.errors) > 1 and found.errors == sorted(found.errors, reverse=True)
+    assert found.errors[-1] < 0.95 * found.errors[0] and min(map(len, found.codes)) >= 1
+    assert found.errors[-1] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+    before = group_reduction.group_reduce(table, counts, 5, 4, refinements=0)
+    assert parameters(found) <= parameters(before)
 
 
 def test_no_word_is_moved_below_the_minimum_rank() -> None:
@@ -262,7 +262,7 @@ def test_no_word_is_moved_below_the_minimum_rank() -> None:
     before = group_reduction.group_reduce(table, counts, 8, 5, refinements=0)
     after = group_reduction.group_reduce(table, counts, 8, 5, refinements=3)
     ranks = torch.tensor([len(basis) for basis in before.bases])
-    assert (ranks < 5).any() and len(after.rounds) > 1
+    assert (ranks < 5).any() and len(after.errors) > 1
     small = (ranks < 5)[before.groups]
     assert torch.equal(after.groups[small], before.groups[small])
     assert not (ranks < 5)[after.groups[~small]].any()
@@ -277,10 +277,10 @@ def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: in
     elif kind == "noise":
         table = torch.randn_like(table)
     found = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
-    rank = -(-found.rounds[-1].parameters // sum(table.shape))
+    rank = -(-parameters(found) // sum(table.shape))
     for weights in (None, counts):
         codes, basis = factorization.truncated_svd(table, rank, weights)
-        assert found.rounds[-1].error <= weighted_error(table, codes @ basis, counts)
+        assert found.errors[-1] <= weighted_error(table, codes @ basis, counts)
 
 
 def test_unseen_words_work() -> None:
