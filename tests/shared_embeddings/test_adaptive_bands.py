@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from tests.shared_embeddings.support import gradients
-from tests.shared_embeddings.test_adaptive import SIZES as SMALL
-from tests.shared_embeddings.test_adaptive import VOCABULARY, large, naive_log_prob
+from tests.shared_embeddings.test_adaptive import VOCABULARY, large
 from tests.shared_embeddings.test_adaptive import WIDTH as TABLE_WIDTH
 
 WORDS, DIM, WIDTH, CUTOFFS = 37, 24, 10, [9, 20]
@@ -381,39 +380,3 @@ def test_parameters_of_each_side_counted_by_hand(
     counts = se.build("adaptive", **settings).counts()
     assert (counts["input"], counts["output"], counts["shared"]) == sides
     assert counts["total"] == sum(sides) == se.num_parameters("adaptive", **settings)
-
-
-# DeFINE over bands
-
-UNIT: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "map": "adaptive", "cutoffs": [9, 20]}
-
-
-def test_define_scores_projected_states_with_the_softmax_of_its_map() -> None:
-    emb: Any = se.build("define", **SMALL, **UNIT, output="map", output_projection=True)
-    hidden, targets = torch.randn(4, 7, 24), torch.randint(37, (4, 7))
-    narrow = hidden @ emb.output_projection.weight.T
-    torch.testing.assert_close(emb.log_prob(hidden), emb.map.log_prob(narrow))
-    expected = naive_log_prob(emb.map, narrow.reshape(28, 16)).view(4, 7, 37)
-    torch.testing.assert_close(emb.log_prob(hidden), expected, rtol=1e-4, atol=1e-5)
-    each = emb.cross_entropy(hidden, targets, reduction="none")
-    torch.testing.assert_close(each, -expected.gather(-1, targets[..., None])[..., 0], rtol=1e-4, atol=1e-5)
-
-
-def test_define_tied_to_its_table_has_a_flat_softmax_and_no_clusters() -> None:
-    emb = se.build("define", **SMALL, **UNIT, output="table")
-    hidden, targets = torch.randn(6, 24), torch.tensor([0, 8, 9, 20, 36, 3])
-    expected = F.cross_entropy(hidden @ emb.table().T, targets)
-    torch.testing.assert_close(emb.cross_entropy(hidden, targets), expected, rtol=1e-4, atol=1e-5)
-    for output in ("table", "none"):
-        names = se.build("define", **SMALL, **UNIT, output=output).state_dict()
-        assert "map.tables.2" in names and "map.clusters" not in names
-    assert "map.clusters" in se.build("define", **SMALL, **UNIT, output="map").state_dict()
-
-
-def test_define_controls_the_output_of_its_map() -> None:
-    unit = {name: value for name, value in UNIT.items() if name != "cutoffs"}
-    nested = {"cutoffs": [9, 20], "output": "none"}
-    with pytest.raises(se.OptionError, match="map_options.*output"):
-        se.build("define", **SMALL, **unit, map_options=nested, output="map")
-    with pytest.raises(se.OptionError, match="tie"):
-        se.build("define", **SMALL, **UNIT, tie="none", output="table")

@@ -283,37 +283,6 @@ def test_define_equals_the_naive_unit_in_value_and_gradient(case: Case) -> None:
 
 
 @each_define
-def test_define_counts_its_layers(case: Case) -> None:
-    """A matrix of each layer for all its groups; map, entry and reduction beside them."""
-    options = case.options
-    n, d = options["map_dim"], case.embedding_dim
-    layers = define_layers(
-        n,
-        options["expand_dim"],
-        options["depth"],
-        options.get("max_groups", 4),
-        options["transform"] if "transform" in options else "hgt",
-        options.get("connection", "mixer"),
-    )
-    expansion = sum((layer.inputs // layer.groups) * (layer.outputs // layer.groups) for layer in layers)
-    linked = n if options.get("connection", "mixer") in ("mixer", "skip") else 0
-    reduction = (layers[-1].outputs + linked) * d if options.get("reduce", True) else 0
-    projection = n * d if options.get("output_projection") else 0
-    names = ("rank", "cutoffs", "factor", "tie", "score_dim")
-    map_options = {name: options[name] for name in names if name in options} | options.get("map_options", {})
-    if options.get("map") == "adaptive" and options["output"] != "map":
-        map_options["output"] = "none"
-    mapping = se.num_parameters(
-        options.get("map", "standard"), num_embeddings=case.num_embeddings, embedding_dim=n, **map_options
-    )
-    bias = case.num_embeddings if options.get("output_bias") else 0
-    if bias and options.get("map") == "adaptive":
-        bias += len(options["cutoffs"])
-    unit = n * n + expansion + reduction + projection
-    assert case.build().counts()["total"] == mapping + unit + bias
-
-
-@each_define
 def test_scores_are_tied_as_the_options_say(case: Case) -> None:
     emb = case.build()
     output = case.options["output"]

@@ -161,6 +161,7 @@ INVALID = [
     ("define", DEFINE | ADAPTIVE | {"output": "none", "output_bias": True}, "output_bias"),
     ("adaptive", {"cutoffs": [9, 20], "factor": 2, "output": "none", "output_bias": True}, "output_bias"),
     ("define", DEFINE | {"map": "projective", "rank": 4, "map_options": {"rank": 5}}, "rank"),
+    ("define", DEFINE | ADAPTIVE | {"tie": "none"}, "tie"),
     ("define", DEFINE | {"transform": "linear"}, "max_groups"),
     ("define", without(DEFINE, "max_groups") | {"transform": "linear", "shuffle": True}, "shuffle"),
     ("define", DEFINE | DELIGHT | {"transform": "glt"}, "transform"),
@@ -272,7 +273,7 @@ def test_the_message_names_the_option(method: str, options: dict[str, Any], name
         assert named in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["method", "num_embeddings", "embedding_dim", 7])
+@pytest.mark.parametrize("name", ["method", "num_embeddings", "embedding_dim", "output", 7])
 def test_invalid_options_of_the_map(name: str | int) -> None:
     text = message("define", **DEFINE, map_options={name: 3})
     assert str(name) in text and "map_options" in text

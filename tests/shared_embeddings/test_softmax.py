@@ -118,30 +118,20 @@ def test_invalid_reductions_are_named() -> None:
 
 TOKENS, VOCABULARY, WIDTH = 2048, 4000, 16
 LARGE = {"num_embeddings": VOCABULARY, "embedding_dim": WIDTH, "score_dim": WIDTH, "padding_idx": 1}
+UNIT = {"map_dim": 8, "expand_dim": 32, "depth": 2, "max_groups": 2}
 MEMORY_CASES = [
     Case("standard", "standard", **LARGE),
     Case("projective", "projective", {"rank": 4}, **LARGE),
     Case("funnel", "funnel", {"rank": 4}, **LARGE),
     Case("alone", "alone", {"base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 16}, **LARGE),
+    Case("define", "define", {**UNIT, "output": "table"}, **LARGE),
+    Case("define-map", "define", {**UNIT, "output": "map", "output_projection": True}, **LARGE),
+    Case("uncle", "uncle", {"unique_dim": 4, "random_classes": True, "num_classes": 100}, **LARGE),
     Case(
-        "define",
-        "define",
-        {"map_dim": 8, "expand_dim": 32, "depth": 2, "max_groups": 2, "output": "table"},
-        **LARGE,
+        "uncle-levels", "uncle", {"unique_dim": 4, "random_classes": True, "num_classes": [20, 100]}, **LARGE
     ),
-    Case(
-        "define-map",
-        "define",
-        {
-            "map_dim": 8,
-            "expand_dim": 32,
-            "depth": 2,
-            "max_groups": 2,
-            "output": "map",
-            "output_projection": True,
-        },
-        **LARGE,
-    ),
+    Case("group-reduce", "group_reduce", {"num_groups": 4, "min_rank": 2}, **LARGE),
+    Case("group-funneling", "group_reduce", {"num_groups": 4, "min_rank": 2, "activation": "relu"}, **LARGE),
 ]
 
 
