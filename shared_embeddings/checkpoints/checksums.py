@@ -161,11 +161,7 @@ def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
 
 
 def stamp_safetensors(path: Path) -> None:
-    """Add a checksum to a safetensors file that another program wrote.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Add a checksum to a safetensors file that another program wrote; OSError if it cannot be written."""
     with safe_open(path, "pt") as opened:
         metadata = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}

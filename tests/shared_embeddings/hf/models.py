@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from torch import Tensor
@@ -188,6 +190,19 @@ def write(kind: str, folder: Path) -> Any:
     model = build(kind)
     model.save_pretrained(folder)
     return model
+
+
+def add_tokenizer(folder: Path, words: Sequence[str] = (), **marks: str) -> None:
+    """Whole words, by default w0 to w299, whose ids are their places; the unknown token is w0 by default."""
+    vocabulary = {word: number for number, word in enumerate(words or [f"w{n}" for n in range(WORDS)])}
+    marks = {"unk_token": "w0", **marks}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=marks["unk_token"]))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if end := marks.get("sep_token"):
+        plain.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, vocabulary[end])]
+        )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks).save_pretrained(folder)
 
 
 def shrink(kind: str, folder: Path, store: str = "fp32", method: str = "projective", **options: Any) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -21,7 +20,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import Adapter
 from tests.helpers import flip, names_file, offsets
-from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, compress, write
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, compress, write
 from tests.shared_embeddings.hf.trimming import save, trim
 
 
@@ -207,41 +206,35 @@ ODD: dict[str, Any] = {
     "a mapping": {"a": None},
     "true": True,
 }
-SETTINGS = {
-    "gpt2": ("architectures", "model_type", "vocab_size", "n_embd", "n_layer", "eos_token_id", "dtype"),
-    "small": ("quantization_config", "n_embd", "tie_word_embeddings"),
-}
-ENTRY = ("version", "tables")
-TABLE = ("method", "num_embeddings", "embedding_dim", "options", "inputs", "outputs")
+SETTINGS = ("architectures", "model_type", "vocab_size", "n_embd", "n_layer", "eos_token_id", "dtype")
 IDS = ("bad_words_ids", "suppress_tokens", "forced_decoder_ids", "sequence_bias", "bos_token_id")
+TABLE = ("method", "num_embeddings", "embedding_dim", "options", "inputs", "outputs")
 
 
 def odd_folders(model: Path, small: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """Folders with an error in a JSON file, by its description."""
-    plain, entry = (json.loads((one / "config.json").read_text()) for one in (model, small))
-    own = entry["quantization_config"]
-    name = next(iter(own["tables"]))
+    plain, whole = (json.loads((one / "config.json").read_text()) for one in (model, small))
+    entry = whole["quantization_config"]
+    ((name, table),) = entry["tables"].items()
     for kind, value in ODD.items():
-        changes: list[tuple[str, Path, str, Any]] = [
-            ("config", model, "config.json", value),
-            ("generation", model, "generation_config.json", value),
-            *((f"model {key}", model, "config.json", {**plain, key: value}) for key in SETTINGS["gpt2"]),
-            *((f"small {key}", small, "config.json", {**entry, key: value}) for key in SETTINGS["small"]),
-            *((f"ids {key}", model, "generation_config.json", {key: value}) for key in IDS),
+        changes: list[tuple[Path, str, str, Any]] = [
+            (model, "config.json", "all", value),
+            (model, "generation_config.json", "all", value),
+            *((model, "config.json", key, {**plain, key: value}) for key in SETTINGS),
+            *((model, "generation_config.json", key, {key: value}) for key in IDS),
         ]
-        for key in ENTRY:
-            changes.append(
-                (f"entry {key}", small, "config.json", {**entry, "quantization_config": {**own, key: value}})
-            )
-        for key in TABLE:
-            table = {**own["tables"][name], key: value}
-            tables = {**own, "tables": {name: table}}
-            changes.append((f"table {key}", small, "config.json", {**entry, "quantization_config": tables}))
-        for what, source, file, content in changes:
+        entries = [
+            ("entry", value),
+            *((key, {**entry, key: value}) for key in ("version", "tables")),
+            *((key, {**entry, "tables": {name: {**table, key: value}}}) for key in TABLE),
+        ]
+        odd = [("n_embd", {**whole, "n_embd": value})]
+        odd += [(key, {**whole, "quantization_config": content}) for key, content in entries]
+        for source, file, key, content in [*changes, *((small, "config.json", *one) for one in odd)]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(source, folder)
             (folder / file).write_text(json.dumps(content))
-            yield f"{what}: {kind}", folder
+            yield f"{source.name} {file} {key}: {kind}", folder
 
 
 @pytest.mark.slow
@@ -449,15 +442,7 @@ def test_words_and_counts_come_from_the_tokenizer(tmp_path: Path) -> None:
     model, text = tmp_path / "model", tmp_path / "text"
     write("bert", model)
     names = ["[UNK]", "[SEP]", "the", "cat", "dog", *map(str, range(WORDS // 2))]
-    vocabulary = {word: index for index, word in enumerate(names)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="$A [SEP]", special_tokens=[("[SEP]", 1)]
-    )
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", sep_token="[SEP]"
-    ).save_pretrained(model)
+    add_tokenizer(model, names, unk_token="[UNK]", sep_token="[SEP]")
     text.write_text("the cat the dog\n\nthe bird\n")
     read = Adapter().read(model)
     (table,) = read.tables()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,35 +122,6 @@ def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture
     tables = [one for one in onnx.load(output).graph.initializer if list(one.dims) == [300, 16]]
     # Small numbers in bfloat16 are exact in fp16, too.
     assert len(tables) == 1 and tables[0].data_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
-
-
-# An export that is killed when half of its file is written.
-KILLED = """
-import os, pathlib, signal, sys
-from shared_embeddings.cli.main import main
-write = pathlib.Path.write_bytes
-def write_half(path, content):
-    write(path, content[: len(content) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
-pathlib.Path.write_bytes = write_half
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_no_measuring")
-def test_a_killed_export_leaves_the_old_file(tmp_path: Path) -> None:
-    model, folder = tmp_path / "model", tmp_path / "exported"
-    folder.mkdir()
-    output = folder / "model.onnx"
-    output.write_bytes(b"old")
-    shrink("bert", model, **UNIFORM)
-    asked = ["export", "--model", str(model), "--output", str(output), "--force"]
-    process = subprocess.run([sys.executable, "-c", KILLED, *asked], capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert output.read_bytes() == b"old" and len(list(folder.iterdir())) == 2
-    assert export(model, output, "--force") == 0
-    assert list(folder.iterdir()) == [output] and opened(output).get_inputs()
 
 
 @pytest.mark.usefixtures("_no_measuring")

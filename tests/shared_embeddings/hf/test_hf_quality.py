@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -18,15 +17,7 @@ from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import FolderModel
 from shared_embeddings.hosts.hf.quality import negative_log_likelihoods, probe
 from shared_embeddings.quant.storage import HEADER
-from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, build, compress, scores, write
-
-
-def add_tokenizer(folder: Path) -> None:
-    """Words w0 to w299, whose ids are their numbers."""
-    words = {f"w{number}": number for number in range(WORDS)}
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="w0").save_pretrained(folder)
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, build, compress, scores, write
 
 
 def measured(model: Any, ids: list[int]) -> float:

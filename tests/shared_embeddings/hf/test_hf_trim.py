@@ -26,7 +26,7 @@ from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes
 from shared_embeddings.hosts.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import KINDS as MODELS
-from tests.shared_embeddings.hf.models import compress
+from tests.shared_embeddings.hf.models import add_tokenizer, compress
 from tests.shared_embeddings.hf.trimming import (
     KINDS,
     error_line,
@@ -40,6 +40,12 @@ from tests.shared_embeddings.hf.trimming import (
 )
 
 
+def new_ids(output: Path) -> dict[int, int]:
+    """The new id of every word that was kept."""
+    lines = (output / "ids.tsv").read_text().splitlines()
+    return {int(old): int(new) for old, new in (line.split("\t") for line in lines)}
+
+
 @pytest.mark.slow_except("gpt2", "bert", "t5_untied")
 @pytest.mark.parametrize("kind", KINDS)
 def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,29 +54,28 @@ def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.Cap
     assert trim("--model", model, "--text", text, "--output", output) == 0
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
     assert "100.00% of" in capsys.readouterr().out
-    pairs = [map(int, line.split("\t")) for line in (output / "ids.tsv").read_text().splitlines()]
-    new_ids = dict(pairs)
-    old_ids = list(new_ids)
+    ids_after = new_ids(output)
+    old_ids = list(ids_after)
     old, new = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (model, output))
-    assert len(new) == len(new_ids) < 0.8 * len(old)
+    assert len(new) == len(ids_after) < 0.8 * len(old)
     assert [new.convert_ids_to_tokens(i) for i in range(len(new))] == old.convert_ids_to_tokens(old_ids)
     for line in [*sentences(30, 1), "\n".join(sentences(9, 1))]:
         ids = old(line)["input_ids"]
-        assert new(line)["input_ids"] == [new_ids[token] for token in ids]
+        assert new(line)["input_ids"] == [ids_after[token] for token in ids]
         assert new.decode(new(line)["input_ids"]) == old.decode(ids)
     ids = old(sentences(1, 1)[0])["input_ids"]
     expected = log_probabilities(model, kind, ids)[:, old_ids].log_softmax(dim=-1)
-    found = log_probabilities(output, kind, [new_ids[token] for token in ids])
+    found = log_probabilities(output, kind, [ids_after[token] for token in ids])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     config = json.loads((output / "config.json").read_text())
     was = json.loads((model / "config.json").read_text())
     assert config["vocab_size"] == len(new)
     for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id"):
         if was.get(name) is not None:
-            assert config[name] == new_ids[was[name]]
+            assert config[name] == ids_after[was[name]]
     for name in ("pad", "bos", "eos", "unk", "mask", "sep"):
-        if getattr(old, f"{name}_token_id") is not None:
-            assert getattr(new, f"{name}_token_id") == new_ids[getattr(old, f"{name}_token_id")]
+        if (id_before := getattr(old, f"{name}_token_id")) is not None:
+            assert getattr(new, f"{name}_token_id") == ids_after[id_before]
 
 
 def test_shards_counts_and_words_to_keep(
@@ -172,10 +177,6 @@ def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path
     """The padding id is kept only then."""
     words = [f"w{number}" for number in range(40)]
     words[10], words[11] = "<pad>", "<unk>"
-    plain = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
-    )
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     chosen = getattr(transformers, name)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     if name == "XGLMForCausalLM":
@@ -184,17 +185,13 @@ def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path
     config = chosen.config_class(vocab_size=40, pad_token_id=10, bos_token_id=11, eos_token_id=11, **sizes)
     model = chosen(config).eval()
     model.save_pretrained(tmp_path / "model")
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", unk_token="<unk>"
-    ).save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model", words, pad_token="<pad>", unk_token="<unk>")
     text.write_text("w20 w31 w22\n")
     assert trim("--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out") == 0
-    new_ids = dict(map(int, line.split("\t")) for line in (tmp_path / "out/ids.tsv").read_text().splitlines())
-    assert len(new_ids) < 20 and (new_ids[10] == 10) == (name != "LlamaForCausalLM")
-    found = output_of(
-        chosen.from_pretrained(tmp_path / "out").eval(), [new_ids[word] for word in (20, 31, 22)]
-    )
-    wanted = output_of(model, [20, 31, 22])[:, list(new_ids)].log_softmax(dim=-1)
+    new = new_ids(tmp_path / "out")
+    assert len(new) < 20 and (new[10] == 10) == (name != "LlamaForCausalLM")
+    found = output_of(chosen.from_pretrained(tmp_path / "out").eval(), [new[word] for word in (20, 31, 22)])
+    wanted = output_of(model, [20, 31, 22])[:, list(new)].log_softmax(dim=-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
@@ -386,12 +383,6 @@ COMPRESSED = [
     ("llama", ["projective", "--rank", 4, "--store", "int4"]),
     ("marian", ["structured", "--num-groups", 4, "--num-clusters", 16, "--fit-steps", 5]),
 ]
-
-
-def new_ids(output: Path) -> dict[int, int]:
-    """The new id of every word that was kept."""
-    lines = (output / "ids.tsv").read_text().splitlines()
-    return {int(old): int(new) for old, new in (line.split("\t") for line in lines)}
 
 
 @pytest.mark.slow_except("gpt2-method0")

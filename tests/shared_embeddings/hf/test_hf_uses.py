@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,8 @@ import transformers
 from torch import Tensor
 
 from shared_embeddings.quant.packed_tensor import PackedTensor
-from tests.shared_embeddings.hf.models import IDS, KINDS, scores, shrink
+from tests.shared_embeddings.hf.models import IDS, KINDS, add_tokenizer, scores, shrink
 from tests.shared_embeddings.hf.test_hf_from_pretrained import auto_class
-from tests.shared_embeddings.hf.test_hf_quality import add_tokenizer
 
 STORES = ("fp32", "int8")
 SPEAKING = [kind for kind in KINDS if auto_class(kind) is not transformers.AutoModelForMaskedLM]
@@ -141,30 +138,6 @@ def test_compilation(tmp_path: Path) -> None:
         with torch.no_grad():
             found = compiled(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
         torch.testing.assert_close(found, scores(model))
-
-
-def test_pushed_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``push_to_hub`` uploads is complete."""
-    hub = transformers.utils.hub
-
-    class Server:
-        """Answers to every request."""
-
-        repo_id = "someone/small"
-
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            return lambda *_, **__: self
-
-    def upload(model: Any, folder: str, *_: Any, **__: Any) -> None:
-        shutil.copytree(folder, tmp_path / "hub")
-
-    model = opened("gemma", tmp_path, "int8")
-    monkeypatch.setattr(hub, "hf_api", Server)
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: Server())
-    monkeypatch.setattr(type(model), "_upload_modified_files", upload)
-    model.push_to_hub("someone/small")
-    downloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub")
-    assert torch.equal(scores(downloaded), scores(model))
 
 
 TARGETS: dict[str, Any] = {
