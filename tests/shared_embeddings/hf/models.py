@@ -108,62 +108,48 @@ _MOE = {
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 24,
 }
+_PADDED = {**_DECODER, "pad_token_id": 0}
+_SMALL = {"vocab_size": WORDS, "n_layers": 1, "n_heads": 2}
+_XGLM = {"vocab_size": WORDS, "d_model": DIM, "ffn_dim": 24, "num_layers": 1, "attention_heads": 2}
+_WIDE = {**_BERT, "hidden_size": 24}
+
+
+def _classes(ending: str, names: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{name}{ending}": settings for name in names.split()}
+
+
 # Classes of further families, with settings; the table of families in docs/huggingface.md names them.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "MistralForCausalLM": _DECODER,
-    "MixtralForCausalLM": _MOE,
+    **_classes(
+        "ForCausalLM",
+        "Mistral Qwen3 Phi Olmo Olmo2 Cohere Granite StableLm Starcoder2 Nemotron",
+        _DECODER,
+    ),
+    **_classes("ForCausalLM", "Phi3 SmolLM3 Glm", _PADDED),
+    **_classes("ForCausalLM", "Mixtral Qwen3Moe", _MOE),
+    **_classes("ForCausalLM", "Falcon BioGpt", _BERT),
     "Qwen2MoeForCausalLM": {**_MOE, "shared_expert_intermediate_size": 24},
-    "Qwen3ForCausalLM": _DECODER,
-    "Qwen3MoeForCausalLM": _MOE,
-    "PhiForCausalLM": _DECODER,
-    "Phi3ForCausalLM": {**_DECODER, "pad_token_id": 0},
-    "OlmoForCausalLM": _DECODER,
-    "Olmo2ForCausalLM": _DECODER,
-    "CohereForCausalLM": _DECODER,
-    "GraniteForCausalLM": _DECODER,
-    "SmolLM3ForCausalLM": {**_DECODER, "pad_token_id": 0},
-    "StableLmForCausalLM": _DECODER,
-    "Starcoder2ForCausalLM": _DECODER,
-    "FalconForCausalLM": _BERT,
-    "NemotronForCausalLM": _DECODER,
-    "GlmForCausalLM": {**_DECODER, "pad_token_id": 0},
     "BloomForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "n_layer": 1, "n_head": 2},
-    "MptForCausalLM": {"vocab_size": WORDS, "d_model": DIM, "n_layers": 1, "n_heads": 2},
-    "OPTForCausalLM": {**_BERT, "hidden_size": 24, "ffn_dim": 24, "word_embed_proj_dim": DIM},
-    "XGLMForCausalLM": {
-        "vocab_size": WORDS,
-        "d_model": DIM,
-        "ffn_dim": 24,
-        "num_layers": 1,
-        "attention_heads": 2,
-    },
+    "MptForCausalLM": {**_SMALL, "d_model": DIM},
+    "OPTForCausalLM": {**_WIDE, "ffn_dim": 24, "word_embed_proj_dim": DIM},
+    "XGLMForCausalLM": _XGLM,
     "GPTNeoForCausalLM": {**_BERT, "num_heads": 2, "num_layers": 1, "attention_types": [[["global"], 1]]},
     "GPTJForCausalLM": {**_GPT, "rotary_dim": 8},
     "CodeGenForCausalLM": {**_GPT, "n_head": 4, "rotary_dim": 4},
-    "BioGptForCausalLM": _BERT,
     "MambaForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 1, "state_size": 4},
     "RwkvForCausalLM": {**_BERT, "num_hidden_layers": 2, "context_length": 32},
-    "RobertaForMaskedLM": _BERT,
-    "XLMRobertaForMaskedLM": _BERT,
-    "CamembertForMaskedLM": _BERT,
-    "ElectraForMaskedLM": {**_BERT, "hidden_size": 24, "embedding_size": DIM},
-    "DistilBertForMaskedLM": {"vocab_size": WORDS, "dim": DIM, "n_layers": 1, "n_heads": 2, "hidden_dim": 24},
-    "MPNetForMaskedLM": _BERT,
-    "DebertaForMaskedLM": _BERT,
-    "DebertaV2ForMaskedLM": _BERT,
+    **_classes("ForMaskedLM", "Roberta XLMRoberta Camembert MPNet Deberta DebertaV2", _BERT),
+    "ElectraForMaskedLM": {**_WIDE, "embedding_size": DIM},
+    "DistilBertForMaskedLM": {**_SMALL, "dim": DIM, "hidden_dim": 24},
     "ModernBertForMaskedLM": {**_BERT, "pad_token_id": 0},
     "RoFormerForMaskedLM": {**_BERT, "embedding_size": DIM},
-    "MT5ForConditionalGeneration": _T5,
-    "LongT5ForConditionalGeneration": _T5,
-    "MBartForConditionalGeneration": _MARIAN,
-    "PegasusForConditionalGeneration": _MARIAN,
-    "M2M100ForConditionalGeneration": _MARIAN,
-    "BlenderbotForConditionalGeneration": _MARIAN,
+    **_classes("ForConditionalGeneration", "MT5 LongT5", _T5),
+    **_classes("ForConditionalGeneration", "MBart Pegasus M2M100 Blenderbot", _MARIAN),
     "LEDForConditionalGeneration": {**_MARIAN, "attention_window": 4},
     "T5GemmaForConditionalGeneration": {
         "vocab_size": WORDS,
-        "encoder": {**_DECODER, "pad_token_id": 0},
-        "decoder": {**_DECODER, "pad_token_id": 0, "bos_token_id": 2},
+        "encoder": _PADDED,
+        "decoder": {**_PADDED, "bos_token_id": 2},
     },
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -323,26 +322,6 @@ def test_links_and_leftovers_of_killed_processes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "small"]
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_full_disk_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    model, small = tmp_path / "model", tmp_path / "small"
-    write("gpt2", model)
-    if is_there:
-        assert compress(model, "standard", small) == 0
-    before = {folder.name: content(folder) for folder in tmp_path.iterdir()}
-
-    def full_disk(tensors: object, path: Path, metadata: object = None) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full_disk)
-    line = error_line(capsys, model, "projective", small, "--rank", 4, "--force")
-    assert "No space left" in line
-    assert {folder.name: content(folder) for folder in tmp_path.iterdir()} == before
-
-
 def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path / "model", "gpt2")
     text = tmp_path / "blank"
@@ -352,26 +331,6 @@ def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(["compress", *asked, "--text", str(text)]) == 2
         line = capsys.readouterr().err
         assert line.count("\n") == 1 and f"{text}: has no words" in line
-
-
-@pytest.mark.parametrize("command", ["compress", "choose", "trim"])
-def test_a_terminated_command_leaves_no_files(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    save(tmp_path / "model", "bert")
-    arguments = {
-        "compress": ["compress", "--method", "standard"],
-        "choose": ["compress", "--target-ratio", "4"],
-        "trim": ["trim", "--text", str(text)],
-    }[command]
-
-    def terminated(*arguments: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr("shutil.copymode", terminated)  # the last step before the folder gets its name
-    output = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small")]
-    assert main([*arguments, *output]) == 143
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text"]
 
 
 # Loading.
