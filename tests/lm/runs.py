@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +21,7 @@ from lm.data.corpus import load_corpus, prepare
 from lm.train import command as train
 from lm.train.config import parse
 from lm.train.distributed import Group
+from shared_embeddings.cli.main import main
 
 WORDS = 20
 
@@ -92,7 +96,56 @@ def log_lines(save: Path) -> list[str]:
     return [line.partition(" | ")[0] for line in lines if line.startswith("step ")]
 
 
-COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate}
+class Ended(NamedTuple):
+    """What a command returned and printed."""
+
+    status: int
+    out: str
+    err: str
+
+    def says(self, *messages: str) -> bool:
+        """Whether it failed with one line that has these messages."""
+        is_line = self.status == 2 and self.err.count("\n") == 1 and not self.out
+        return is_line and all(message in self.err for message in messages)
+
+
+COMMANDS: dict[str, Callable[[], object]] = {
+    "lm_prepare": cli.prepare,
+    "lm_train": cli.train,
+    "lm_eval": cli.evaluate,
+    "lm_generate": cli.generate,
+    "shared-embeddings": lambda: main(sys.argv[1:]),
+}
+
+
+def ended(call: Callable[[], object], name: str, *arguments: object) -> Ended:
+    """Call the function of a command in this process, as a shell would."""
+    status: object = 0
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        try:
+            status = call()
+        except SystemExit as end:
+            status = end.code
+    return Ended(int(str(status or 0)), out.getvalue(), err.getvalue())
+
+
+def command(name: str, *arguments: object) -> Ended:
+    """Run a command."""
+    return ended(COMMANDS[name], name, *arguments)
+
+
+def tool(*arguments: object) -> Ended:
+    """Run ``shared-embeddings``."""
+    return command("shared-embeddings", *arguments)
+
+
+def compress(model: Path, method: str, output: Path, *arguments: object) -> Ended:
+    """Run ``shared-embeddings compress``."""
+    return tool("compress", "--model", model, "--method", method, "--output", output, *arguments)
+
+
 SMALL: dict[str, dict[str, Any]] = {
     "awd_lstm": {"embedding_dim": 8, "hidden_dim": 12, "num_layers": 2},
     "transformer_xl": {
@@ -104,23 +157,6 @@ SMALL: dict[str, dict[str, Any]] = {
         "memory_length": 6,
     },
 }
-
-
-def run_command(command: str, *arguments: object) -> int:
-    """Exit status of a command, called as the shell would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [command, *map(str, arguments)])
-        try:
-            COMMANDS[command]()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
-
-
-def one_line(captured: str, command: str) -> str:
-    """What a command printed on stderr, which must be one line."""
-    assert captured.startswith(f"{command}: ") and captured.count("\n") == 1
-    return captured
 
 
 def write_corpus(folder: Path, words: str = "a b c d e f g", seed: int = 0) -> Path:

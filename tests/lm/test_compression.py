@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,37 +16,17 @@ from lm import models
 from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model, save_model
 from lm.models import LanguageModel
-from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES
 from tests.helpers import alter, arguments, example
+from tests.lm.runs import command, compress, settings, small_corpus, tool, write_corpus, write_model
 from tests.lm.runs import run as train
-from tests.lm.runs import run_command, settings, small_corpus, write_corpus, write_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 WORDS, DIMENSION = 400, 16
-# A process that cannot write files above 3,000 bytes, or that is killed when it tries.
-LIMITED = """
-import resource, signal, sys
-from importlib.metadata import EntryPoint
-from shared_embeddings.compress import host as compression_hosts
-from shared_embeddings.cli.main import main
-compression_hosts.entry_points = lambda group: [EntryPoint("lm", "lm.adapter:Adapter", group)]
-if sys.argv[1] == "killed":
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
-    """The exit status of the command."""
-    asked = ["compress", "--model", model, "--method", method, "--output", output, *arguments]
-    return main([str(argument) for argument in asked])
 
 
 def scores(path: Path) -> torch.Tensor:
@@ -75,41 +52,36 @@ def scores_of(model: LanguageModel) -> torch.Tensor:
 @pytest.mark.parametrize(("method", "arguments"), [("standard", []), ("projective", ["--rank", 8])])
 def test_full_size_keeps_the_scores(tmp_path: Path, kind: str, method: str, arguments: list[object]) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), kind)
-    assert compress(model, method, tmp_path / "same.pt", *arguments) == 0
+    assert compress(model, method, tmp_path / "same.pt", *arguments).status == 0
     torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(model), atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
-def test_compressed_model_can_be_evaluated_and_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compressed_model_can_be_evaluated_and_trained(tmp_path: Path) -> None:
     data = small_corpus(tmp_path)
     plain = {"method": "standard", "output_bias": True}
     train(settings(data, tmp_path / "run", embedding=plain, steps=5))
-    model, small = tmp_path / "run" / "last.pt", tmp_path / "small.pt"
-    assert compress(model, "standard", tmp_path / "same.pt") == 0
+    model, small, report = tmp_path / "run" / "last.pt", tmp_path / "small.pt", tmp_path / "report.json"
+    assert compress(model, "standard", tmp_path / "same.pt").status == 0
     torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(model), atol=1e-4, rtol=0)
     assert load_model(tmp_path / "same.pt").model.embedding.output_bias() is not None
-    text = ["--text", tmp_path / "train.txt", "--report", tmp_path / "report.json"]
-    assert compress(model, "funnel", small, "--rank", 4, "--fit-steps", 50, *text) == 0
+    asked = ["--rank", 4, "--report", report, "--force", "--text", tmp_path / "train.txt"]
+    assert compress(model, "funnel", small, "--fit-steps", 50, *asked).status == 0
     assert load_model(small).training is None
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert not any("bias" in note for note in report["notes"])
+    found = json.loads(report.read_text())
+    assert (
+        not any("bias" in note for note in found["notes"]) and found["tables"][0]["fit"]["weighted_error"] > 0
+    )
     kept, bias = (load_model(path).model.embedding.output_bias() for path in (small, model))
     assert bias is not None and bias.abs().max() > 0
     assert torch.equal(kept, bias)
-    without = ["--output-bias", "false", "--report", tmp_path / "report.json", "--force"]
-    assert compress(model, "funnel", tmp_path / "without.pt", "--rank", 4, "--fit-steps", 1, *without) == 0
-    notes = json.loads((tmp_path / "report.json").read_text())["notes"]
-    assert any("output bias is dropped" in note for note in notes)
-    assert report["tables"][0]["fit"]["weighted_error"] > 0
-    assert run_command("lm_eval", "-model", small, "-data", data) == 0
+    without = [*asked, "--fit-steps", 1, "--output-bias", "false"]
+    assert compress(model, "funnel", tmp_path / "without.pt", *without).status == 0
+    assert any("output bias is dropped" in note for note in json.loads(report.read_text())["notes"])
+    assert command("lm_eval", "-model", small, "-data", data).status == 0
     own = load_model(small).config["embedding"]
     train(settings(data, tmp_path / "further", init_from=str(small), embedding=own, steps=2))
     assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
-    capsys.readouterr()
-    assert compress(tmp_path / "train.txt", "funnel", small, "--rank", 4, "--force") == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def wide_model(path: Path, words: int = WORDS, dimension: int = DIMENSION, **settings: object) -> Path:
@@ -140,10 +112,10 @@ def test_a_new_process_computes_the_same(tmp_path: Path, monkeypatch: pytest.Mon
         options = arguments(example(method, WORDS, DIMENSION))
         for store in STORES:
             output = folder / f"{method}_{store}.pt"
-            assert compress(model, method, output, *options, "--fit-steps", 5, "--store", store) == 0
+            assert compress(model, method, output, *options, "--fit-steps", 5, "--store", store).status == 0
     code = "import sys; from tests.lm.test_compression import write_scores; write_scores(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, tmp_path / "found", *sorted(folder.iterdir())]
-    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
+    again = [sys.executable, "-c", code, tmp_path / "found", *sorted(folder.iterdir())]
+    subprocess.run(again, cwd=ROOT, env=ENVIRONMENT, check=True)
     computed = torch.load(tmp_path / "found", weights_only=True)
     assert computed.keys() == kept.keys() and len(kept) == len(STORES) * len(se.methods())
     assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
@@ -156,7 +128,7 @@ def test_a_new_process_computes_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 def test_every_method_reaches_a_target(tmp_path: Path, method: str) -> None:
     words = 1000  # the codebooks of ALONE are larger than a table of 500 words
     model, small = wide_model(tmp_path / "model.pt", words), tmp_path / "small.pt"
-    assert compress(model, method, small, "--target-ratio", 1.5, "--fit-steps", 2) == 0
+    assert compress(model, method, small, "--target-ratio", 1.5, "--fit-steps", 2).status == 0
     embedding = load_model(small).model.embedding
     assert embedding.method == method
     assert embedding.counts()["stored_bits"] <= 32 * words * DIMENSION / 1.5
@@ -191,7 +163,7 @@ def test_bytes_on_disk_match_the_report(tmp_path: Path) -> None:
     for store in STORES:
         output = tmp_path / f"{store}.pt"
         asked = ["--rank", 16, "--store", store, "--report", report, "--force"]
-        assert compress(model, "projective", output, *asked) == 0
+        assert compress(model, "projective", output, *asked).status == 0
         written = json.loads(report.read_text())
         # Names, vocabulary, settings and container: the same checkpoint with all its tensors empty.
         saved = torch.load(output, weights_only=True)
@@ -207,7 +179,7 @@ def test_bytes_on_disk_match_the_report(tmp_path: Path) -> None:
 def test_the_output_bias_is_copied_and_stored_in_fp16(tmp_path: Path, store: str) -> None:
     model = wide_model(tmp_path / "model.pt", words=400, output_bias=True)
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
-    assert compress(model, "quantized", small, "--bits", 4, "--store", store, "--report", report) == 0
+    assert compress(model, "quantized", small, "--bits", 4, "--store", store, "--report", report).status == 0
     bias = torch.load(model, weights_only=True)["model"]["embedding.bias"]
     kept = torch.load(small, weights_only=True)["model"]["embedding.bias"]
     assert torch.equal(kept, bias if store == "fp32" else bias.half())
@@ -216,104 +188,58 @@ def test_the_output_bias_is_copied_and_stored_in_fp16(tmp_path: Path, store: str
     assert abs(json.loads(report.read_text())["tables"][0]["stored_bytes"]["after"] - weights) <= 64
 
 
-def test_packed_models_are_evaluated_and_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packed_models_are_evaluated_and_trained(tmp_path: Path) -> None:
     data = small_corpus(tmp_path)
-    train(settings(data, tmp_path / "run", embedding={"method": "standard"}, embedding_dim=24, steps=2))
+    sizes = {"embedding_dim": 24, "steps": 2}
+    train(settings(data, tmp_path / "run", embedding={"method": "standard"}, **sizes))
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
     asked = ["--rank", 12, "--store", "int8", "--report", report]
-    assert compress(tmp_path / "run" / "last.pt", "projective", small, *asked) == 0
+    ended = compress(tmp_path / "run" / "last.pt", "projective", small, *asked)
+    assert ended.status == 0 and "relative error in int8" in ended.out
     assert HEADER in torch.load(small, weights_only=True)["model"]
     embedding = load_model(small).model.embedding
     assert {type(parameter) for parameter in embedding.parameters()} == {PackedTensor}
-    storage = json.loads(report.read_text())["tables"][0]["storage"]
-    assert 0 < storage["added_error"] < 0.05
-    assert "relative error in int8" in capsys.readouterr().out
-    assert run_command("lm_eval", "-model", small, "-data", data) == 0
-    assert run_command("lm_generate", "-model", small, "-length", 3) == 0
-    train(
-        settings(
-            data,
-            tmp_path / "on",
-            init_from=str(small),
-            steps=2,
-            embedding_dim=24,
-            embedding={"method": "projective", "rank": 12},
-        )
-    )
+    assert 0 < json.loads(report.read_text())["tables"][0]["storage"]["added_error"] < 0.05
+    assert command("lm_eval", "-model", small, "-data", data).status == 0
+    assert command("lm_generate", "-model", small, "-length", 3).status == 0
+    packed = {"method": "projective", "rank": 12}
+    train(settings(data, tmp_path / "on", init_from=str(small), embedding=packed, **sizes))
     written = torch.load(tmp_path / "on" / "last.pt", weights_only=True)["model"]
     assert HEADER not in written and written["embedding.codes"].dtype == torch.float32
-    assert compress(small, "standard", tmp_path / "again.pt") == 0
+    assert compress(small, "standard", tmp_path / "again.pt").status == 0
     torch.testing.assert_close(scores(tmp_path / "again.pt"), scores(small), atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["full", "killed"])
-def test_a_full_disk_and_a_killed_process(tmp_path: Path, ending: str) -> None:
-    model = wide_model(tmp_path / "model.pt")
-    before = hashlib.sha256(model.read_bytes()).hexdigest()
-    output = tmp_path / "small.pt"
-    asked = ["--model", model, "--method", "projective", "--rank", "8", "--output", output]
-    command = [sys.executable, "-c", LIMITED, ending, "compress", *asked]
-    ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    left = sorted(path.name for path in tmp_path.iterdir() if path != model)
-    assert hashlib.sha256(model.read_bytes()).hexdigest() == before
-    if ending == "full":
-        assert ended.returncode == 2 and left == []
-        assert "small.pt: cannot be written (File too large)" in ended.stderr
-        assert ended.stderr.count("\n") == 1
-        return
-    assert ended.returncode == -signal.SIGXFSZ
-    (half,) = left
-    assert half.startswith(".small.pt.") and half.endswith(".tmp")
-    # The next run removes leftovers.
-    assert compress(model, "projective", output, "--rank", 8) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "small.pt"]
-
-
-def test_files_named_by_options_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_named_by_options_are_not_replaced(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     classes = tmp_path / "classes.npz"
     (tmp_path / "text").write_text("a b c d\nc d e f\n" * 9)
     (tmp_path / "words").write_text("a\nb\nc\nd\ne\nf\ng\n")
     asked = ["--text", tmp_path / "text", "--vocab", tmp_path / "words", "--num-classes", 2, "--dim", 4]
-    assert main(["classes", *map(str, asked), "--output", str(classes)]) == 0
+    assert tool("classes", *asked, "--output", classes).status == 0
     before = classes.read_bytes()
     options = ["--classes", classes, "--unique-dim", 2, "--force"]
-    capsys.readouterr()
     for further in ([classes], [tmp_path / "small.pt", "--report", classes]):
-        assert compress(model, "uncle", *further, *options) == 2
-        assert f"{classes} would replace the file of --classes" in capsys.readouterr().err
+        assert compress(model, "uncle", *further, *options).says(
+            f"{classes} would replace the file of --classes"
+        )
     assert classes.read_bytes() == before
 
 
 UNIT = ["--map-dim", 4, "--expand-dim", 8, "--depth", 2, "--max-groups", 2]
 NUM_WORDS, DIM, MAP = 120, 12, 8
-DEFINE: dict[str, Any] = {
-    "method": "define",
-    "map_dim": MAP,
-    "expand_dim": 24,
-    "depth": 2,
-    "max_groups": 2,
-    "output_bias": True,
-}
+DEFINE = {"map_dim": MAP, "expand_dim": 24, "depth": 2, "max_groups": 2, "output_bias": True}
 
 
 def define_model(path: Path) -> Path:
-    """A checkpoint of an untrained AWD-LSTM that ends in the width of its map; gives its path."""
-    torch.manual_seed(3)
-    options = {"embedding_dim": DIM, "hidden_dim": 10, "num_layers": 2}
-    vocabulary = ["<eos>", "<unk>", *(f"w{number}" for number in range(NUM_WORDS - 2))]
-    model = models.build("awd_lstm", vocabulary, DEFINE, options)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    save_model(path, model, vocabulary, {"model": "awd_lstm", "embedding": DEFINE, **options}, None)
-    return path
+    """Like `wide_model`, but it ends in the width of the map of its unit."""
+    return wide_model(path, NUM_WORDS, DIM, method="define", **DEFINE)
 
 
 def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     model, small, report = define_model(tmp_path / "model.pt"), tmp_path / "small.pt", tmp_path / "report"
     codes = ["--num-codebooks", 4, "--codebook-size", 16, "--fit-steps", 20, "--seed", 5, "--store", "fp32"]
-    assert compress(model, "compositional_code", small, *codes, "--report", report) == 0
+    assert compress(model, "compositional_code", small, *codes, "--report", report).status == 0
     old, new = load_model(model).model.embedding, load_model(small).model.embedding
     # The codes of the map equal those of a fit to its table, in both directions.
     options = {"num_codebooks": 4, "codebook_size": 16, "output_bias": True}
@@ -333,10 +259,7 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     (found,) = json.loads(report.read_text())["tables"]
     numbers = 4 * 16 * MAP + NUM_WORDS
     assert found["part"] == "map of define" and found["uses"] == ["input", "output"]
-    assert found["parameters"] == {
-        "before": NUM_WORDS * MAP + NUM_WORDS,
-        "after": numbers,
-    }
+    assert found["parameters"] == {"before": NUM_WORDS * MAP + NUM_WORDS, "after": numbers}
     assert found["stored_bytes"]["after"] == 4 * numbers + NUM_WORDS * 4 * 4 // 8
     error = (old.inner_embedding().table() - table).norm() / old.inner_embedding().table().norm()
     assert found["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
@@ -345,7 +268,7 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_a_map_of_full_size_keeps_the_scores(tmp_path: Path, store: str) -> None:
     model, small = define_model(tmp_path / "model.pt"), tmp_path / "small.pt"
-    assert compress(model, "projective", small, "--rank", MAP, "--store", store) == 0
+    assert compress(model, "projective", small, "--rank", MAP, "--store", store).status == 0
     tolerance = 1e-4 if store == "fp32" else 0.1
     torch.testing.assert_close(scores(small), scores(model), atol=tolerance, rtol=0)
     names = {name for name in torch.load(small, weights_only=True)["model"] if name.endswith(".scale")}
@@ -363,22 +286,13 @@ def test_a_map_of_full_size_keeps_the_scores(tmp_path: Path, store: str) -> None
     ],
 )
 def test_user_errors_are_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    method: str,
-    options: list[object],
-    printed: str,
+    tmp_path: Path, kind: str, method: str, options: list[object], printed: str
 ) -> None:
-    path = tmp_path / "model.pt"
+    path, small = tmp_path / "model.pt", tmp_path / "small.pt"
     model = define_model(path) if kind == "map" else wide_model(path)
     if kind == "large":
         alter(model, lambda content: content["model"]["embedding.weight"].mul_(1e6))
     elif kind == "newer":
         header = torch.tensor(list(b'{"version":2,"tensors":{}}'), dtype=torch.uint8)
         alter(model, lambda content: content["model"].update({HEADER: header}))
-    capsys.readouterr()
-    assert compress(model, method, tmp_path / "small.pt", *options) == 2
-    line = capsys.readouterr().err
-    assert printed in line and line.count("\n") == 1
-    assert not (tmp_path / "small.pt").exists()
+    assert compress(model, method, small, *options).says(printed) and not small.exists()

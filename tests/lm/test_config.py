@@ -19,7 +19,7 @@ from lm.train.config import all_groups, from_arguments, help_text, parse
 from shared_embeddings import OptionError
 from shared_embeddings.utils import command_line
 from shared_embeddings.utils.errors import UserError
-from tests.lm.runs import one_line, write_corpus, write_model
+from tests.lm.runs import Ended, ended, write_corpus, write_model
 
 GIVEN = {
     "data": "d",
@@ -165,7 +165,7 @@ def test_arguments_that_are_not_settings(arguments: list[str], word: str) -> Non
         from_arguments(arguments)
 
 
-def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Ended:
     """Run a command whose work ends with an error."""
 
     def main(arguments: list[str]) -> None:
@@ -174,22 +174,14 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("lm.failing")
     module.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sys, "argv", ["lm_fail"])
-    command_line.run_module("lm_fail", module.__name__, cli._explain)
+    return ended(lambda: command_line.run_module("lm_fail", module.__name__, cli._explain), "lm_fail")
 
 
-def test_a_missing_compiler_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other errors are those of all commands."""
-    with pytest.raises(SystemExit) as end:
-        failing(BackendCompilerFailed(print, RuntimeError("No C++ compiler found"), None), monkeypatch)
-    assert end.value.code == 2
-    printed = one_line(capsys.readouterr().err, "lm_fail")
-    assert "compile: torch cannot compile here (No C++ compiler found); install" in printed
-
-
-def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = BackendCompilerFailed(print, RuntimeError("No C++ compiler found"), None)
+    message = "compile: torch cannot compile here (No C++ compiler found); install"
+    assert failing(error, monkeypatch).says(message)
     with pytest.raises(RuntimeError, match="shapes"):
         failing(RuntimeError("shapes do not fit"), monkeypatch)
 

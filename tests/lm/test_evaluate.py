@@ -20,7 +20,7 @@ from lm.evaluate.evaluation import Reading, Score, evaluate
 from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter
-from tests.lm.runs import TinyLSTM, TinyMemory, one_line, run_command, text, write_corpus, write_model
+from tests.lm.runs import TinyLSTM, TinyMemory, command, text, write_corpus, write_model
 
 
 @pytest.fixture(scope="module")
@@ -31,92 +31,87 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def results(home: Path, tmp_path: Path, *arguments: object, data: Path | None = None) -> dict[str, Any]:
-    path = tmp_path / "results.json"
+def results(home: Path, *arguments: object, data: Path | None = None) -> tuple[dict[str, Any], str]:
+    """The record of ``lm_eval``, and what it prints."""
+    path = home / "results.json"
     where = data or home / "corpus" / "data"
-    assert (
-        run_command(
-            "lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, "-force", *arguments
-        )
-        == 0
+    ended = command(
+        "lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, "-force", *arguments
     )
-    return dict(json.loads(path.read_text()))
+    assert ended.status == 0, ended.err
+    return json.loads(path.read_text()), ended.out
+
+
+def metrics(home: Path, *arguments: object, data: Path | None = None) -> dict[str, Any]:
+    return dict(results(home, *arguments, data=data)[0]["metrics"])
 
 
 @pytest.mark.parametrize(
     ("reading", "passes"), [((7,), 9), ((59,), 1), ((70, 3, 20, 2), 2), ((10, 5, 20, 2), 3 + 3)]
 )
-def test_results(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reading: tuple[int, ...], passes: int
-) -> None:
+def test_results(home: Path, reading: tuple[int, ...], passes: int) -> None:
     """59 targets: in segments of 7, all at once, and in two batches of chunks of 20 targets or fewer."""
     given = {f"-{name}": value for name, value in zip(Reading._fields, reading)}
-    record = results(home, tmp_path, *(part for pair in given.items() for part in pair))
+    record, printed = results(home, *(part for pair in given.items() for part in pair))
     model = load_model(home / "model.pt").model
     corpus = load_corpus(home / "corpus" / "data")
     score = evaluate(model, corpus.test, *reading, progress=False)
-    metrics = record["metrics"]
-    assert metrics["perplexity"] == pytest.approx(score.perplexity)
-    assert metrics["tokens"] == score.tokens == 59
-    assert all(metrics[name[1:]] == value for name, value in given.items())
-    assert metrics["inference_ms"] == pytest.approx(59_000 / metrics["tokens_per_second"] / passes)
+    found = record["metrics"]
+    assert found["perplexity"] == pytest.approx(score.perplexity)
+    assert found["tokens"] == score.tokens == 59
+    assert all(found[name[1:]] == value for name, value in given.items())
+    assert found["inference_ms"] == pytest.approx(59_000 / found["tokens_per_second"] / passes)
     assert record["split"] == "test"
     assert record["data_checksum"] == corpus.description["checksum"]
     assert record["counts"]["total"] == sum(p.numel() for p in model.parameters())
     assert record["config"]["hidden_dim"] == 12
     assert record["peak_memory_mib"] > 1 and record["device"].startswith("cpu")
     assert record["versions"]["torch"] and record["date"]
-    printed = capsys.readouterr().out
     assert f"perplexity {score.perplexity:.2f}" in printed and "59 targets" in printed
 
 
-def test_another_split_and_raw_text_have_the_same_tokens(home: Path, tmp_path: Path) -> None:
-    split = results(home, tmp_path, "-split", "valid")
-    raw = results(home, tmp_path, data=home / "corpus" / "valid.txt")
+def test_another_split_and_raw_text_have_the_same_tokens(home: Path) -> None:
+    split, _ = results(home, "-split", "valid")
+    raw, _ = results(home, data=home / "corpus" / "valid.txt")
     assert raw["metrics"]["nats"] == pytest.approx(split["metrics"]["nats"])
-    assert split["metrics"]["nats"] != pytest.approx(results(home, tmp_path)["metrics"]["nats"])
+    assert split["metrics"]["nats"] != pytest.approx(metrics(home)["nats"])
     assert raw["data_checksum"] != split["data_checksum"]
 
 
-def test_unknown_words_are_counted(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = tmp_path / "text"
-    text.write_text("a b nowhere\nc <unk> seen d\n")
-    assert results(home, tmp_path, data=text)["metrics"]["unknown"] == 3
-    assert "<unk>: 3 tokens" in capsys.readouterr().out
+def test_unknown_words_are_counted(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a b nowhere\nc <unk> seen d\n")
+    record, printed = results(home, data=tmp_path / "text")
+    assert record["metrics"]["unknown"] == 3 and "<unk>: 3 tokens" in printed
 
 
-def test_pointer(home: Path, tmp_path: Path) -> None:
+def test_pointer(home: Path) -> None:
     settings = {"window": 9, "theta": 0.5, "lambda": 0.2}
-    metrics = results(home, tmp_path, "-pointer", json.dumps(settings), "-target_length", 5)["metrics"]
+    found = metrics(home, "-pointer", json.dumps(settings), "-target_length", 5)
     model, tokens = load_model(home / "model.pt").model, load_corpus(home / "corpus" / "data").test
     plain, mixed = evaluate_with_pointer(model, tokens, PointerOptions(9, 0.5, 0.2), Reading(5), False)
-    assert metrics["perplexity"] == pytest.approx(plain.perplexity)
-    assert metrics["pointer_perplexity"] == pytest.approx(mixed.perplexity)
-    assert metrics["pointer"] == settings
+    assert found["perplexity"] == pytest.approx(plain.perplexity)
+    assert found["pointer_perplexity"] == pytest.approx(mixed.perplexity)
+    assert found["pointer"] == settings
 
 
 def test_per_word(home: Path, tmp_path: Path) -> None:
-    metrics = results(home, tmp_path, "-words", 30)["metrics"]
-    assert metrics["word_perplexity"] == pytest.approx(math.exp(metrics["nats"] / 30))
-    reference = tmp_path / "reference"
-    reference.write_text("one two\nthree\n")
-    metrics = results(home, tmp_path, "-reference", reference)["metrics"]
-    assert metrics["words"] == 5
-    assert metrics["word_perplexity"] == pytest.approx(math.exp(metrics["nats"] / 5))
+    (tmp_path / "reference").write_text("one two\nthree\n")
+    for words, given in ((30, ["-words", 30]), (5, ["-reference", tmp_path / "reference"])):
+        found = metrics(home, *given)
+        assert found["words"] == words
+        assert found["word_perplexity"] == pytest.approx(math.exp(found["nats"] / words))
 
 
 def test_memory_of_a_transformer(tmp_path: Path) -> None:
     write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "transformer_xl")
-    trained = results(tmp_path, tmp_path, "-target_length", 4)["metrics"]
-    longer = results(
-        tmp_path, tmp_path, "-target_length", 4, "-memory_length", 20, "-clamp_length", 9, "-same_length"
-    )["metrics"]
+    short = ("-target_length", 4)
+    trained = metrics(tmp_path, *short)
+    longer = metrics(tmp_path, *short, "-memory_length", 20, "-clamp_length", 9, "-same_length")
     assert trained["memory_length"] == 6 and not trained["same_length"]
     assert (longer["memory_length"], longer["clamp_length"], longer["same_length"]) == (20, 9, True)
     assert longer["nats"] != pytest.approx(trained["nats"], rel=1e-6)
-    again = results(tmp_path, tmp_path, "-target_length", 4, "-chunk_length", 17, "-batch_size", 3)["metrics"]
-    alone = results(tmp_path, tmp_path, "-target_length", 4, "-chunk_length", 17)["metrics"]
-    assert again["nats"] == pytest.approx(alone["nats"], rel=1e-6)
+    alone, batches = (metrics(tmp_path, *short, "-chunk_length", 17, "-batch_size", size) for size in (1, 3))
+    assert batches["nats"] == pytest.approx(alone["nats"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +131,9 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-data", __file__, "-split", "test"], "remove -split"),
     ],
 )
-def test_invalid_settings(
-    home: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_settings(home: Path, arguments: list[object], message: str) -> None:
     data = [] if "-data" in arguments else ["-data", home / "corpus" / "data"]
-    assert run_command("lm_eval", "-model", home / "model.pt", *data, *arguments) == 2
-    assert message in one_line(capsys.readouterr().err, "lm_eval")
+    assert command("lm_eval", "-model", home / "model.pt", *data, *arguments).says(message)
 
 
 @pytest.mark.parametrize(
@@ -156,31 +148,22 @@ def test_invalid_settings(
         ("a b c d e f g h", "10 words"),
     ],
 )
-def test_invalid_data(
-    data: bytes | str, message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_data(data: bytes | str, message: str, home: Path, tmp_path: Path) -> None:
     """Texts, folders, and corpora of other words."""
     path = tmp_path / "text"
     if isinstance(data, bytes):
         path.write_bytes(data)
     else:
         path = write_corpus(tmp_path / "other", data) if " " in data else tmp_path / data
-    capsys.readouterr()
-    assert run_command("lm_eval", "-model", home / "model.pt", "-data", path) == 2
-    assert message in one_line(capsys.readouterr().err, "lm_eval")
+    assert command("lm_eval", "-model", home / "model.pt", "-data", path).says(message)
 
 
-def test_diverged_models_fail(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_models_fail(home: Path, tmp_path: Path) -> None:
     # A finite model whose scores overflow.
-    alter(
-        home / "model.pt",
-        lambda content: [t.fill_(3e38) for t in content["model"].values()],
-        tmp_path / "nan.pt",
-    )
-    output = tmp_path / "results.json"
-    data = home / "corpus" / "data"
-    assert run_command("lm_eval", "-model", tmp_path / "nan.pt", "-data", data, "-output", output) == 2
-    assert "diverged" in one_line(capsys.readouterr().err, "lm_eval")
+    large = tmp_path / "large.pt"
+    alter(home / "model.pt", lambda content: [t.fill_(3e38) for t in content["model"].values()], large)
+    output, data = tmp_path / "results.json", home / "corpus" / "data"
+    assert command("lm_eval", "-model", large, "-data", data, "-output", output).says("diverged")
     assert not output.exists()
 
 

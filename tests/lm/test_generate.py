@@ -11,7 +11,7 @@ import torch
 
 from lm.evaluate.generate import Sampling, choose, generate, write
 from shared_embeddings.utils.errors import UserError
-from tests.lm.runs import TinyLSTM, one_line, run_command, write_corpus, write_model
+from tests.lm.runs import TinyLSTM, command, write_corpus, write_model
 
 
 @pytest.fixture(scope="module")
@@ -20,58 +20,54 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(folder / "model.pt", write_corpus(folder / "corpus"))
 
 
-def written(model: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    assert run_command("lm_generate", "-model", model, *arguments) == 0
-    return capsys.readouterr().out
+def written(model: Path, *arguments: object) -> str:
+    ended = command("lm_generate", "-model", model, *arguments)
+    assert ended.status == 0, ended.err
+    return ended.out
 
 
 def words(text: str) -> list[str]:
     return text.replace("\n", " <eos> ").split()
 
 
-def test_a_seed_gives_the_same_text(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = written(model, capsys, "-seed", 5)
-    assert written(model, capsys, "-seed", 5) == first != written(model, capsys, "-seed", 6)
+def test_a_seed_gives_the_same_text(model: Path) -> None:
+    first = written(model, "-seed", 5)
+    assert written(model, "-seed", 5) == first != written(model, "-seed", 6)
     assert 100 <= len(words(first)) <= 101
     assert set(words(first)) <= {*"abcdefg", "<eos>"}
     assert first.endswith("\n") and "<eos>" not in first
 
 
-def test_generation_continues_the_prompt(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = written(model, capsys, "-prompt", "a b\nc", "-length", 3, "-temperature", 0)
-    assert text.startswith("a b\nc")
+def test_generation_continues_the_prompt(model: Path) -> None:
+    text, longer = (
+        written(model, "-prompt", "a b\nc", "-length", length, "-temperature", 0) for length in (3, 9)
+    )
+    assert text.startswith("a b\nc") and longer.startswith(text.rstrip("\n"))
     assert len(words(text)) - words(text).count("<eos>") <= 6
-    longer = written(model, capsys, "-prompt", "a b\nc", "-length", 9, "-temperature", 0)
-    assert longer.startswith(text.rstrip("\n"))
 
 
-def test_transformer_with_a_memory_shorter_than_the_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transformer_with_a_memory_shorter_than_the_text(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "transformer_xl")
     prompt = "a b c d e f g a b c"
-    text = written(path, capsys, "-prompt", prompt, "-length", 20)
+    text = written(path, "-prompt", prompt, "-length", 20)
     assert text.startswith(prompt) and 30 <= len(words(text)) <= 31
 
 
-def test_several_samples(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = written(model, capsys, "-samples", 3, "-length", 40, "-seed", 5)
-    parts = text.split("---\n")
+def test_several_samples(model: Path) -> None:
+    parts = written(model, "-samples", 3, "-length", 40, "-seed", 5).split("---\n")
     assert len(set(parts)) == 3
-    assert parts[1] == written(model, capsys, "-length", 40, "-seed", 6)
+    assert parts[1] == written(model, "-length", 40, "-seed", 6)
 
 
-def test_unknown_words_of_a_prompt(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("lm_generate", "-model", model, "-prompt", "a zebra b zebra", "-length", 2) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "lm_generate: unknown words are read as <unk>: zebra\n"
-    assert captured.out.startswith("a zebra b zebra")
+def test_unknown_words_of_a_prompt(model: Path) -> None:
+    ended = command("lm_generate", "-model", model, "-prompt", "a zebra b zebra", "-length", 2)
+    assert ended.status == 0 and ended.out.startswith("a zebra b zebra")
+    assert ended.err == "lm_generate: unknown words are read as <unk>: zebra\n"
 
 
-def test_unk_is_generated_only_if_allowed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "<unk>" not in written(model, capsys, "-length", 400, "-temperature", 3)
-    assert "<unk>" in written(model, capsys, "-length", 400, "-temperature", 3, "-allow_unknown")
+def test_unk_is_generated_only_if_allowed(model: Path) -> None:
+    assert "<unk>" not in written(model, "-length", 400, "-temperature", 3)
+    assert "<unk>" in written(model, "-length", 400, "-temperature", 3, "-allow_unknown")
 
 
 @pytest.mark.parametrize(
@@ -102,13 +98,8 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
         (["-topk", 2], "-topk"),
     ],
 )
-def test_invalid_settings(
-    model: Path, arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert run_command("lm_generate", "-model", model, *arguments) == 2
-    captured = capsys.readouterr()
-    assert message in one_line(captured.err, "lm_generate") and not captured.out
+def test_invalid_settings(model: Path, arguments: list[object], message: str) -> None:
+    assert command("lm_generate", "-model", model, *arguments).says(message)
 
 
 def sampled(model: torch.nn.Module, prompt: list[int], length: int = 30, **how: Any) -> list[int]:

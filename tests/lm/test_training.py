@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from lm import cli
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
 from lm.evaluate.evaluation import evaluate
@@ -26,7 +24,7 @@ from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.files.commands import content, plant
-from tests.lm.runs import StopTraining, run, settings, small_corpus, without_dropout, words_of
+from tests.lm.runs import StopTraining, command, run, settings, small_corpus, without_dropout, words_of
 
 
 @pytest.fixture(scope="module")
@@ -250,28 +248,16 @@ def test_training_stops_when_the_loss_is_not_finite(data: Path, tmp_path: Path) 
 # The command
 
 
-def test_command_trains_and_reports(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = settings(data, tmp_path / "run", steps=2)
-    monkeypatch.setattr(sys, "argv", ["lm_train", *words_of(values)])
-    cli.train()
-    message = capsys.readouterr()
-    assert (
-        "input = output: funnel" in message.out
-        and "step 2 epoch" in message.out
-        and "tokens/s" in message.out
-        and float(re.findall(r"([\d.]+) ms per step", message.out)[-1]) > 0
-    )
-    assert message.err == ""
-    assert {"last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"} == {
-        path.name for path in (tmp_path / "run").iterdir()
-    }
-    monkeypatch.setattr(
-        sys, "argv", ["lm_train", "-config", str(tmp_path / "run/config.yaml"), "-steps", "3"]
-    )
-    cli.train()
-    assert load_model(tmp_path / "run/last.pt").training["step"] == 3  # type: ignore[index]
+def test_command_trains_and_reports(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = command("lm_train", *words_of(settings(data, folder, steps=2)))
+    assert done.status == 0 and done.err == ""
+    assert "input = output: funnel" in done.out and "step 2 epoch" in done.out and "tokens/s" in done.out
+    assert float(re.findall(r"([\d.]+) ms per step", done.out)[-1]) > 0
+    names = {"last.pt", "best.pt", "config.yaml", "train.log", "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert command("lm_train", "-config", folder / "config.yaml", "-steps", "3").status == 0
+    assert load_model(folder / "last.pt").training["step"] == 3  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -284,25 +270,11 @@ def test_command_trains_and_reports(
         ({"hidden_dim": 10**8}, "not enough memory"),
     ],
 )
-def test_user_errors_are_one_line(
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    word: str,
-) -> None:
+def test_user_errors_are_one_line(data: Path, tmp_path: Path, changes: dict[str, Any], word: str) -> None:
     if "device" in changes and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    values = {**settings(data, tmp_path / "run"), **changes}
-    monkeypatch.setattr(sys, "argv", ["lm_train", *words_of(values)])
-    with pytest.raises(SystemExit) as stop:
-        cli.train()
-    error = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert error.startswith("lm_train: ") and len(error.splitlines()) == 1
-    assert word in error
-    assert not (tmp_path / "run").exists()
+    done = command("lm_train", *words_of({**settings(data, tmp_path / "run"), **changes}))
+    assert done.says("lm_train: ", word) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
@@ -357,12 +329,11 @@ def test_one_training_per_folder(data: Path, tmp_path: Path) -> None:
 
 
 def test_training_warns_if_bf16_is_slow(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for has_bf16 in (True, False):
         monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda found=has_bf16: found)
-        values = settings(small_corpus(tmp_path), tmp_path / str(has_bf16), steps=1, precision="bf16")
-        run(values)
+        run(settings(data, tmp_path / str(has_bf16), steps=1, precision="bf16"))
         assert ("set precision: fp32" in capsys.readouterr().out) is not has_bf16
 
 

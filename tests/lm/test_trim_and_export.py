@@ -14,11 +14,11 @@ from lm import models
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.cli.main import main
 from shared_embeddings.export import onnx_file
 from shared_embeddings.quant.storage import pack
-from tests.lm.runs import run_command, write_corpus, write_model
-from tests.lm.test_compression import compress, wide_model
+from tests.files.commands import content
+from tests.lm.runs import command, compress, tool, write_corpus, write_model
+from tests.lm.test_compression import wide_model
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 
@@ -34,20 +34,6 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def trim(*arguments: object) -> int:
-    """The exit status of the command."""
-    return main(["trim", *map(str, arguments)])
-
-
-def error_line(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that the command prints on stderr for a user error."""
-    capsys.readouterr()
-    assert trim(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
-    return err
-
-
 def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
     """The log-probabilities ``(T,)`` of each word of a model after each word of a text."""
     trained = load_model(model)
@@ -59,26 +45,19 @@ def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
     return {word: found[:, number] for word, number in index.items()}
 
 
-def test_trimmed_and_compressed_in_one_step(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trimmed_and_compressed_in_one_step(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), "awd_lstm")
     output = tmp_path / "out" / "small.pt"
-    asked = ["compress", "--model", model, "--trim-to", text, "--output", output]
-    asked = [*map(str, asked), "--method", "projective", "--rank", "4"]
-    assert main(asked) == 0
+    asked = [model, "projective", output, "--rank", 4, "--trim-to", text]
+    ended = compress(*asked)
     assert sorted(file.name for file in output.parent.iterdir()) == ["small.pt", "small.pt.ids.tsv"]
     assert set(load_model(output).words) == {"<unk>", "<eos>", "a", "c", "e", "i"}
-    printed = capsys.readouterr().out
-    assert f"old and new ids: {output}.ids.tsv" in printed and " after trimming, " in printed
+    assert f"old and new ids: {output}.ids.tsv" in ended.out and " after trimming, " in ended.out
     output.unlink()
-    assert main(asked) == 2
-    assert "small.pt.ids.tsv already exists; add --force" in capsys.readouterr().err
-    assert main([*asked, "--force"]) == 0
-    assert (
-        main(["trim", "--model", str(output), "--text", str(text), "--held-out", str(text), "--dry-run"]) == 0
-    )
-    assert "of 3 lines, 3 round-trip before, 3 after" in capsys.readouterr().out
+    assert compress(*asked).says("small.pt.ids.tsv already exists; add --force")
+    assert compress(*asked, "--force").status == 0
+    ended = tool("trim", "--model", output, "--text", text, "--held-out", text, "--dry-run")
+    assert ended.status == 0 and "of 3 lines, 3 round-trip before, 3 after" in ended.out
 
 
 def assert_kept(model: Path, output: Path) -> None:
@@ -96,53 +75,49 @@ def test_kept_words_keep_their_probabilities(tmp_path: Path, text: Path, kind: s
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
     small, output = tmp_path / "small.pt", tmp_path / "out" / "trimmed.pt"
     if method == "compressed first":
-        assert compress(model, "projective", small, "--rank", 4) == 0
+        assert compress(model, "projective", small, "--rank", 4).status == 0
         model = small
-    assert trim("--model", model, "--text", text, "--output", output) == 0
+    assert tool("trim", "--model", model, "--text", text, "--output", output).status == 0
     if method == "compressed after":
-        assert compress(output, "projective", small, "--rank", 4) == 0
+        assert compress(output, "projective", small, "--rank", 4).status == 0
         assert load_model(small).model.embedding.num_embeddings == 6
     assert set(load_model(output).words) == {"<unk>", "<eos>", "a", "c", "e", "i"}
     assert_kept(model, output)
 
 
 @pytest.mark.parametrize("store", ["int8", "int4"])
-def test_packed_models_stay_packed(
-    store: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packed_models_stay_packed(store: str, tmp_path: Path, text: Path) -> None:
     words = " ".join(f"w{number}" for number in range(90)) + f" {WORDS}"
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", words))
     small, output, keep = tmp_path / "small.pt", tmp_path / "trimmed.pt", tmp_path / "keep"
     keep.write_text("\n".join(load_model(model).words[:80]))
-    assert compress(model, "projective", small, "--rank", 4, "--store", store) == 0
-    assert trim("--model", small, "--text", text, "--keep", keep, "--output", output) == 0
-    assert "cannot be compared with it" in " ".join(capsys.readouterr().out.split())
+    assert compress(model, "projective", small, "--rank", 4, "--store", store).status == 0
+    ended = tool("trim", "--model", small, "--text", text, "--keep", keep, "--output", output)
+    assert ended.status == 0 and "cannot be compared with it" in " ".join(ended.out.split())
     packings = [read_checkpoint(path)["packing"] for path in (model, small, output)]
     assert packings[0] is None and packings[1].store == packings[2].store == store
     assert packings[1].names == packings[2].names
     assert_kept(small, output)
 
 
-def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_report_and_evaluation(tmp_path: Path, text: Path) -> None:
     data = write_corpus(tmp_path / "corpus", WORDS)
     model, output = write_model(tmp_path / "model.pt", data), tmp_path / "trimmed.pt"
     before = model.read_bytes()
     keep = tmp_path / "keep"
     keep.write_text("j\n")
     asked = ["--min-count", 2, "--keep", keep, "--keep-first", 1]
-    assert trim("--model", model, "--text", text, "--output", output, *asked) == 0
-    assert model.read_bytes() == before
-    printed = capsys.readouterr().out
+    ended = tool("trim", "--model", model, "--text", text, "--output", output, *asked)
+    assert ended.status == 0 and model.read_bytes() == before
     words = load_corpus(data).vocabulary.words
     kept = [word for word in words if word in ("<unk>", "<eos>", "a", "c", "e", "j", words[0])]
     assert load_model(output).words == kept
     pairs = [line.split("\t") for line in (tmp_path / "trimmed.pt.ids.tsv").read_text().splitlines()]
     assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(kept)]
     # Of the 11 tokens including three line ends, "i" was removed.
-    assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in printed
-    assert run_command("lm_eval", "-model", output, "-data", text) == 0
+    assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in ended.out
     # One of the 11 tokens.
-    assert "<unk>: 1 tokens (9.09%)" in capsys.readouterr().out
+    assert "<unk>: 1 tokens (9.09%)" in command("lm_eval", "-model", output, "-data", text).out
 
 
 @pytest.mark.parametrize(
@@ -165,12 +140,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path, capsys: pytest.Ca
     ],
 )
 def test_user_errors(
-    arguments: list[object],
-    printed: str,
-    tmp_path: Path,
-    text: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[object], printed: str, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_model(Path("model.pt"), write_corpus(tmp_path / "corpus", WORDS))
@@ -178,91 +148,77 @@ def test_user_errors(
     Path("binary").write_bytes(b"a\n\xff\n")
     for taken in ("taken.pt", "listed.pt.ids.tsv"):
         Path(taken).write_text("mine")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    before = content(tmp_path)
     given = [] if "--model" in arguments else ["--model", "model.pt"]
     given += [] if "--output" in arguments else ["--output", "trimmed.pt"]
-    assert printed in error_line(capsys, *given, *arguments)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert tool("trim", *given, *arguments).says(printed)
+    assert content(tmp_path) == before
 
 
-def test_methods_without_rows_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_without_rows_fail(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS))
     small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
     options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
-    assert compress(model, "tensor_train", small, *options) == 0
-    assert "trim the plain model first" in error_line(
-        capsys, "--model", small, "--text", text, "--output", output
-    )
-    assert not output.exists()
+    assert compress(model, "tensor_train", small, *options).status == 0
+    ended = tool("trim", "--model", small, "--text", text, "--output", output)
+    assert ended.says("trim the plain model first") and not output.exists()
 
 
-def test_similarity_and_correlation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "awd_lstm"))
-    pairs = tmp_path / "pairs.tsv"
+def test_similarity_and_correlation(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "awd_lstm")
+    pairs, output = tmp_path / "pairs.tsv", tmp_path / "maps"
     pairs.write_text("a\tb\t1\na\tc\t2\nb\tc\t3\na\tunheard\t4\n")
-    capsys.readouterr()
-    assert main(["similarity", "--model", model, "--pairs", str(pairs), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["tables"].values()
+    (found,) = json.loads(tool("similarity", "--model", model, "--pairs", pairs, "--json").out)[
+        "tables"
+    ].values()
     assert found["dimensions"] == 8 and found["sets"][0]["known"] == 3
-    output = tmp_path / "maps"
-    assert main(["correlation", "--model", model, "--output", str(output)]) == 0
+    assert tool("correlation", "--model", model, "--output", output).status == 0
     record = json.loads((output / "correlation.json").read_text())
     assert [layer["layer"] for layer in record["layers"]] == ["output"]
     assert (output / record["layers"][0]["picture"]).read_bytes().startswith(b"\x89PNG")
-    for wrong in (
-        ["correlation", "--model", model, "--output", pairs],
-        ["similarity", "--model", pairs, "--pairs", pairs],
-    ):
-        assert main([str(word) for word in wrong]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+    assert tool("correlation", "--model", model, "--output", pairs).says(str(pairs))
+    assert tool("similarity", "--model", pairs, "--pairs", pairs).says(str(pairs))
 
 
-def test_cosines_of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cosines_of_words(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     trained = load_model(model)
     words = trained.words[2:5]
-    asked = ["cosines", "--model", str(model), "--words", *words]
-    capsys.readouterr()
-    assert main(asked) == 0
-    _, titles, *lines = capsys.readouterr().out.splitlines()
+    asked = ["cosines", "--model", model, "--words", *words]
+    _, titles, *lines = tool(*asked).out.splitlines()
     assert titles.split() == ["output"] and len(lines) == 3
-    assert main([*asked, "--json"]) == 0
-    (pairs,) = json.loads(capsys.readouterr().out)["embeddings"].values()
+    (pairs,) = json.loads(tool(*asked, "--json").out)["embeddings"].values()
     rows = trained.model.embedding.table().detach()[2:5]
     expected = torch.nn.functional.cosine_similarity(rows[0], rows[1], dim=0)
     assert [pairs[0]["first"], pairs[0]["second"]] == words[:2]
     assert pairs[0]["cosines"]["output"] == pytest.approx(float(expected), abs=1e-5)
     assert lines[0].split()[-1] == f"{pairs[0]['cosines']['output']:.4f}"
-    assert main([*asked, "unheard"]) == 2
-    assert "'unheard' is not in the vocabulary" in capsys.readouterr().err
+    assert tool(*asked, "unheard").says("'unheard' is not in the vocabulary")
 
 
-def test_export_of_a_compressed_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_of_a_compressed_model(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model, small, output = (tmp_path / name for name in ("model.pt", "small.pt", "words.onnx"))
     wide_model(model)
-    assert compress(model, "quantized", small, "--codec", "uniform", "--bits", 4, "--group_size", 16) == 0
-    asked = ["export", "--model", str(small), "--output", str(output), "--format", "onnx-embeddings"]
-    assert main(asked) == 0
-    printed = capsys.readouterr().out
+    sizes = ["--codec", "uniform", "--bits", 4, "--group_size", 16]
+    assert compress(model, "quantized", small, *sizes).status == 0
+    asked = ["export", "--model", small, "--output", output, "--format", "onnx-embeddings"]
+    printed = tool(*asked).out
     assert "4-bit blocks of 16 numbers" in printed and "tokens per second" in printed
     assert output.stat().st_size < small.stat().st_size
 
     embedding = load_model(small).model.embedding.eval()
     session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
     hidden = torch.randn(2, embedding.score_dim)
-    vectors, scores = session.run(
-        ["vectors", "scores"], {"ids": np.array([1, 7, 7]), "hidden": hidden.numpy()}
-    )
+    given = {"ids": np.array([1, 7, 7]), "hidden": hidden.numpy()}
+    vectors, scores = map(torch.from_numpy, session.run(["vectors", "scores"], given))
     with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(vectors), embedding(torch.tensor([1, 7, 7])))
-        torch.testing.assert_close(torch.from_numpy(scores), embedding.logits(hidden), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(vectors, embedding(torch.tensor([1, 7, 7])))
+        torch.testing.assert_close(scores, embedding.logits(hidden), rtol=1e-4, atol=1e-4)
 
-    assert main(asked) == 2
-    assert "words.onnx" in capsys.readouterr().err
-    assert main([*asked, "--force"]) == 0
-    assert main(["export", "--model", str(small), "--output", str(small), "--force"]) == 2
-    assert "--model" in capsys.readouterr().err
+    assert tool(*asked).says("words.onnx")
+    assert tool(*asked, "--force").status == 0
+    assert tool("export", "--model", small, "--output", small, "--force").says("--model")
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -286,7 +242,6 @@ def test_whole_models(
     embedding: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Reading a text in parts, with the state of the previous part, gives the scores of torch."""
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -297,8 +252,7 @@ def test_whole_models(
     model = models.build(kind, words, embedding, {"embedding_dim": 16, **MODELS[kind]}).eval()
     state = pack(distinct_state(model), ["embedding"], "int8")
     save_state(path, state, words, config, None)
-    assert main(["export", "--model", str(path), "--output", str(output)]) == 0
-    assert "tokens per second" in capsys.readouterr().out
+    assert "tokens per second" in tool("export", "--model", path, "--output", output).out
 
     model = load_model(path).model.eval()
     session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
