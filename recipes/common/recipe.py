@@ -26,7 +26,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SM
 from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import parse_options, require_at_least
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_yaml
 
@@ -71,51 +72,81 @@ KINDS = {
     "quickstart": {"run": "quickstart.run:main"},
 }
 
-_SETTINGS: dict[str, type] = {
-    **dict.fromkeys(("embedding", "data", "evaluate", "finetune", "train", "translate"), dict),
-    **{"average": int, "batch": dict, "distill": dict, "fit": dict},
-}
-_GROUP = {**_SETTINGS, "extends": str, "hardware": str, "note": str}
-_ROW = {**_SETTINGS, "group": str, "hardware": str, "note": str, "variants": list, "paper": dict}
-_FILE = {
-    **{"kind": str, "groups": dict, "rows": dict, "tables": list, "variants": dict},
-    **{"grids": dict, "readme": list, "data": dict},
-}
 # Keys of rows of tables only.
 _PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One experiment, with the settings of its group.
+class Fit:
+    """The setting ``fit``."""
 
-    Attributes:
-        embedding: method and options.
-        train: options of ``onmt_train`` or ``lm_train``.
-        average: number of averaged checkpoints (translation and headlines).
-        translate: options of ``onmt_translate``.
-        evaluate: options of ``lm_eval``.
-        finetune: options of a second training from the best model of the first (language models).
-        distill: ``teacher`` (a row), and other options of ``embedding_distillation``.
-        fit: ``teacher`` (a row, whose embedding is replaced by a fitted one, without training), ``fit_steps``
-            for methods that are fitted by gradient descent, and ``store``, the storage dtype.
-        data: the prepared data to use; empty if there is one kind.
-        batch: tokens per step, independent of the number of GPUs.
-        paper: ``source``, ``hardware`` and figures of the paper's row, or None.
-    """
+    teacher: str  # a row, whose embedding is replaced by a fitted one, without training
+    fit_steps: int | None = None  # for methods that are fitted by gradient descent
+    store: str | None = None  # the storage dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a row."""
+
+    embedding: Content = field(default_factory=dict)  # method and options
+    train: Content = field(default_factory=dict)  # options of ``onmt_train`` or ``lm_train``
+    average: int = 1  # number of averaged checkpoints (translation and headlines)
+    translate: Content = field(default_factory=dict)  # options of ``onmt_translate``
+    evaluate: Content = field(default_factory=dict)  # options of ``lm_eval``
+    # Options of a second training from the best model of the first (language models).
+    finetune: Content | None = None
+    distill: Content | None = None  # ``teacher`` (a row), and other options of ``embedding_distillation``
+    fit: Content | None = None  # see `Fit`
+    data: Content = field(default_factory=dict)  # the prepared data to use; empty if there is one kind
+    batch: Content | None = None  # tokens per step, independent of the number of GPUs
+
+    def __post_init__(self) -> None:
+        require_at_least("average", self.average, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings(Settings):
+    """The settings of a group."""
+
+    extends: str = ""
+    hardware: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings(Settings):
+    """The settings of a row in the file."""
+
+    embedding: Content
+    group: str = COMMON
+    hardware: str = ""
+    note: str = ""
+    variants: tuple[str, ...] = ()
+    paper: Content | None = None
+
+
+@dataclass(frozen=True)
+class File:
+    """The content of ``rows.yaml``; its rows are checked together with those of its tables."""
+
+    kind: str = ""
+    groups: Mapping[str, GroupSettings] = field(default_factory=dict)
+    rows: Content = field(default_factory=dict)
+    tables: tuple[Any, ...] = ()
+    variants: Mapping[str, Settings] = field(default_factory=dict)
+    grids: Content = field(default_factory=dict)
+    readme: tuple[Any, ...] = ()
+    data: Content = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Settings):
+    """One experiment, with the settings of its group."""
 
     name: str
     embedding: Content
-    train: Content = field(default_factory=dict)
-    average: int = 1
-    translate: Content = field(default_factory=dict)
-    evaluate: Content = field(default_factory=dict)
-    finetune: Content | None = None
-    distill: Content | None = None
-    fit: Content | None = None
-    data: Content = field(default_factory=dict)
-    batch: Content | None = None
-    paper: Content | None = None
+    paper: Content | None = None  # ``source``, ``hardware`` and figures of the paper's row
 
     @property
     def teacher(self) -> str | None:
@@ -143,10 +174,7 @@ def read_file(path: Path) -> Content:
 @functools.cache
 def _file(path: Path, _version: int) -> Content:
     content = read_yaml(path)
-    _check(str(path), content, _FILE)
-    for part, known in (("groups", _GROUP), ("variants", _SETTINGS)):
-        for name, settings in content.get(part, {}).items():
-            _check(f"{path}: {part}: {name}", settings, known)
+    parse_options(str(path), File, content)
     return dict(content)
 
 
@@ -157,7 +185,7 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name, row in _named(content):
         where = f"{path}: {name}"
-        _check(where, row, _ROW, required="embedding")
+        parse_options(where, RowSettings, row)
         named = {name: {key: value for key, value in row.items() if key != "variants"}}
         for variant in row.get("variants", ()):
             if variant not in variants:
@@ -200,21 +228,18 @@ def _row(where: str, name: str, settings: Content, path: Path, content: Content)
         for key in ("distill", "train"):
             if key in settings:
                 raise UserError(f"{where}: {key} has no effect on a fitted row; remove it")
-        for key in settings["fit"].keys() - {"teacher", "fit_steps", "store"}:
-            raise UserError(f"{where}: fit: unknown key {key!r}; expected teacher, fit_steps or store")
-    for way in ("distill", "fit"):
-        if way in settings and "teacher" not in settings[way]:
-            raise UserError(f"{where}: {way}: teacher is missing; name the row that it starts from")
+        parse_options(f"{where}: fit", Fit, settings["fit"])
+    if "distill" in settings and "teacher" not in settings["distill"]:
+        raise UserError(f"{where}: distill: teacher is missing; name the row that it starts from")
     merged = _merge(_group(where, settings.get("group", COMMON), path, content), settings)
-    if merged.get("average", 1) < 1:
-        raise UserError(f"{where}: average is {merged['average']}; it must be at least 1")
     if "finetune" in merged:
         merged["finetune"] = None if "fit" in settings else {**merged["train"], **merged["finetune"]}
     if "paper" in merged:
         paper = {**merged["paper"], "hardware": merged.get("hardware", "not in the paper")}
         first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
         merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
-    return Row(name, **{key: value for key, value in merged.items() if key in (*_SETTINGS, "paper")})
+    kept = {each.name for each in fields(Row)}
+    return Row(name=name, **{key: value for key, value in merged.items() if key in kept})
 
 
 def _group(where: str, name: str, path: Path, content: Content) -> Content:
@@ -236,17 +261,6 @@ def _merge(base: Content, own: Content) -> Content:
     """Merge settings; `own` takes precedence over `base`, in mappings option by option."""
     both = {key: {**base[key], **own[key]} for key in base.keys() & own.keys() if isinstance(own[key], dict)}
     return {**base, **own, **both}
-
-
-def _check(where: str, content: Any, known: Mapping[str, type], required: str = "") -> None:
-    """Check that a mapping has only `known` keys with the right types, and the `required` one."""
-    if not isinstance(content, dict) or (required and required not in content):
-        raise UserError(f"{where}: it must contain {required or ', '.join(known)}")
-    for key, value in content.items():
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}; expected {', '.join(known)}")
-        if type(value) is not known[key]:
-            raise UserError(f"{where}: {key} is {value!r}; it must be of type {known[key].__name__}")
 
 
 def padded_vocabulary(entries: int, multiple: int) -> int:

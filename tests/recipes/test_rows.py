@@ -77,7 +77,11 @@ def folder(tmp_path: Path) -> Path:
 def test_rows_have_the_settings_of_their_groups_and_papers(folder: Path) -> None:
     rows = read_rows(folder)
     assert rows["standard"] == Row(
-        "standard", {"method": "standard"}, {"seed": 7, "steps": 100}, 2, {"beam_size": 4}
+        name="standard",
+        embedding={"method": "standard"},
+        train={"seed": 7, "steps": 100},
+        average=2,
+        translate={"beam_size": 4},
     )
     assert rows["away"].train == {"seed": 1, "steps": 3}
     tiny = rows["tiny"]
@@ -103,21 +107,21 @@ def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("{train: {}}", "row: it must contain embedding"),
-        ("{embedding: {}, embeding: {}}", "row: unknown key 'embeding'"),
-        ("{embedding: funnel}", "row: embedding is 'funnel'; it must be of type dict"),
-        ("{embedding: {}, average: true}", "row: average is True; it must be of type int"),
-        ("{embedding: {}, average: 0}", "row: average is 0; it must be at least 1"),
+        ("{train: {}}", "row: option 'embedding' is missing"),
+        ("{embedding: {}, embeding: {}}", "row: unknown option 'embeding'. Did you mean 'embedding'"),
+        ("{embedding: funnel}", "row: option 'embedding' is 'funnel', but it must be a mapping"),
+        ("{embedding: {}, average: true}", "row: option 'average' is True, but it must be a whole number"),
+        ("{embedding: {}, average: 0}", "row: option 'average' is 0, but it must be at least 1"),
         ("{embedding: {}, group: big}", "row: no group 'big'; there are: common, small, far"),
         ("{embedding: {}, variants: [halved]}", "row: no variant 'halved'; there are: distilled, fitted"),
         ("{embedding: {}, distill: {alpha: 0}}", "row: distill: teacher is missing"),
         ("{embedding: {}, distill: {teacher: row}}", "teacher is 'row'; it must be one of standard, fun"),
         ("{embedding: {}, fit: {teacher: none}}", "row: teacher is 'none'"),
-        ("{embedding: {}, fit: {teacher: standard, alpha: 0}}", "row: fit: unknown key 'alpha'"),
+        ("{embedding: {}, fit: {teacher: standard, alpha: 0}}", "row: fit: unknown option 'alpha'"),
         ("{embedding: {}, fit: {teacher: standard}, train: {}}", "train has no effect on a fitted row"),
         ("{", "cannot be read as YAML"),
-        (("kind:", "kinds:"), "unknown key 'kinds'; expected kind, groups"),
-        (("extends: common", "average: x"), "groups: small: average is 'x'"),
+        (("kind:", "kinds:"), "unknown option 'kinds'. Did you mean 'kind'"),
+        (("extends: common", "average: x"), "groups small: option 'average' is 'x'"),
         (("  tiny:", "  funnel_fitted:"), "two rows called funnel_fitted; rename one"),
     ],
 )

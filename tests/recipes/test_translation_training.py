@@ -78,7 +78,7 @@ class Tools:
 
 
 DATA = train.Data({"data": {}}, "checksum")
-ROW = Row("row", {"method": "standard"}, {"train_steps": 8}, 2)
+ROW = Row(name="row", embedding={"method": "standard"}, train={"train_steps": 8}, average=2)
 
 
 def test_training_averages_and_finishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_changed_settings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
     train.train_row(ROW, tmp_path, DATA, [], 2)
-    other = Row("row", {"method": "funnel"}, {"train_steps": 9}, 2)
+    other = Row(name="row", embedding={"method": "funnel"}, train={"train_steps": 9}, average=2)
     with pytest.raises(UserError, match="started with a different embedding;"):
         train.train_row(other, tmp_path, DATA, [], 2)
     with pytest.raises(UserError, match="started with a different data;"):
