@@ -36,53 +36,38 @@ def _has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def decode_windows(codes: Tensor, count: int, width: int, first: int, book: Tensor) -> Tensor:
-    """Entries ``(n, count)`` of `book` ``(2**b,)`` for the last b bits of a stream at each number.
-
-    Args:
-        codes: streams, bytes ``(n, B)``.
-        count: the numbers of a row.
-        width: the bits of a number.
-        first: the bits of the first number, `width` or 8.
-        book: floats.
-    """
-    out = torch.empty(len(codes), count)
-    _run("decode_windows", count, [codes], [width, first, book], out)
-    return out.to(book.dtype)
-
-
-def window_scores(
-    hidden: Tensor, codes: Tensor, width: int, first: int, book: Tensor, scales: Tensor
-) -> Tensor:
-    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_windows`, times `scales`."""
-    out = torch.empty(len(hidden), len(codes))
-    _run("window_scores", hidden.size(1), [codes, scales.squeeze(1)], [width, first, book, hidden], out.t())
-    return out.to(hidden.dtype)
-
-
-def decode_fields(codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor) -> Tensor:
+def decode_entries(codes: Tensor, ends: Tensor, books: Tensor, numbers: Tensor | None = None) -> Tensor:
     """Entries ``(n, D)`` of codebooks for the last b bits of a stream at each number.
 
     Args:
         codes: streams, bytes ``(n, B)``.
         ends: the bits up to the end of each number ``(D,)``.
-        numbers: the codebook of each number ``(D,)``.
         books: floats ``(m, 2**b)``.
+        numbers: the codebook of each number ``(D,)``; by default the first one.
     """
     out = torch.empty(len(codes), len(ends))
-    others = [ends, numbers * books.size(1), books.size(1) - 1, books.flatten()]
-    _run("decode_fields", len(ends), [codes], others, out)
+    _run("decode_entries", len(ends), [codes], _fields(ends, books, numbers), out)
     return out.to(books.dtype)
 
 
-def path_scores(
-    hidden: Tensor, codes: Tensor, ends: Tensor, numbers: Tensor, books: Tensor, scales: Tensor
+def entry_scores(
+    hidden: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    ends: Tensor,
+    books: Tensor,
+    numbers: Tensor | None = None,
 ) -> Tensor:
-    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows as in `decode_fields`, times `scales`."""
+    """Products ``(N, n)`` of states ``(N, D)`` with rows as in `decode_entries` times `scales` ``(n, 1)``."""
     out = torch.empty(len(hidden), len(codes))
-    others = [ends, numbers * books.size(1), books.size(1) - 1, books.flatten(), hidden]
-    _run("path_scores", hidden.size(1), [codes, scales.squeeze(1)], others, out.t())
+    _run("entry_scores", len(ends), [codes, scales], [*_fields(ends, books, numbers), hidden], out.t())
     return out.to(hidden.dtype)
+
+
+def _fields(ends: Tensor, books: Tensor, numbers: Tensor | None) -> list[Any]:
+    """The ends of numbers, where their codebooks start, a mask of the bits of a state, all codebooks."""
+    starts = torch.zeros_like(ends) if numbers is None else numbers * books.size(1)
+    return [ends, starts, books.size(1) - 1, books.flatten()]
 
 
 def table_scores(codes: Tensor, tables: Tensor, scales: Tensor) -> Tensor:

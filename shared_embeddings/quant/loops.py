@@ -20,63 +20,6 @@ _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy
 
 
 @_compiled
-def decode_windows(codes: Any, width: int, first: int, book: Any, out: Any) -> None:
-    """Entries ``(n, D)`` of `book` for the last bits of a stream, `width` bits further for each number."""
-    for row in range(codes.shape[0]):
-        _row_of_windows(codes[row], np.uint64(width), first, book, out[row])
-
-
-@_compiled
-def window_scores(codes: Any, scales: Any, width: int, first: int, book: Any, hidden: Any, out: Any) -> None:
-    """Products ``(n, N)`` of vectors ``(N, D)`` with the rows of `decode_windows` times `scales` ``(n,)``."""
-    numbers = np.empty(hidden.shape[1], np.float32)
-    for row in range(codes.shape[0]):
-        _row_of_windows(codes[row], np.uint64(width), first, book, numbers)
-        _scores_of_row(numbers, hidden, scales[row], out[row])
-
-
-@_compiled
-def _scores_of_row(numbers: Any, hidden: Any, scale: Any, out: Any) -> None:
-    """Products ``(N,)`` of vectors ``(N, D)`` with a row ``(D,)`` times a scale."""
-    for token in range(hidden.shape[0]):
-        score = np.float32(0.0)
-        for column in range(numbers.shape[0]):
-            score += numbers[column] * hidden[token, column]
-        out[token] = score * scale
-
-
-@_compiled
-def _row_of_windows(codes: Any, width: Any, first: int, book: Any, out: Any) -> None:
-    """One row ``(D,)`` of `decode_windows`; unsigned numbers save tests for negative places."""
-    dim, byte, mask = out.shape[0], np.uint64(8), np.uint64(book.shape[0] - 1)
-    stream, place, column = np.uint64(0), 0, 0
-    if first != width:
-        stream, place, column = np.uint64(codes[0]), 1, 1
-        out[0] = book[stream & mask]
-    # The fewest numbers that fill whole bytes, in fours.
-    fours = 1 + width % 2
-    while column + 4 * fours <= dim:
-        for _ in range(fours * width // 2):
-            stream = stream << byte | np.uint64(codes[place])
-            place += 1
-        shift = width * np.uint64(4 * fours)
-        for _ in range(fours):
-            for number in range(4):
-                shift -= width
-                out[column + number] = book[stream >> shift & mask]
-            column += 4
-    unread = np.uint64(0)
-    while column < dim:
-        if unread < width:
-            stream = stream << byte | np.uint64(codes[place])
-            place += 1
-            unread += byte
-        unread -= width
-        out[column] = book[stream >> unread & mask]
-        column += 1
-
-
-@_compiled
 def table_scores(codes: Any, scales: Any, tables: Any, out: Any) -> None:
     """Sums ``(n,)`` over the bytes of rows, with a table ``(256,)`` for each byte of a row."""
     size = codes.shape[1] // scales.shape[1]
@@ -227,36 +170,41 @@ def _insert_nearest(
 
 
 @_compiled
-def decode_fields(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, out: Any) -> None:
+def decode_entries(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, out: Any) -> None:
     """Entries ``(n, D)`` of `book` for the last bits of streams before each of `ends` ``(D,)``.
 
     The codebook of a number starts at its place in `offsets` ``(D,)``.
     """
     for row in range(codes.shape[0]):
-        _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, out[row])
+        _decode_row(codes[row], ends, offsets, np.uint64(mask), book, out[row])
 
 
 @_compiled
-def path_scores(
+def entry_scores(
     codes: Any, scales: Any, ends: Any, offsets: Any, mask: int, book: Any, hidden: Any, out: Any
 ) -> None:
-    """Products ``(n, N)`` of vectors ``(N, D)`` with the rows of `decode_fields` times `scales` ``(n,)``."""
+    """Products ``(n, N)`` of vectors ``(N, D)`` with rows as in `decode_entries` times `scales` ``(n, 1)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _row_of_fields(codes[row], ends, offsets, np.uint64(mask), book, numbers)
-        _scores_of_row(numbers, hidden, scales[row], out[row])
+        _decode_row(codes[row], ends, offsets, np.uint64(mask), book, numbers)
+        for token in range(hidden.shape[0]):
+            score = np.float32(0.0)
+            for column in range(numbers.shape[0]):
+                score += numbers[column] * hidden[token, column]
+            out[row, token] = score * scales[row, 0]
 
 
 @_compiled
-def _row_of_fields(codes: Any, ends: Any, offsets: Any, mask: Any, book: Any, out: Any) -> None:
-    """One row ``(D,)`` of `decode_fields`."""
-    stream, read, place = np.uint64(0), 0, 0
+def _decode_row(codes: Any, ends: Any, offsets: Any, mask: Any, book: Any, out: Any) -> None:
+    """One row ``(D,)`` of `decode_entries`; unsigned numbers save tests for negative places."""
+    stream, read, place = np.uint64(0), 0, np.uint64(0)
     for column in range(out.shape[0]):
         while read < ends[column]:
             stream = stream << np.uint64(8) | np.uint64(codes[place])
-            place += 1
+            place += np.uint64(1)
             read += 8
-        out[column] = book[offsets[column] + np.int64(stream >> np.uint64(read - ends[column]) & mask)]
+        state = stream >> np.uint64(read - ends[column]) & mask
+        out[column] = book[np.uint64(offsets[column]) + state]
 
 
 @_compiled

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.bits import byte_products, bytes_for, field_ends, pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.utils.tracing import cache_tensor
@@ -60,7 +60,8 @@ class LloydMaxCodec(Codec):
         width, levels = int(rate), books[f"levels{int(rate)}"]
         tables = byte_products(hidden, width, levels)
         if tables is None:
-            return kernels.window_scores(hidden, codes, width, width, levels, scales)
+            ends = field_ends(self.dim, width)
+            return kernels.entry_scores(hidden, codes, scales, ends, levels.unsqueeze(0))
         return kernels.table_scores(codes, tables, scales)
 
 

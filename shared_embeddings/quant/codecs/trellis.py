@@ -169,10 +169,7 @@ class TrellisCodec(Codec):
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        if rate < 1:
-            return path_scores(hidden, codes, self._steps(rate), scales)
-        entries = codebook(codes.device)[0]
-        return kernels.window_scores(hidden, codes, int(rate), START_BITS, entries, scales)
+        return path_scores(hidden, codes, self._steps(rate), scales)
 
     def _steps(self, rate: float) -> Steps:
         return steps_for(((rate, self.dim),))
@@ -322,7 +319,7 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     book = codebook(codes.device)
     numbers, _, ends = _places_of(steps, codes.device)
     if kernels.usable(codes):
-        return kernels.decode_fields(codes, ends, numbers, book)
+        return kernels.decode_entries(codes, ends, book, numbers)
     places = (ends - 1) // 8
     padded = F.pad(codes, (2, 0)).int()
     high, middle, low = (padded.index_select(1, places + number) for number in range(3))
@@ -333,4 +330,4 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
 def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
     numbers, _, ends = _places_of(steps, codes.device)
-    return kernels.path_scores(hidden, codes, ends, numbers, codebook(codes.device), scales)
+    return kernels.entry_scores(hidden, codes, scales, ends, codebook(codes.device), numbers)
