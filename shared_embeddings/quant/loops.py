@@ -183,7 +183,7 @@ def decode_entries(codes: Any, ends: Any, offsets: Any, mask: int, book: Any, ou
 def entry_scores(
     codes: Any, scales: Any, ends: Any, offsets: Any, mask: int, book: Any, hidden: Any, out: Any
 ) -> None:
-    """Products ``(n, N)`` of vectors ``(N, D)`` with rows as in `decode_entries` times `scales` ``(n, 1)``."""
+    """Products ``(n, N)`` of vectors ``(N, D)`` with rows of `decode_entries` times `scales` ``(n, 1)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _decode_row(codes[row], ends, offsets, np.uint64(mask), book, numbers)

@@ -30,18 +30,12 @@ def test_masks_are_random_numbers_with_the_right_mean(probability: float) -> Non
         assert (dropped[lag:] * dropped[:-lag]).mean().item() == pytest.approx(0, abs=noise)
 
 
-@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3), (4, 1, 2)])
-def test_masks_have_the_requested_shape_and_dtype(shape: tuple[int, ...]) -> None:
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        mask = keep_mask(torch.zeros((), dtype=dtype), shape, 0.5)
-        assert mask.shape == shape and mask.dtype == dtype
-        assert ((mask == 0) | (mask == 2)).all()
-
-
-def test_extreme_probabilities_of_masks() -> None:
-    torch.manual_seed(0)
-    assert (keep_mask(torch.zeros(()), (1000,), 0.0) == 1).all()
-    assert (keep_mask(torch.zeros(()), (1000,), 1 - 1e-9) == 0).all()
+@pytest.mark.parametrize("shape", [(1,), (2, 3), (4, 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_masks_have_the_requested_shape_and_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    mask = keep_mask(torch.zeros((), dtype=dtype), shape, 0.5)
+    assert mask.shape == shape and mask.dtype == dtype
+    assert ((mask == 0) | (mask == 2)).all()
 
 
 def test_kept_entries_and_their_gradients_are_scaled() -> None:
@@ -63,15 +57,12 @@ def test_masks_differ_and_are_seeded() -> None:
     assert torch.equal(layer(ones), first) and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-def test_evaluation_drops_nothing(probability: float) -> None:
+@pytest.mark.parametrize(("probability", "left"), [(0.0, 1.0), (0.3, None), (1.0, 0.0)])
+def test_evaluation_drops_nothing_and_extremes_are_exact(probability: float, left: float | None) -> None:
     inputs = torch.randn(4, 5)
     assert torch.equal(Dropout(probability).eval()(inputs), inputs)
-
-
-@pytest.mark.parametrize(("probability", "left"), [(0.0, 1.0), (1.0, 0.0)])
-def test_probabilities_of_zero_and_one(probability: float, left: float) -> None:
-    assert torch.equal(dropout(torch.ones(9), probability, training=True), torch.full((9,), left))
+    if left is not None:
+        assert torch.equal(dropout(inputs, probability, training=True), inputs * left)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1])
@@ -85,12 +76,6 @@ def test_invalid_probabilities_fail(probability: float) -> None:
 def test_other_devices_use_their_own_kernel() -> None:
     inputs = torch.ones(3, 4, device="meta")
     assert dropout(inputs, 0.5, training=True).shape == F.dropout(inputs, 0.5).shape
-
-
-def test_autocast_keeps_the_dtype_of_the_layer() -> None:
-    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), Dropout(0.5))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
 
 
 FILTERS = ["alone-real", "alone-binary"]
@@ -145,18 +130,6 @@ def test_the_output_side_has_no_dropout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_every_token_has_its_own_mask(name: str) -> None:
-    emb = dropping(by_name(name))
-    ids = torch.tensor([5, 11, 5, 5, 11])
-    torch.manual_seed(1)
-    kept = masks(emb, ids)
-    for first, second in ((0, 2), (0, 3), (2, 3), (1, 4)):
-        assert not torch.equal(kept[first], kept[second])
-    vectors = emb(ids)
-    assert not torch.allclose(vectors[0], vectors[2]) and not torch.allclose(vectors[1], vectors[4])
-
-
-@pytest.mark.parametrize("name", FILTERS)
 def test_tokens_with_dropout_are_as_in_the_formula(name: str) -> None:
     """``W2 dropout(max(0, W1 (m_w * o)))`` of every token, with the masks that were drawn."""
     case = by_name(name)
@@ -164,6 +137,7 @@ def test_tokens_with_dropout_are_as_in_the_formula(name: str) -> None:
     ids = torch.tensor([[5, 11, 3], [5, 2, 5]])
     torch.manual_seed(1)
     kept = masks(emb, ids)
+    assert not torch.equal(kept[0], kept[3]) and not torch.equal(kept[0], kept[5])  # tokens of one word
     torch.manual_seed(1)
     found = emb(ids)
     filters = sum(book[emb.codes[ids.flatten(), place].long()] for place, book in enumerate(emb.codebooks))
@@ -172,17 +146,6 @@ def test_tokens_with_dropout_are_as_in_the_formula(name: str) -> None:
     expected = (units @ emb.second.T * (ids.flatten() != 3)[:, None]).view(2, 3, -1)
     torch.testing.assert_close(found, expected)
     assert_same_gradients(gradients(emb, found.square().sum()), gradients(emb, expected.square().sum()))
-
-
-@pytest.mark.parametrize("name", FILTERS)
-def test_dropout_keeps_the_mean_and_acts_in_training_only(name: str) -> None:
-    case = by_name(name)
-    plain, emb = case.build(0), dropping(case)
-    ids = torch.arange(case.num_embeddings)
-    assert torch.equal(emb.eval()(ids), plain.eval()(ids))
-    mean = torch.stack([emb.train()(ids) for _ in range(400)]).mean(0)
-    assert (mean - plain(ids)).norm() < 0.15 * plain(ids).norm()
-    assert emb(torch.tensor([3, 3])).abs().max() == 0
 
 
 def test_a_map_drops_for_every_token_on_the_input_side() -> None:
@@ -258,9 +221,3 @@ def test_a_compiled_model_is_compiled_again_only_where_dropout_ends() -> None:
         graphs.append(len(compiled))
     assert drops == [True] * 3 + [False] * 5
     assert graphs[0] == graphs[2] and graphs[3] == graphs[7]
-
-
-def test_the_end_of_dropout_is_not_in_the_state() -> None:
-    """The host's step sets the state of dropout; older checkpoints load."""
-    case = by_name("alone-real")
-    assert dropping(case, relu_dropout_steps=3).state_dict().keys() == case.build().state_dict().keys()

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from urllib.response import addinfourl
@@ -38,7 +39,6 @@ from shared_embeddings.utils.reading import (
 )
 from shared_embeddings.utils.results import (
     ROOT,
-    describe_device,
     git_state,
     provenance,
     write_record,
@@ -51,19 +51,14 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
+    path.chmod(0o640)
     with pytest.raises(RuntimeError), replacing(path) as temporary:
         temporary.write_text("half")
         raise RuntimeError
     assert path.read_text() == "old" and listing(tmp_path) == ["out"]
-
-
-def test_the_mode_of_a_replaced_file_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_text("old")
-    path.chmod(0o640)
     write_text(path, "new")
     assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640
 
@@ -215,16 +210,9 @@ def test_a_lock_changes_no_file(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError, match="another process is running here"), locked(lock):
             pass
     assert precious.read_text() == "mine" and listing(lock.parent) == []
-
-
-def test_a_lock_leaves_nothing_behind(tmp_path: Path) -> None:
-    lock = tmp_path / "a" / "b" / ".lock"
-    with pytest.raises(UserError, match="refused"), locked(lock):
+    with pytest.raises(UserError, match="refused"), locked(tmp_path / "a" / "b" / ".lock"):
         raise UserError("refused")
-    assert listing(tmp_path) == []
-    with locked(lock):
-        write_text(lock.with_name("model"), "x")
-    assert listing(lock.parent) == ["model"]
+    assert not (tmp_path / "a").exists()
 
 
 def test_files_of_running_processes_are_kept(tmp_path: Path) -> None:
@@ -250,17 +238,6 @@ def test_a_killed_folder_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert folder.exists() == (move == 1)
     remove_leftovers(folder)
     assert listing(tmp_path) == ["model"] and listing(folder) == ["old"]
-
-
-def test_sets_and_folders_are_replaced(tmp_path: Path) -> None:
-    folder, text = tmp_path / "folder", tmp_path / "text"
-    for number in range(2):
-        with staged([folder, text]) as (new_folder, new_text):
-            new_folder.mkdir()
-            (new_folder / f"part{number}").touch()
-            new_text.write_text(str(number))
-    assert listing(tmp_path) == ["folder", "text"] and listing(folder) == ["part1"]
-    assert text.read_text() == "1"
 
 
 def test_inputs_are_regular_files(tmp_path: Path) -> None:
@@ -359,9 +336,7 @@ def test_other_yaml_fails_in_one_line(text: str, reason: str) -> None:
     [
         ("[" * 100_000, "nested more than 100 levels deep"),
         ("[" * 200 + "]" * 200, "nested more than 100 levels deep"),
-        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
         ('{"x": {"a": 1, "a": 2}}', "the key 'a' is given twice"),
-        ("{", "cannot be read as JSON"),
         ("", "cannot be read as JSON"),
     ],
 )
@@ -402,50 +377,40 @@ def test_download_checks_the_content(tmp_path: Path) -> None:
     assert target.read_text() == "content"
 
 
-def test_download_retries_and_advises_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = []
-
-    def offline(url: str, path: Path) -> None:
-        attempts.append(url)
-        path.write_text("half")
-        raise OSError("no route")
-
-    monkeypatch.setattr(download, "_fetch", offline)
-    with pytest.raises(
-        DownloadError, match="target.gz: cannot be downloaded .no route. after 3 attempts; ask"
-    ):
-        download.download(
-            "https://example.org/target.gz", tmp_path / "target.gz", None, "ask", wait_seconds=0
-        )
-    assert len(attempts) == download.ATTEMPTS
-    assert not list(tmp_path.iterdir())
+def failing(request: urllib.request.Request, timeout: float) -> addinfourl:
+    assert request.get_header("User-agent") == download.USER_AGENT
+    raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
 
 
-def test_download_sends_a_user_agent_and_reports_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def failing(request: urllib.request.Request, timeout: float) -> None:
-        asked.append(request.get_header("User-agent"))
-        raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
-
-    monkeypatch.setattr(urllib.request, "urlopen", failing)
-    with pytest.raises(DownloadError, match="the server returned 404 Not Found"):
-        download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
-    assert asked == [download.USER_AGENT] * 3
-    assert not list(tmp_path.iterdir())
+def offline(request: urllib.request.Request, timeout: float) -> addinfourl:
+    raise OSError("no route")
 
 
-def test_truncated_downloads_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def truncated(request: urllib.request.Request, timeout: float) -> addinfourl:
     headers = Message()
     headers["Content-Length"] = "10"
+    return addinfourl(io.BytesIO(b"short"), headers, "")
+
+
+@pytest.mark.parametrize(
+    ("opened", "reason"),
+    [
+        (failing, "the server returned 404 Not Found"),
+        (offline, "target.gz: cannot be downloaded .no route. after 3 attempts; ask"),
+        (truncated, "closed after 5 of 10 bytes"),
+    ],
+)
+def test_failed_downloads_are_tried_again_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., addinfourl], reason: str
+) -> None:
+    asked = []
     monkeypatch.setattr(
-        urllib.request, "urlopen", lambda *_, **__: addinfourl(io.BytesIO(b"short"), headers, "")
+        urllib.request, "urlopen", lambda *given, **how: asked.append(1) or opened(*given, **how)
     )
-    with pytest.raises(DownloadError, match="closed after 5 of 10 bytes"):
-        download.download("https://example.org/a", tmp_path / "a", None, "ask", wait_seconds=0)
-    assert not list(tmp_path.iterdir())
+    target = tmp_path / "target.gz"
+    with pytest.raises(DownloadError, match=reason):
+        download.download("https://example.org/target.gz", target, None, "ask", wait_seconds=0)
+    assert len(asked) == download.ATTEMPTS and not list(tmp_path.iterdir())
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -471,11 +436,9 @@ def test_git_state(tmp_path: Path) -> None:
 
 
 def test_provenance() -> None:
-    found = provenance(["torch"])
-    assert set(found) == {"date", "git", "versions", "device"}
-    assert set(found["versions"]) == {"python", "torch"}
-    assert provenance(["no-such-package"])["versions"]["no-such-package"] is None
-    assert describe_device("cpu").endswith("threads")
+    found = provenance(["torch", "no-such-package"])
+    assert set(found) == {"date", "git", "versions", "device"} and found["device"]
+    assert found["versions"]["no-such-package"] is None and found["versions"]["torch"]
 
 
 def test_paths_are_absolute(tmp_path: Path) -> None:

@@ -144,12 +144,6 @@ def test_export_leaves_no_traced_tensors_behind(monkeypatch: pytest.MonkeyPatch)
     assert fresh(2, ids.device) is fresh(2, ids.device)
 
 
-def test_fullgraph_limits_have_reasons() -> None:
-    limits = {method: se.options(method).fullgraph_limit for method in se.methods()}
-    assert {method for method, limit in limits.items() if limit is not None} == {"adaptive"}
-    assert all(limit is None or len(limit.split()) > 5 for limit in limits.values())
-
-
 class OneDevice(TorchDispatchMode):
     """Fails at an operation on tensors of several devices; copies and single numbers may differ."""
 
@@ -175,10 +169,8 @@ def test_computes_without_values(case: Case, mode: Any) -> None:
             vectors = emb(ids)
             loss = vectors.sum()
             if case.output:
-                scores = emb.logits(hidden)
-                assert scores.shape == (3, 5, case.num_embeddings)
-                each = emb.cross_entropy(hidden, ids, reduction="none")
-                assert each.shape == (3, 5)
+                scores, each = emb.logits(hidden), emb.cross_entropy(hidden, ids, reduction="none")
+                assert scores.shape == (3, 5, case.num_embeddings) and each.shape == (3, 5)
                 entropy = emb.cross_entropy(hidden, ids, label_smoothing=0.1)
                 loss = loss + scores.sum() + each.sum() + entropy
             loss.backward()
@@ -187,21 +179,15 @@ def test_computes_without_values(case: Case, mode: Any) -> None:
             if parameter.requires_grad:
                 assert parameter.grad is not None and parameter.grad.shape == parameter.shape, name
         assert not case.output or hidden.grad.shape == hidden.shape
-
-
-@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
-@every_case
-def test_evaluates_without_values(case: Case, mode: Any) -> None:
-    with mode(), torch.no_grad():
-        emb = case.build().eval()
-        ids, hidden = torch.ones(3, 5, dtype=torch.long), case.hidden(3, 5)
-        assert emb(ids).shape == (3, 5, case.embedding_dim)
-        assert emb.table().shape == (case.num_embeddings, case.embedding_dim)
-        if case.output:
-            assert emb.log_prob(hidden).shape == (3, 5, case.num_embeddings)
-            assert emb.output_table().shape == (case.num_embeddings, case.score_dim)
-            loss, predictions = emb.cross_entropy_and_predictions(hidden, ids)
-            assert loss.shape == () and predictions.shape == (3, 5) and predictions.dtype == torch.long
+        emb.eval()
+        with torch.no_grad():
+            assert emb(ids).shape == (3, 5, case.embedding_dim)
+            assert emb.table().shape == (case.num_embeddings, case.embedding_dim)
+            if case.output:
+                assert emb.log_prob(hidden).shape == (3, 5, case.num_embeddings)
+                assert emb.output_table().shape == (case.num_embeddings, case.score_dim)
+                loss, predictions = emb.cross_entropy_and_predictions(hidden, ids)
+                assert loss.shape == () and predictions.shape == (3, 5) and predictions.dtype == torch.long
 
 
 WORDS, DIM = 200, 64
@@ -232,38 +218,22 @@ def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.error < 2e-3 and found.bytes == (tmp_path / "embedding.onnx").stat().st_size
 
 
+def uniform(dim: int = DIM, **options: Any) -> se.SharedEmbedding:
+    return held(fitted("quantized", dim, codec="uniform", **options), "fp16")
+
+
 def test_compact_forms(tmp_path: Path) -> None:
-    output = tmp_path / "embedding.onnx"
+    output, factors = tmp_path / "embedding.onnx", "two factors of rank"
     for module, form, numbers in (
-        (
-            held(fitted("quantized", bits=4, codec="uniform"), "fp16"),
-            "4-bit blocks of 32",
-            WORDS * (32 + 2 * 2),
-        ),
-        (
-            held(fitted("quantized", bits=8, codec="uniform", group_size=64), "fp16"),
-            "8-bit blocks of 64",
-            WORDS * (64 + 2),
-        ),
+        (uniform(bits=4), "4-bit blocks of 32", WORDS * (32 + 2 * 2)),
+        (uniform(bits=8, group_size=64), "8-bit blocks of 64", WORDS * (64 + 2)),
         # Blocks smaller than the groups, and rows padded to whole blocks.
-        (
-            held(fitted("quantized", 40, bits=4, codec="uniform"), "fp16"),
-            "4-bit blocks of 16",
-            WORDS * (24 + 2 * 2),
-        ),
+        (uniform(40, bits=4), "4-bit blocks of 16", WORDS * (24 + 2 * 2)),
         (held(fitted("standard"), "int8"), "8-bit blocks of 64 numbers table", WORDS * (64 + 2)),
         (held(fitted("standard"), "int4"), "4-bit blocks of 32 numbers table", WORDS * (32 + 2 * 2)),
-        (
-            held(fitted("projective", rank=16), "int8"),
-            "two factors of rank 16 in 8-bit",
-            WORDS * (16 + 2) + 16 * 66,
-        ),
-        (
-            held(fitted("projective", rank=16), "int4"),
-            "two factors of rank 16 in 4-bit",
-            WORDS * (8 + 2) + 16 * 36,
-        ),
-        (fitted("projective", rank=8), "two factors of rank 8", 4 * 8 * (WORDS + DIM)),
+        (held(fitted("projective", rank=16), "int8"), f"{factors} 16 in 8-bit", WORDS * (16 + 2) + 16 * 66),
+        (held(fitted("projective", rank=16), "int4"), f"{factors} 16 in 4-bit", WORDS * (8 + 2) + 16 * 36),
+        (fitted("projective", rank=8), f"{factors} 8", 4 * 8 * (WORDS + DIM)),
         (
             held(fitted("structured", num_groups=8, num_clusters=16), "fp16"),
             "codes of 8 centroids",

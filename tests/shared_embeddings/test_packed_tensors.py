@@ -18,7 +18,7 @@ import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
-from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, Packed
+from shared_embeddings.quant.formats import FORMATS, BitCodes
 from shared_embeddings.quant.packed_tensor import (
     PackedTensor,
     column_sums,
@@ -26,7 +26,7 @@ from shared_embeddings.quant.packed_tensor import (
     unfreeze,
     warn_of_frozen,
 )
-from shared_embeddings.quant.storage import StorageError, hold, pack, unpack
+from shared_embeddings.quant.storage import hold, pack, unpack
 from tests.shared_embeddings.support import MemoryMeter
 
 ROWS, WIDTH = 700, 48
@@ -90,14 +90,6 @@ def test_operations_equal_those_of_the_decoded_tensor(store: str) -> None:
         F.linear(torch.ones(2, WIDTH + 1), packed(store, ROWS, WIDTH))
 
 
-@pytest.mark.parametrize("store", FORMATS)
-def test_codebooks_of_short_pieces(store: str) -> None:
-    for shape in ((40, 7, 24), (40, 7, 3)):
-        books = packed(store, *shape)
-        assert torch.equal(books.flatten(0, 1), plain(books).flatten(0, 1))
-        assert torch.equal(books[5:9].sum(), plain(books)[5:9].sum())
-
-
 def test_hidden_states_get_gradients() -> None:
     table, hidden = packed("int8", ROWS, WIDTH), torch.randn(3, WIDTH, requires_grad=True)
     F.linear(hidden, table).sum().backward()
@@ -151,24 +143,6 @@ def test_copies_types_and_files(store: str) -> None:
     loaded = torch.load(file, weights_only=True)["weight"]
     assert isinstance(loaded, PackedTensor) and torch.equal(plain(loaded), values)
     assert copied.load_state_dict({"weight": loaded}).missing_keys == []
-
-
-def test_parts_of_a_file_must_be_consistent() -> None:
-    for store, kind in {**FORMATS, "log8": Logarithms}.items():
-        form = kind((ROWS, WIDTH))
-        codes, scales = form.encode(torch.randn(ROWS, WIDTH))
-        form.check(Packed(codes, scales))
-        damaged = [(codes[1:], scales), (codes.to(torch.int64), scales)]
-        damaged += [] if scales is None else [(codes, None), (codes, scales[1:]), (codes, scales.float())]
-        for parts in damaged:
-            with pytest.raises(ValueError, match="unexpected type or shape"):
-                form.check(Packed(*parts))
-        if store not in FORMATS:
-            continue
-        state = pack({"t": torch.randn(ROWS, WIDTH)}, ["t"], store)
-        state["t"] = state["t"][1:].clone() if store == "int4" else state["t"].to(torch.int64)
-        with pytest.raises(StorageError, match="damaged"):
-            hold(state)
 
 
 @pytest.mark.parametrize("method", se.methods())
@@ -276,21 +250,17 @@ def test_memory_stays_that_of_the_file(words: int, dim: int) -> None:
             assert loaded.bytes_in_memory() <= held_bytes(loaded)
 
 
-def test_losses_and_scores_allocate_no_table() -> None:
+@pytest.mark.parametrize("method", sorted({*se.methods()} - {*CACHED}))
+def test_losses_and_scores_allocate_no_table(method: str) -> None:
     words, dim = 40_000, 64
-    for method in se.methods():
-        if method in CACHED:
-            continue
-        (options, *_) = se.options(method).examples(words, dim).values()
-        made = se.build(method, num_embeddings=words, embedding_dim=dim, **options)
-        held = installed(made, "int8")
-        hidden, ids = torch.randn(2, dim), torch.tensor([0, words - 1])
-        known = (*held.parameters(), *held.buffers())
-        with torch.no_grad(), MemoryMeter(*known) as meter:
-            held(ids)
-            held.log_prob(hidden)
-            held.cross_entropy(hidden, ids, label_smoothing=0.1)
-        assert meter.peak < 0.9 * 4 * words * dim, (method, meter.peak)
+    (options, *_) = se.options(method).examples(words, dim).values()
+    held = installed(se.build(method, num_embeddings=words, embedding_dim=dim, **options), "int8")
+    hidden, ids = torch.randn(2, dim), torch.tensor([0, words - 1])
+    with torch.no_grad(), MemoryMeter(*held.parameters(), *held.buffers()) as meter:
+        held(ids)
+        held.log_prob(hidden)
+        held.cross_entropy(hidden, ids, label_smoothing=0.1)
+    assert meter.peak < 0.9 * 4 * words * dim
 
 
 def test_sums_of_packed_rows_are_kept_until_codes_change(monkeypatch: pytest.MonkeyPatch) -> None:
