@@ -83,7 +83,7 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
         references: headlines of the test set.
         lengths: desired lengths of headlines in characters.
     """
-    step, texts = partial(run_step, stamps=folder / "steps"), text_files(folder)
+    step, texts = partial(run_step, folder / "steps"), text_files(folder)
     sources, targets = ([path for path in texts if path.suffix == f".{side}"] for side in (SOURCE, TARGET))
     subwords.run_bpe_steps(step, sources[:1], sources, folder / "bpe.codes", operations)
 
@@ -92,13 +92,13 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
             convert_file(path, folder / path.name, split_text)
 
     outputs = [folder / path.name for path in targets]
-    step("characters", action=split_into_characters, inputs=targets, outputs=outputs, settings={})
+    step("characters", targets, outputs, split_into_characters)
     pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
 
     def write_vocabulary() -> None:
         write_text(vocabulary, vocabulary_text(count_tokens(pieces[:1]) + count_characters(pieces[1:])))
 
-    step("vocabulary", action=write_vocabulary, inputs=pieces, outputs=[vocabulary], settings={})
+    step("vocabulary", pieces, [vocabulary], write_vocabulary)
     files = [*(folder / path.name for path in texts), vocabulary, *references]
     description = {
         "source": SOURCE,
@@ -241,14 +241,9 @@ def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
             write_split(folder, split, [" ".join(each) for each in words], [pair.title for pair in pairs])
 
     references = [folder / "text" / "test.target"]
-    run_step(
-        "texts",
-        folder / "steps",
-        write_texts,
-        inputs=[table],
-        outputs=[*text_files(folder), *references],
-        settings={name: getattr(settings, name) for name in ("valid", "test", "source_words")},
-    )
+    chosen = {name: getattr(settings, name) for name in ("valid", "test", "source_words")}
+    outputs = [*text_files(folder), *references]
+    run_step(folder / "steps", "texts", [table], outputs, write_texts, **chosen)
     encode(folder, settings.bpe_operations, references, settings.lengths)
     print(f"prepared {folder}")
 
@@ -346,11 +341,11 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
         raise UserError("DATA_DIR is not set; set it to the folder with the licensed texts in gigaword")
     folder = recipe.data
     sides, references = locate_licensed(raw, settings.references)
-    step, test_source = partial(run_step, stamps=folder / "steps"), folder / "text" / "test.source"
+    step, test_source = partial(run_step, folder / "steps"), folder / "text" / "test.source"
     copies = [folder / "text" / f"test.reference.{number}" for number in range(settings.references)]
 
     def write_test() -> None:
-        contents = {path: read_lines(path) for path in (sides["test.source"], *references)}
+        contents = {path: read_lines(path) for path in tests}
         check_lengths(contents, settings.test)
         for path, lines in zip((test_source, *copies), contents.values(), strict=True):
             write_lines(path, lines)
@@ -363,20 +358,10 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
             pairs = [pair for pair in zip(*texts.values(), strict=True) if all(pair)][:most]
             write_split(folder, split, [source for source, _ in pairs], [target for _, target in pairs])
 
-    step(
-        "test",
-        action=write_test,
-        inputs=[sides["test.source"], *references],
-        outputs=[test_source, *copies],
-        settings={"test": settings.test},
-    )
-    step(
-        "training",
-        action=write_training,
-        inputs=[path for name, path in sides.items() if name != "test.source"],
-        outputs=[path for path in text_files(folder) if path != test_source],
-        settings={"valid": settings.valid},
-    )
+    tests = [sides.pop("test.source"), *references]
+    step("test", tests, [test_source, *copies], write_test, test=settings.test)
+    outputs = [path for path in text_files(folder) if path != test_source]
+    step("training", list(sides.values()), outputs, write_training, valid=settings.valid)
     encode(folder, settings.bpe_operations, copies, settings.lengths)
     print(f"prepared {folder}")
 

@@ -141,14 +141,8 @@ def _make_class_files(recipe: Recipe, texts: Sequence[Path], classes: Mapping[st
         make, inputs = partial(make_classes, texts, vocabulary, epochs=epochs), [*texts, vocabulary]
         if output != first:
             make, inputs = partial(regroup, first), [first]
-        run_step(
-            output.stem,
-            recipe.data / "steps",
-            partial(make, num_classes=settings["num_classes"], output=output, force=True),
-            inputs=inputs,
-            outputs=[output],
-            settings=settings,
-        )
+        make = partial(make, num_classes=settings["num_classes"], output=output, force=True)
+        run_step(recipe.data / "steps", output.stem, inputs, [output], make, **settings)
 
 
 def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:

@@ -135,30 +135,32 @@ def run_main(
 
 
 def run_step(
-    name: str,
     stamps: Path,
-    action: Callable[[], object],
-    *,
+    name: str,
     inputs: Sequence[Path],
     outputs: Sequence[Path],
-    settings: Mapping[str, Any],
+    action: Callable[..., object],
+    /,
+    *arguments: Any,
+    **settings: Any,
 ) -> None:
-    """Run `action` unless its outputs exist, undamaged, with the same inputs and settings (JSON values).
+    """Call `action` with `arguments` unless its outputs exist, undamaged, with the same inputs and settings.
 
-    The stamp is written last, so that an interrupted step runs again. `action` must write its outputs
-    atomically (`shared_embeddings.utils.files.replacing`); a text that it returns is printed.
+    The stamp in the folder `stamps` is written last, so that an interrupted step runs again. The action must
+    write its outputs atomically (`shared_embeddings.utils.files.replacing`); a text that it returns is
+    printed. Settings are all that determines the outputs besides the inputs, as JSON values.
     """
 
     def checksums(paths: Sequence[Path]) -> dict[str, str | None]:
         return {path.name: sha256(path) if path.is_file() else None for path in paths}
 
     stamp = stamps / f"{name}.json"
-    key = {"settings": json.loads(json.dumps(dict(settings))), "inputs": checksums(inputs)}
+    key = {"settings": json.loads(json.dumps(settings)), "inputs": checksums(inputs)}
     if read_json(stamp) == {**key, "outputs": checksums(outputs)}:
         print_line(f"{name}: up to date")
         return
     print_line(f"{name}: running")
-    if isinstance(message := action(), str):
+    if isinstance(message := action(*arguments), str):
         print_line(message)
     write_json(stamp, {**key, "outputs": checksums(outputs)})
 

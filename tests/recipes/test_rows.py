@@ -203,14 +203,8 @@ class Steps:
             raise KeyboardInterrupt
 
     def run(self, size: int = 1) -> int:
-        tools.run_step(
-            "step",
-            self.folder / "stamps",
-            self.make,
-            inputs=[self.source],
-            outputs=[self.target],
-            settings={"size": size, "pair": ("x", "y")},
-        )
+        settings = {"size": size, "pair": ("x", "y")}
+        tools.run_step(self.folder / "stamps", "step", [self.source], [self.target], self.make, **settings)
         return self.runs
 
 
