@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -34,33 +32,46 @@ from shared_embeddings.compress.session import compress
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
 
-NAMES = ("ptb_awd_lstm", "wikitext2_awd_lstm")
-ROWS = [(name, row) for name in NAMES for row in find_recipe(name).rows]
-PUBLISHED = [(name, row) for name, row in ROWS if row.startswith("table")]
-# The allowed difference of DeFINE's totals; and an error in the paper: 27.01 instead of 27.10.
-UNIT, MISTAKE = 0.05, {("wikitext2_awd_lstm", "table4_unique200"): 27.10}
+PTB, WIKITEXT2, LSTM, XL = (
+    *("ptb_awd_lstm", "wikitext2_awd_lstm"),
+    *("wikitext103_lstm", "wikitext103_transformer_xl"),
+)
+ROWS = [(name, row) for name in (PTB, WIKITEXT2, LSTM, XL) for row in find_recipe(name).rows]
+CODES = [(name, row) for name, row in ROWS if row.endswith("_codes")]
+PUBLISHED = [(name, row) for name, row in ROWS if row.startswith("table") and (name, row) not in CODES]
+# The allowed difference of DeFINE's totals: its own tables differ by 2 % for the same unit.
+UNIT, UNEXPLAINED = 0.05, dict.fromkeys(("table7_n512_k2048", "table8a_residual"), 0.07)
+# An error in the paper: 27.01 instead of 27.10.
+MISTAKE = {(WIKITEXT2, "table4_unique200"): 27.10}
+# DeFINE, Tables 1a and 2, in millions: the widest network is R5's, and 8b's takes all of k = 1024.
+CONTEXT = {
+    (LSTM, "table1a_standard"): 23.36,
+    (LSTM, "table1a_define_n256"): 23.36,
+    (LSTM, "table1a_define_n384"): 24.73,
+    (LSTM, "table1a_define_n512"): 26.24,
+    (XL, "table2_standard_n410"): 41.07,
+    (XL, "table2_standard"): 36.25,
+    (XL, "table2_define_n64"): 36.25,
+}
 
 
-def types_of(name: str) -> int:
-    return SOURCES[read_settings(find_recipe(name)).dataset].published.types
+def read(recipe: str, row: str) -> Row:
+    return find_recipe(recipe).row(row)
 
 
-def stored(embedding: dict[str, Any]) -> dict[str, Any]:
-    """An embedding whose files do not exist yet."""
-    files = se.options(embedding["method"]).file_options
-    return {key: se.STORED if key in files else value for key, value in embedding.items()}
+def types_of(recipe: str, row: Row) -> int:
+    """The words of the corpus of a row."""
+    settings = read_settings(find_recipe(recipe))
+    dataset = str(settings.small) if row.data.get("folder") == "data_small" else settings.dataset
+    return SOURCES[dataset].published.types
 
 
-def test_small_rows_exist() -> None:
-    methods = {"standard", "projective", "adaptive", "define", "uncle", "alone", "funnel"}
-    for name in NAMES:
-        assert {f"small_{method}" for method in methods} <= {row for recipe, row in ROWS if recipe == name}
-
-
-def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> LanguageModel:
-    """The model of these settings, checked as by lm_train, on the meta device."""
-    config = parse({"data": "data", "output_dir": "run", "embedding": embedding, **settings})
-    words = [f"word{place}" for place in range(types_of(name))]
+def build(recipe: str, row: Row) -> LanguageModel:
+    """The model of a row, checked as by lm_train, on the meta device; its files need not exist."""
+    files = se.options(row.embedding["method"]).file_options
+    embedding = {key: se.STORED if key in files else value for key, value in row.embedding.items()}
+    config = parse({"data": "d", "output_dir": "s", "embedding": embedding, **row.train})
+    words = [str(number) for number in range(types_of(recipe, row))]
     with torch.device("meta"):
         return models.build(config.training.model, words, embedding, config.model_options())
 
@@ -70,15 +81,15 @@ def model_of(name: str, embedding: dict[str, Any], settings: dict[str, Any]) -> 
     "ptb_awd_lstm-small_projective_finetuned",
     "ptb_awd_lstm-small_projective_fitted",
     "ptb_awd_lstm-small_structured",
-    "ptb_awd_lstm-small_structured_8x_fitted",
     "ptb_awd_lstm-table14_unique25",
     "wikitext2_awd_lstm-small_uncle",
     "wikitext2_awd_lstm-table4_unique100",
+    "wikitext103_lstm-small_standard",
 )
-@pytest.mark.parametrize(("name", "row_name"), ROWS)
-def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
-    row = find_recipe(name).row(row_name)
-    assert sum(p.numel() for p in model_of(name, stored(row.embedding), row.train).parameters()) > 0
+@pytest.mark.parametrize(("recipe", "name"), ROWS)
+def test_row_can_be_trained_and_evaluated(recipe: str, name: str) -> None:
+    row = read(recipe, name)
+    assert build(recipe, row).embedding.num_embeddings == types_of(recipe, row)
     if row.distill is not None:
         option = {"embedding_distillation": {**row.distill, "teacher": "best.pt"}}
         parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train, **option})
@@ -87,75 +98,68 @@ def test_row_can_be_trained_and_evaluated(name: str, row_name: str) -> None:
     evaluation_parser().parse_args(["-model", __file__, "-data", __file__, *as_options(row.evaluate)])
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])
-    for name_ in se.options(row.embedding["method"]).file_options:
-        assert row.embedding.get(name_) in {None, *read_settings(find_recipe(name)).classes}
+    classes = read_settings(find_recipe(recipe)).classes
+    for file in se.options(row.embedding["method"]).file_options:
+        assert row.embedding.get(file) in {None, *classes}
+    if "classes" in row.embedding:
+        assert classes[row.embedding["classes"]]["num_classes"] == row.embedding["num_classes"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_published_rows_have_the_printed_sizes(name: str) -> None:
-    compared = 0
-    for row_name in [row for recipe, row in PUBLISHED if recipe == name]:
-        row = find_recipe(name).row(row_name)
-        assert row.paper is not None and {"source", "perplexity", "hardware"} <= set(row.paper)
-        table = row_name.partition("_")[0].removeprefix("table")
-        assert f"Table {table}: " in row.paper["source"]
-        if "total" not in row.paper:
-            assert table in ("5", "7", "14")
-            continue
-        printed = str(row.paper["total"])
-        total = se.accounting.count_parameters(model_of(name, stored(row.embedding), row.train))
-        wanted = MISTAKE.get((name, row_name), float(printed))
-        digits = len(printed.partition(".")[2])
-        allowed = UNIT * wanted if row.embedding["method"] == "define" else 0.5 * 10**-digits
-        assert total / 1e6 == pytest.approx(wanted, abs=allowed), row_name
-        compared += 1
-    assert compared >= 5
+@pytest.mark.parametrize(("recipe", "name"), PUBLISHED)
+def test_published_rows_have_the_printed_sizes(recipe: str, name: str) -> None:
+    row = read(recipe, name)
+    assert row.paper is not None and {"source", "perplexity", "hardware"} <= set(row.paper)
+    table = name.split("_")[0].removeprefix("table")
+    assert table in row.paper["source"].split("Table ")[1]
+    if "total" not in row.paper:
+        assert recipe in (PTB, WIKITEXT2) and table in ("5", "7", "14")
+        return
+    model = build(recipe, row)
+    total, rest = (se.accounting.count_parameters(part) / 1e6 for part in (model, model.embedding))
+    printed = str(row.paper["total"])
+    wanted = MISTAKE.get((recipe, name), float(printed))
+    allowed = 0.5 * 10 ** -len(printed.partition(".")[2])
+    if row.embedding["method"] == "define":
+        allowed = UNEXPLAINED.get(name, UNIT) * wanted
+    assert total == pytest.approx(wanted, abs=max(allowed, 0.01 if recipe in (LSTM, XL) else 0.0))
+    if (recipe, name) in CONTEXT:
+        assert total - rest == pytest.approx(CONTEXT[recipe, name], abs=0.005)
 
 
 @pytest.mark.parametrize(
-    ("name", "row_name", "network"),
+    ("recipe", "name", "network"),
     # By hand: 4 H (I + H + 2) for each layer of widths I -> H, between the embedding and its scores.
     [
-        ("ptb_awd_lstm", "table4_standard", 20_211_600),
-        ("ptb_awd_lstm", "table1c_define", 7_139_200 + 10_589_200 + 512 * (1150 + 128 + 2)),
-        ("ptb_awd_lstm", "table14_unique25", 4600 * (25 + 1152) + 10_589_200 + 100 * (1150 + 25 + 2)),
-        ("wikitext2_awd_lstm", "table14_unique200", 4600 * (200 + 1152) + 10_589_200 + 800 * 1352),
+        (PTB, "table4_standard", 20_211_600),
+        (PTB, "table1c_define", 7_139_200 + 10_589_200 + 512 * (1150 + 128 + 2)),
+        (PTB, "table14_unique25", 4600 * (25 + 1152) + 10_589_200 + 100 * (1150 + 25 + 2)),
+        (WIKITEXT2, "table14_unique200", 4600 * (200 + 1152) + 10_589_200 + 800 * 1352),
     ],
 )
-def test_last_layer_has_the_width_of_its_tied_table(name: str, row_name: str, network: int) -> None:
-    row = find_recipe(name).row(row_name)
-    model = model_of(name, stored(row.embedding), row.train)
+def test_last_layer_has_the_width_of_its_tied_table(recipe: str, name: str, network: int) -> None:
+    model = build(recipe, read(recipe, name))
     count = se.accounting.count_parameters
     assert count(model) - count(model.embedding) == network
 
 
 def test_finetuned_rows_average_from_the_first_step() -> None:
-    twice = [pair for pair in PUBLISHED if find_recipe(pair[0]).row(pair[1]).finetune]
-    assert {row for _, row in twice} == {"table1c_finetuned_standard", "table5_standard", "table5_unique200"}
-    for name, row_name in twice:
-        row = find_recipe(name).row(row_name)
-        assert row.finetune == {**row.train, "optimizer": "asgd", "patience": 5}
+    twice = {pair[1]: row for pair in PUBLISHED if (row := read(*pair)).finetune}
+    assert set(twice) == {"table1c_finetuned_standard", "table5_standard", "table5_unique200"}
+    assert all(row.finetune == {**row.train, "optimizer": "asgd", "patience": 5} for row in twice.values())
 
 
 def test_small_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
-    for name, row_name in [pair for pair in ROWS if pair[1].startswith("small_")]:
-        row = find_recipe(name).row(row_name)
-        size = describe_size(row, types_of(name))
+    for recipe, name in [pair for pair in ROWS if pair[1].startswith("small_")]:
+        row = read(recipe, name)
+        words, method = types_of(recipe, row), row.embedding["method"]
+        size = describe_size(row, words)
         times = float(size.split(", ")[1].split()[0])
-        method = row.embedding["method"]
         if method in ("structured", "group_reduce"):  # sizes also depend on codes or word counts
             assert 3.7 < times < 12
         elif method not in ("standard", "quantized"):  # fewer bits, not fewer parameters
-            least, most = (7.7, 8.3) if "_8x" in row_name else (3.8, 4.3)
-            assert least <= times < most, row_name
-        assert size.endswith(f"times fewer than {types_of(name):,} x {row.train['embedding_dim']}")
-
-
-def test_class_files_match_the_rows() -> None:
-    for recipe in map(find_recipe, NAMES):
-        settings = read_settings(recipe)
-        for embedding in (row.embedding for row in recipe.rows.values() if "classes" in row.embedding):
-            assert settings.classes[embedding["classes"]]["num_classes"] == embedding["num_classes"]
+            least, most = (7.7, 8.3) if "_8x" in name else (3.6, 4.4)
+            assert least <= times < most, name
+        assert size.endswith(f"times fewer than {words:,} x {row.train['embedding_dim']}")
 
 
 # Words of two kinds in different contexts, so that classes can be found.
@@ -243,74 +247,12 @@ def test_invalid_arguments_are_one_line(
 
 def test_preprocessing_help_lists_its_targets(capsys: pytest.CaptureFixture[str]) -> None:
     for name, printed in (
-        (NAMES[0], "usage: preprocess.sh [--smoke]"),
-        ("wikitext103_lstm", "wikitext-2 in $RUNS"),
+        (PTB, "usage: preprocess.sh [--smoke]"),
+        (LSTM, "wikitext-2 in $RUNS"),
     ):
         with pytest.raises(SystemExit) as ended:
             language_model.preprocess(find_recipe(name), ["--help"])
         assert ended.value.code == 0 and printed in capsys.readouterr().out
-
-
-LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"
-WORDS = {None: [str(number) for number in range(267_735)], "data_small": [str(n) for n in range(33_278)]}
-WIKITEXT_ROWS = [(recipe, row) for recipe in (LSTM, XL) for row in find_recipe(recipe).rows]
-CODES = [(recipe, row) for recipe, row in WIKITEXT_ROWS if row.endswith("_codes")]
-WIKITEXT_PUBLISHED = [
-    pair for pair in WIKITEXT_ROWS if not pair[1].startswith("small_") and pair not in CODES
-]
-SMALL = [(recipe, row) for recipe, row in WIKITEXT_ROWS if row.startswith("small_")]
-# DeFINE, Tables 1a and 2, in millions: the widest network is R5's, and 8b's takes all of k = 1024.
-CONTEXT = {
-    (LSTM, "table1a_standard"): 23.36,
-    (LSTM, "table1a_define_n256"): 23.36,
-    (LSTM, "table1a_define_n384"): 24.73,
-    (LSTM, "table1a_define_n512"): 26.24,
-    (XL, "table2_standard_n410"): 41.07,
-    (XL, "table2_standard"): 36.25,
-    (XL, "table2_define_n64"): 36.25,
-}
-# The allowed difference of totals: the paper's own tables differ by 2 % for the same unit.
-WIKITEXT_UNIT, UNEXPLAINED = 0.05, 0.07
-
-
-def read(recipe: str, row: str) -> Row:
-    return find_recipe(recipe).row(row)
-
-
-def build(row: Row) -> LanguageModel:
-    """The model of a row, checked as by lm_train, on the meta device."""
-    config = parse({"data": "d", "output_dir": "s", "embedding": row.embedding, **row.train})
-    with torch.device("meta"):
-        return models.build(
-            config.training.model, WORDS[row.data.get("folder")], row.embedding, config.model_options()
-        )
-
-
-def millions(module: torch.nn.Module) -> float:
-    return se.accounting.count_parameters(module) / 1e6
-
-
-def tolerance(row: Row) -> float:
-    """The allowed difference to the printed total, in millions."""
-    assert row.paper is not None
-    if row.name in ("table7_n512_k2048", "table8a_residual"):
-        return UNEXPLAINED * row.paper["total"]
-    if row.embedding["method"] == "define":
-        return WIKITEXT_UNIT * row.paper["total"]
-    return 0.01
-
-
-@pytest.mark.parametrize(("recipe", "name"), WIKITEXT_PUBLISHED)
-def test_published_wikitext103_rows_have_the_printed_sizes(recipe: str, name: str) -> None:
-    row = read(recipe, name)
-    assert row.paper is not None
-    assert {"source", "perplexity", "total", "hardware"} <= set(row.paper)
-    assert name.split("_")[0].removeprefix("table") in row.paper["source"].split("Table ")[1]
-    model = build(row)
-    assert millions(model) == pytest.approx(row.paper["total"], abs=tolerance(row))
-    if (recipe, name) in CONTEXT:
-        context = millions(model) - millions(model.embedding)
-        assert context == pytest.approx(CONTEXT[recipe, name], abs=0.005)
 
 
 @pytest.mark.slow_except("wikitext103_transformer_xl-table5_projective_codes")
@@ -318,7 +260,7 @@ def test_published_wikitext103_rows_have_the_printed_sizes(recipe: str, name: st
 def test_codes_take_four_bits_each(recipe: str, name: str) -> None:
     row = read(recipe, name)
     assert row.fit is not None and row.paper is not None and "Table 5" in row.paper["source"]
-    teacher = build(read(recipe, row.fit["teacher"])).embedding
+    teacher = build(recipe, read(recipe, row.fit["teacher"])).embedding
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     replaced = teacher.inner_embedding()
     with torch.device("meta"):
@@ -372,24 +314,3 @@ def test_codes_replace_the_stored_word_vectors(
 def adaptive_part(embedding: Any) -> Any:
     """The adaptive layers of an embedding: the map of DeFINE, or the embedding itself."""
     return embedding.map if embedding.method == "define" else embedding
-
-
-def test_small_rows_are_a_quarter_of_the_table() -> None:
-    for recipe, name in SMALL:
-        row = read(recipe, name)
-        count = build(row).embedding.counts()["total"]
-        dense = 33_278 * 128
-        size = f"{count:,} embedding parameters, {dense / count:.1f} times fewer than 33,278 x 128"
-        assert describe_size(row, 33_278) == size
-        assert name == "small_standard" or dense / count == pytest.approx(4, rel=0.1)
-
-
-@pytest.mark.slow_except("wikitext103_lstm-small_standard")
-@pytest.mark.parametrize(("recipe", "name"), [pair for pair in WIKITEXT_ROWS if pair[1].endswith("standard")])
-def test_evaluation_options_of_rows_are_valid(recipe: str, name: str, tmp_path: Path) -> None:
-    options = as_options(read(recipe, name).evaluate)
-    command = ["-model", str(tmp_path / "absent.pt"), "-data", str(tmp_path), *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "lm.evaluate.command", *command], capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "absent.pt" in done.stderr
