@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nmt.embeddings import shared_embeddings_of, unique_state
@@ -103,8 +104,6 @@ PARTS: dict[str, tensors.PartType] = {
 
 def check_checkpoint(path: str, checkpoint: Any) -> None:
     """Check the structure of a checkpoint ``NAME.pt``, and the checksum of separate weights."""
-    from safetensors import SafetensorError
-
     if not isinstance(checkpoint, dict) or not {"opt", "vocab"} <= checkpoint.keys():
         lacking = (
             ("opt", "vocab") if not isinstance(checkpoint, dict) else {"opt", "vocab"} - checkpoint.keys()
@@ -194,8 +193,18 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
     if not path:
         yield
         return
+    name = os.fspath(path)
+    checkpoint = peek(name)
+    if "model" in checkpoint:
+        files = [name]
+        count = len(checkpoint["model"]) + len(checkpoint.get("generator") or ())
+    else:
+        files, count = safetensors_of(name), 0
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                count += len(opened.keys())
     try:
-        with tensors.building(*_stored(path)):
+        with tensors.building(count, sum(map(os.path.getsize, files))):
             yield
     except (torch.OutOfMemoryError, OSError):
         raise
@@ -208,20 +217,6 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
             f"checkpoint {path}: its parts are inconsistent ({type(error).__name__}: "
             f"{first_line(error)}); use another checkpoint"
         ) from error
-
-
-def _stored(path: str | os.PathLike[str]) -> tuple[int, int]:
-    name = os.fspath(path)
-    checkpoint = peek(name)
-    if "model" in checkpoint:
-        return len(checkpoint["model"]) + len(checkpoint.get("generator") or ()), os.path.getsize(name)
-    from safetensors import safe_open
-
-    files, count = safetensors_of(name), 0
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            count += len(opened.keys())
-    return count, sum(map(os.path.getsize, files))
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -254,10 +249,7 @@ def with_unpacked_tensors(
 ) -> dict[str, Any]:
     """Unpack the weights of a checkpoint, or keep them packed; ``packing`` is their storage format.
 
-    Args:
-        path: names the checkpoint in messages.
-        checkpoint: its content.
-        opened: what becomes of packed weights, see `shared_embeddings.quant.storage`.
+    `opened` is what becomes of packed weights, `unpack` or `hold` of `shared_embeddings.quant.storage`.
     """
     checkpoint = {name: value for name, value in checkpoint.items() if name != checksums.KEY}
     if "model" not in checkpoint:
@@ -304,8 +296,6 @@ def read_safetensors(
 
 def packing_of_checkpoint(path: str, checkpoint: dict[str, Any]) -> Packing | None:
     """Return the storage format of the weights of a checkpoint ``NAME.pt``, None for plain tensors."""
-    from safetensors import safe_open
-
     if "model" in checkpoint:
         return checkpoint.get("packing")
     header = {}
@@ -353,11 +343,7 @@ def write_step(
 ) -> tuple[str, str | None]:
     """Write the checkpoint of one step; returns its file, and the separate file of its weights, if any.
 
-    Args:
-        model: the model.
-        saved: the other parts of the checkpoint (options, vocabulary, optimizer, …).
-        base: path without suffix.
-        save_format: ``pytorch`` or ``safetensors``.
+    `saved` has the other parts of the checkpoint (options, vocabulary, …); `base` is a path without suffix.
     """
     # Models with shared embeddings have each tied tensor once.
     state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
@@ -372,12 +358,8 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
     """Write a checkpoint and the safetensors of its weights, all or nothing; returns both files.
 
     The checkpoint has the checksum of its weights and is renamed last: if the process is killed in between,
-    an older checkpoint does not fit the new weights and is rejected.
-
-    Args:
-        weights: weights of the model, including those of its generator under ``generator.``.
-        saved: the other parts of the checkpoint.
-        base: path without suffix.
+    an older checkpoint does not fit the new weights and is rejected. The weights include those of the
+    generator under ``generator.``.
     """
     seen: set[int] = set()
     distinct = {}  # each storage once, as the safetensors format requires

@@ -157,17 +157,18 @@ def train() -> None:
     opt = parse(onmt.bin.train._get_parser(), TRAIN)
     corpora = _check_training(opt)
     with runs.locked_run(opt) as lock:
-        start = runs.begin(opt, runs.settings_of(opt, corpora))
+        settings = runs.settings_of(opt, corpora)
+        resumes = runs.begin(opt, settings)
         init_logger(opt.log_file)
-        if start.resumes and runs.is_finished(opt):
+        if resumes and runs.is_finished(opt):
             logger.info(f"{opt.train_from} is the end of its run: nothing to do")
             return
-        if start.resumes:
+        if resumes:
             logger.info(f"Resuming the run that saved {opt.train_from}")
         if opt.seed <= 0:
             opt.seed = random.SystemRandom().randrange(1, 2**31)
             logger.info(f"seed: {opt.seed}")
-        ranks.train(opt, start.record, lock, _explain)
+        ranks.train(opt, {"settings": settings}, lock, _explain)
 
 
 @_command
@@ -177,7 +178,7 @@ def translate() -> None:
 
     from nmt.data.transforms import applied
     from nmt.options import TRANSLATE, check_prefix, check_translation, parse
-    from nmt.translate.translation import translate_file
+    from nmt.translation import translate_file
 
     opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
     check_translation(opt)
@@ -263,7 +264,7 @@ def release_model() -> None:
 def server() -> None:
     """``onmt_server``: serve translations over HTTP."""
     from nmt.options import parse
-    from nmt.translate.server import make_parser, serve
+    from nmt.server import make_parser, serve
 
     serve(parse(make_parser()))
 

@@ -143,14 +143,14 @@ class CheckpointModel:
             raise UserError(f"model {self.path}: is a language model and has no BLEU; leave --validation out")
         if self.vocabs.get("src_feats"):
             raise UserError(f"model {self.path}: needs features of source words; leave --validation out")
-        from nmt.translate.translation import bleu
+        from nmt.translation import bleu
 
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
         """Return the model's predictions in its translations or, for a language model, in texts."""
-        from nmt.translate.translation import language_probe, translation_probe
+        from nmt.translation import language_probe, translation_probe
 
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)
@@ -221,11 +221,7 @@ class CheckpointModel:
         for name, unset in UNSET.items():
             if hasattr(stored, name):
                 setattr(stored, name, unset)
-        if self.share_inputs:
-            stored.embedding = plan.target
-        else:
-            stored.src_embedding, stored.tgt_embedding = plan.source, plan.target
-        stored.output_embedding = plan.output
+        vars(stored).update(plan.options())
         return stored
 
 

@@ -6,7 +6,6 @@ import copy
 from argparse import Namespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
@@ -239,10 +238,3 @@ def describe_parameters(model: Any) -> str:
 def _name(lookup: Any) -> str:
     is_shared = isinstance(lookup, se.SharedEmbedding)
     return f"{lookup.method} {lookup.options}" if is_shared else "plain table"
-
-
-def broadcast_parameters(model: nn.Module) -> None:
-    """Copy the parameters and buffers of the first process to all processes."""
-    if torch.distributed.is_initialized():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            torch.distributed.broadcast(tensor.data, src=0)

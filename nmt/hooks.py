@@ -9,15 +9,9 @@ import copy
 from argparse import Namespace
 from typing import Any
 
-import onmt.bin.translate
-import onmt.decoders.ensemble
-import onmt.inference_engine
 import onmt.model_builder
 import onmt.opts
-import onmt.train_single
-import onmt.utils.distributed
 import onmt.utils.loss
-import onmt.utils.scoring_utils
 import torch
 from onmt.decoders.transformer import TransformerDecoderBase
 from onmt.models import model_saver

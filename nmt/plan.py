@@ -63,6 +63,13 @@ class EmbeddingPlan:
         sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
         return ties and all(_same(wanted, found) for wanted, found in sides)
 
+    def options(self) -> dict[str, dict[str, Any] | None]:
+        """Return the options that describe the plan."""
+        if self.share_inputs:
+            return {"embedding": self.target, "output_embedding": self.output}
+        sides = {"src_embedding": self.source, "tgt_embedding": self.target}
+        return {**sides, "output_embedding": self.output}
+
     def is_scored(self, side: str) -> bool:
         """Return whether the embedding of a side computes the scores."""
         return side == "output" or (side == "target" and self.share_output)

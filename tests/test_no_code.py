@@ -11,8 +11,8 @@ import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_co
 - ``spacy.load``, which imports the package of any name: installed models of spaCy alone, by a seam
   (`nmt.fixes.text`).
 - ``import_module`` of preprocess and postprocess (`onmt.translate.translation_server`): ``--allow_functions``
-  (`nmt.translate.server_models`).
-- ``save_config`` and ``log_file`` from a client of the server: no options (`nmt.translate.server`).
+  (`nmt.server`).
+- ``save_config`` and ``log_file`` from a client of the server: no options (`nmt.server`).
 - ``yaml.load``: safe loaders, plain values alone (`shared_embeddings.utils.reading`).
 - ``numpy.load``: ``allow_pickle=False``.
 - auto_map, pickled weights and tokenizers of folders of transformers: ``trust_remote_code=False``, and

@@ -9,17 +9,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import onmt.bin.build_vocab
-import onmt.bin.train
-import onmt.bin.translate
-import onmt.inference_engine
 import onmt.inputters
-import onmt.model_builder
 import onmt.train_single
-import onmt.translate.translation_server
 import onmt.utils.distributed
 import onmt.utils.logging
 import onmt.utils.misc
-import onmt.utils.scoring_utils
 import torch
 from onmt.inputters import dynamic_iterator
 from onmt.modules.embeddings import Embeddings, PositionalEncoding

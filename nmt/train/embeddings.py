@@ -264,10 +264,8 @@ def _fit_embeddings(
     place_embeddings(model, plan, fitted)
     setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
     resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
-    opt.embedding = resolved["target"] if plan.share_inputs else None
-    opt.src_embedding = None if plan.share_inputs else resolved.get("source")
-    opt.tgt_embedding = None if plan.share_inputs else resolved.get("target")
-    opt.output_embedding = resolved.get("output")
+    sides: Any = {side: resolved.get(side) for side in ("source", "target", "output")}
+    vars(opt).update({**dict.fromkeys(OPTION_NAMES), **dataclasses.replace(plan, **sides).options()})
 
 
 def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:

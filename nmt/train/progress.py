@@ -28,7 +28,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         first_step: step at which this process begins.
         total_steps: last step; 0 if unknown.
         reconstruction: returns the mean reconstruction loss since its last call, in distillation.
-        check: called with the step and the mean loss before each report; raises if training diverged.
+        check: raises if training diverged, given the step and the mean loss before each report.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nmt.checkpoints import intact_steps, peek, remove_leftovers
 from shared_embeddings.compress.distillation import OPTION
@@ -72,23 +72,18 @@ def leads(opt: Namespace) -> bool:
     return opt.world_size <= 1 or 0 in opt.gpu_ranks
 
 
-class Start(NamedTuple):
-    """The start of a training: the record of the run for its checkpoints, and whether it existed before."""
+def begin(opt: Namespace, settings: dict[str, Any]) -> bool:
+    """Begin a run, or resume an existing one by setting ``train_from``; returns whether it existed.
 
-    record: dict[str, Any]
-    resumes: bool
-
-
-def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
-    """Begin a run with the settings of `settings_of`, or resume an existing one by setting ``train_from``."""
-    begins = Start({"settings": settings}, resumes=False)
+    Checkpoints store the `settings`, see `settings_of`, as the record of the run.
+    """
     own, given = Path(opt.save_model), Path(opt.train_from or "")
     is_own = re.fullmatch(rf"{re.escape(own.name)}_step_\d+\.pt", given.name)
     if is_own and given.parent.resolve() == own.parent.resolve():  # an explicit step of this run
         before = peek(opt.train_from).get("run")
         if before is not None:
             settings["train_from"] = before["settings"]["train_from"]
-        return begins
+        return False
     found = step_files(opt.save_model)
     if opt.resume != "overwrite":  # weights without a .pt are of a process that was killed while it saved
         found = {step: files for step, files in found.items() if any(path.suffix == ".pt" for path in files)}
@@ -96,14 +91,14 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> Start:
         for file in sum(found.values(), []) if leads(opt) else ():
             remove(file)
     if not found or opt.resume == "overwrite":
-        return begins
+        return False
     if opt.resume == "never":
         raise UserError(
             f"save_model: step {max(found)} of {opt.save_model} exists and resume is never; set resume: "
             "auto to resume the run, resume: overwrite to remove it, or choose another save_model"
         )
     _resume(opt, settings)
-    return Start({"settings": settings}, resumes=True)
+    return True
 
 
 def _resume(opt: Namespace, settings: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from onmt.utils.optimizers import Optimizer
 
 from nmt.checkpoints import checkpoint_errors, intact_steps
 from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
-from nmt.embeddings import broadcast_parameters, describe_parameters
+from nmt.embeddings import describe_parameters
 from nmt.hooks import apply_patches
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.summarization.length_control import check_same_positions
@@ -54,15 +54,12 @@ def run_process(opt: Namespace, device_id: int, record: dict[str, Any] | None = 
 
 
 def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None:
-    """Train in this process.
+    """Train in this process; raises `Interrupted` when a signal has stopped training.
 
     Args:
         opt: validated options.
         device_id: index of the process on this machine; -1 for a single process on a CPU.
         record: record of the run for checkpoints, see `nmt.train.runs.begin`.
-
-    Raises:
-        Interrupted: a signal stopped training; the last step is saved.
     """
     if opt.wandb is not None:
         require("wandb")  # before the long work
@@ -79,7 +76,8 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
             embeddings.resume_distillation(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     teacher_losses = embeddings.prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
-    broadcast_parameters(model)
+    for tensor in [*model.parameters(), *model.buffers()] if torch.distributed.is_initialized() else ():
+        torch.distributed.broadcast(tensor.data, src=0)
     logger.info(describe_parameters(model))
     with checkpoint_errors(opt.train_from):
         optim = _build_optimizer(opt, model, checkpoint)

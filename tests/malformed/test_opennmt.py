@@ -66,7 +66,7 @@ def commands(host: Host) -> dict[str, Callable[[], Command]]:
             least={"--port": 0},
             inputs=("--model_config",),
             documents=("--model_config",),
-            before=(lambda: mock.patch("nmt.translate.server.Server.serve"),),
+            before=(lambda: mock.patch("nmt.server.Server.serve"),),
         )
 
     return {

@@ -138,6 +138,8 @@ def host(tmp_path: Path) -> Host:
 
 Trained = Callable[..., tuple[Host, Path]]
 ErrorLine = Callable[..., str]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="session")

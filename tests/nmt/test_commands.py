@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nmt.checkpoints import read_checkpoint
-from tests.nmt.conftest import FUNNEL, Host, Trained, command, run
+from tests.nmt.conftest import FUNNEL, Host, Patch, Trained, run
 
 # Unusual text
 
@@ -94,27 +92,8 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
 # Killed commands
 
 
-@pytest.mark.slow
-def test_kill_and_resume(host: Host) -> None:
-    """Training that is killed while it saves at every step resumes from the last checkpoint."""
-    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=1, train_steps=100_000)
-    with subprocess.Popen(command("train", "-config", str(config)), stderr=subprocess.DEVNULL) as process:
-        deadline = time.time() + 60
-        while len(list(host.folder.glob("model_step_*.pt"))) < 12 and time.time() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    steps = sorted(int(path.stem.rsplit("_", 1)[1]) for path in host.folder.glob("model_step_*.pt"))
-    assert len(steps) >= 12
-    for step in steps[-2:]:
-        assert read_checkpoint(host.folder / f"model_step_{step}.pt")["optim"]["training_step"] == step + 1
-    last = host.folder / f"model_step_{steps[-1]}.pt"
-    final = host.config("model", embedding=FUNNEL, save_checkpoint_steps=1, train_steps=steps[-1] + 2)
-    run("onmt_train -config", final, "-train_from", last)
-    assert (host.folder / f"model_step_{steps[-1] + 2}.pt").is_file()
-
-
 def test_interrupting_translation_keeps_the_old_file(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     import onmt.bin.translate
 

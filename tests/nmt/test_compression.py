@@ -23,7 +23,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES
 from tests.helpers import alter
-from tests.nmt.conftest import Host, Trained, run
+from tests.nmt.conftest import Capture, Host, Patch, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 
 pytestmark = pytest.mark.usefixtures("installed_host")
@@ -38,7 +38,7 @@ def compress(model: Path, method: str, output: Path, *arguments: object) -> None
     assert main([str(argument) for argument in asked]) == 0
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_of(capsys: Capture, *arguments: object) -> str:
     """The one line that the command prints on stderr for a user error."""
     capsys.readouterr()
     assert main(["compress", *map(str, arguments)]) == 2
@@ -256,9 +256,7 @@ def test_bytes_on_disk_match_the_report(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_process_computes_the_same(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_process_computes_the_same(trained: Trained, tmp_path: Path, monkeypatch: Patch) -> None:
     _, model = trained(embedding=STANDARD)
     kept: dict[str, torch.Tensor] = {}
     write = CheckpointModel.write
@@ -331,7 +329,7 @@ def test_packed_models_work_in_every_command(trained: Trained, tmp_path: Path) -
     assert all(tensor.dtype == torch.float32 for name, tensor in written.items() if "emb_luts" in name)
 
 
-def test_user_errors(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     _, model = trained(embedding=STANDARD)
     output, text = tmp_path / "small.pt", tmp_path / "text"
     asked = ["--output", output, "--method", "projective", "--rank", 4]

@@ -23,8 +23,8 @@ from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
 from nmt.models import describe_checkpoint
-from nmt.translate.server_models import Text, read_models
-from tests.nmt.conftest import FUNNEL, WORDS, Host, Trained, run
+from nmt.server import Text, read_models
+from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_output_embedding import built
 from tests.nmt.test_training import METHODS
@@ -159,9 +159,7 @@ def test_batch_equals_single_sentences(kind: str, search: str, learned: Any) -> 
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])
-def test_gold_scores_do_not_depend_on_the_batch(
-    kind: str, learned: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_gold_scores_do_not_depend_on_the_batch(kind: str, learned: Any, capfd: Capture) -> None:
     host, model = learned(kind)
     gold_scores = []
     for size in ("1", "7"):

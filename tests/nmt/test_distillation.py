@@ -18,7 +18,7 @@ from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import parse_distillation, token_counts
 from shared_embeddings.utils.errors import UserError
-from tests.nmt.conftest import Host, Trained, free_port, run
+from tests.nmt.conftest import Host, Patch, Trained, free_port, run
 from tests.nmt.test_training import METHODS
 
 STANDARD = METHODS["standard"]
@@ -29,7 +29,7 @@ STILL = {"train_steps": 1, "learning_rate": 0.0}
 
 
 @pytest.fixture(autouse=True)
-def fit_steps(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def fit_steps(monkeypatch: Patch) -> list[int | None]:
     """A few steps of gradient descent for fits that set no number; records the numbers that they set."""
     asked, fit = [], se.fit
 
@@ -302,32 +302,42 @@ def test_unsuitable_teachers_are_rejected(
     trained: Trained, host: Host, error_line: Callable[..., str]
 ) -> None:
     _, teacher = trained(embedding=STANDARD)
-
-    def error_of(path: Any, soft_targets: float = 0.0, **options: Any) -> str:
-        option = {"teacher": str(path), "soft_targets": soft_targets}
-        config = host.config("student", embedding_distillation=option, **{"embedding": PROJECTIVE, **options})
-        return error_line("onmt_train -config", config)
-
-    assert "has no effect without `embedding`" in error_of(teacher, embedding=None)
-    line = error_of(teacher, soft_targets=0.5, truncated_decoder=2)
-    assert "soft_targets: 0.5 does not work with truncated_decoder: 2; remove one of them" in line
-    assert "cannot have its own `seed`" in error_of(teacher, embedding={**METHODS["alone"], "seed": 3})
-    assert "no such file" in error_of(host.folder / "none.pt")
+    apart, deeper = (
+        trained(embedding=STANDARD, **more)[1] for more in ({"share_embeddings": False}, {"enc_layers": 2})
+    )
     foreign = host.folder / "foreign.pt"
     save_checkpoint({"opt": Namespace(), "weights": torch.zeros(3)}, foreign)
-    assert "it has no vocab; use one written by onmt_train" in error_of(foreign)
-    line = error_of(teacher, transformer_ff=64)
-    assert "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher" in line
-    assert "missing in the teacher" in error_of(teacher, enc_layers=2)
-    assert "(88, 16), that of this model (88, 8)" in error_of(
-        teacher, word_vec_size=8, hidden_size=8, share_decoder_embeddings=False
-    )
-    _, apart = trained(embedding=STANDARD, share_embeddings=False)
-    assert "was trained with share_embeddings: false" in error_of(apart)
-    _, deeper = trained(embedding=STANDARD, enc_layers=2)
-    assert "has encoder.transformer.1" in error_of(deeper)
+    narrow = {"word_vec_size": 8, "hidden_size": 8, "share_decoder_embeddings": False}
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (teacher, {"embedding": None}, "has no effect without `embedding`"),
+        (
+            teacher,
+            {"soft_targets": 0.5, "truncated_decoder": 2},
+            "soft_targets does not work with truncated_decoder: 2",
+        ),
+        (teacher, {"embedding": {**METHODS["alone"], "seed": 3}}, "cannot have its own `seed`"),
+        (host.folder / "none.pt", {}, "no such file"),
+        (foreign, {}, "has no vocab; use one"),
+        (
+            teacher,
+            {"transformer_ff": 64},
+            "feed_forward.w_1.weight is (64, 16) in this model, (32, 16) in the teacher",
+        ),
+        (teacher, {"enc_layers": 2}, "missing in the teacher"),
+        (teacher, narrow, "(88, 16), that of this model (88, 8)"),
+        (apart, {}, "was trained with share_embeddings: false"),
+        (deeper, {}, "has encoder.transformer.1"),
+    ]
+    for path, options, printed in cases:
+        option = {"teacher": str(path), "soft_targets": options.pop("soft_targets", 0.0)}
+        config = host.config(
+            "student", **{"embedding": PROJECTIVE, "embedding_distillation": option, **options}
+        )
+        assert printed in error_line("onmt_train -config", config)
     host.write("vocab", ["other\t3", "words\t2"])
-    assert "vocabulary of the teacher" in error_of(teacher)
+    option = {"teacher": str(teacher)}
+    config = host.config("student", embedding=PROJECTIVE, embedding_distillation=option)
+    assert "vocabulary of the teacher" in error_line("onmt_train -config", config)
 
 
 @pytest.mark.slow

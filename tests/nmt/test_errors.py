@@ -15,7 +15,7 @@ import torch
 
 from nmt import cli
 from nmt.checkpoints import check_output, read_checkpoint
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, run
+from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 
 UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
@@ -109,9 +109,7 @@ def test_training_fails(options: dict[str, Any], printed: str, host: Host, error
     assert not folder.exists()
 
 
-def test_more_processes_than_gpus_fail(
-    host: Host, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
-) -> None:
+def test_more_processes_than_gpus_fail(host: Host, monkeypatch: Patch, error_line: ErrorLine) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = host.config("model", embedding=FUNNEL, world_size=2, gpu_ranks=[0, 1])
@@ -162,7 +160,7 @@ def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, error_line: 
     assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
 
 
-def test_errors_in_workers_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_in_workers_are_one_line(capsys: Capture) -> None:
     text = (
         "Caught FileNotFoundError in DataLoader worker process 0.\n"
         "Original Traceback (most recent call last):\n"
@@ -268,7 +266,7 @@ def test_averaging_needs_one_model(trained: Trained, tmp_path: Path, error_line:
 
 
 def test_unwritable_output_fails_before_any_work(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
+    trained: Trained, tmp_path: Path, monkeypatch: Patch, error_line: ErrorLine
 ) -> None:
     import onmt.bin.translate
 
@@ -379,7 +377,7 @@ NO_GPU = torch.cuda.device_count()
     ],
 )
 def test_translation_fails(
-    arguments: str, printed: str, trained: Trained, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
+    arguments: str, printed: str, trained: Trained, error_line: ErrorLine, monkeypatch: Patch
 ) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     monkeypatch.chdir(host.folder)

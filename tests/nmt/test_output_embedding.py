@@ -11,9 +11,9 @@ import torch
 import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.embeddings import shared_embeddings_of, words_module
-from nmt.models import build_from_checkpoint, dense_checkpoint, describe_checkpoint
+from nmt.models import build_from_checkpoint, describe_checkpoint
 from shared_embeddings.quant.storage import STORES
-from tests.nmt.conftest import FUNNEL, Host, Trained, run
+from tests.nmt.conftest import FUNNEL, Capture, Host, Trained, run
 from tests.nmt.test_compression import UNTIED, as_arguments, compress, scores
 from tests.nmt.test_training import METHODS
 from tests.nmt.test_trim_and_export import SOURCE, TARGET, assert_same_scores, trim
@@ -52,7 +52,7 @@ def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> 
     assert len(host.translate(last)) == 7
 
 
-def test_each_side_has_its_own_embedding(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_side_has_its_own_embedding(host: Host, capfd: Capture) -> None:
     checkpoint = host.train(
         "model",
         src_embedding=METHODS["projective"],
@@ -106,7 +106,7 @@ def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_pat
 @pytest.mark.slow_except("adaptive")
 @pytest.mark.parametrize("method", ["projective", "adaptive"])
 def test_trimmed_output_keeps_its_scores(
-    method: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str, trained: Trained, tmp_path: Path, capsys: Capture
 ) -> None:
     host, model = trained(output_embedding=METHODS[method], **UNTIED)
     texts = tmp_path / "text.src", tmp_path / "text.tgt"
@@ -121,14 +121,6 @@ def test_trimmed_output_keeps_its_scores(
         assert_same_scores(output, model)
     host.write("covered", SOURCE.splitlines())
     assert len(host.translate(output, source="covered")) == 3
-
-
-def test_plain_model_with_the_same_scores(trained: Trained) -> None:
-    _, model = trained(output_embedding={**FUNNEL, "output_bias": True}, **UNTIED)
-    embedding, plain = built(model).generator.embedding, dense_checkpoint(str(model))
-    assert plain["opt"].output_embedding is None
-    assert torch.equal(plain["generator"]["weight"], embedding.table())
-    assert torch.equal(plain["generator"]["bias"], embedding.output_bias())
 
 
 @pytest.mark.slow_except("untied teacher")

@@ -11,9 +11,9 @@ import sacrebleu
 import torch
 
 from nmt.compression import CheckpointModel
-from nmt.translate.translation import joined
+from nmt.translation import joined
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import Host, Trained
+from tests.nmt.conftest import Capture, Host, Patch, Trained
 from tests.nmt.test_compression import STANDARD, compress
 from tests.nmt.test_training import DEFINE_MAP
 
@@ -29,7 +29,7 @@ def test_subwords_are_joined() -> None:
 @pytest.mark.slow_except("none-none")
 @pytest.mark.parametrize(("subwords", "tokenize"), [("none", "none"), ("bpe", "13a")])
 def test_bleu_equals_that_of_the_commands(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], subwords: str, tokenize: str
+    trained: Trained, tmp_path: Path, capsys: Capture, subwords: str, tokenize: str
 ) -> None:
     host, model = trained(embedding=STANDARD, train_steps=60, save_checkpoint_steps=60)
     # With an empty line, which the model does not get.
@@ -53,7 +53,7 @@ def test_bleu_equals_that_of_the_commands(
 
 
 def test_user_errors_are_one_line_before_the_fit(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     host, model = trained(embedding=STANDARD)
     output = tmp_path / "small.pt"
@@ -87,15 +87,19 @@ def test_user_errors_are_one_line_before_the_fit(
 
 LONG = {"train_steps": 60, "save_checkpoint_steps": 60}
 KINDS: dict[str, dict[str, Any]] = {
+    "features": {
+        "n_src_feats": 1,
+        "feat_merge": "sum",
+        "transforms": ["inferfeats"],
+        "share_embeddings": False,
+    },
     "recurrent": {"encoder_type": "brnn", "decoder_type": "rnn", "position_encoding": False},
     "copying": {"copy_attn": True, "reuse_copy_attn": False},
     "untied": {"share_embeddings": False, "share_decoder_embeddings": False},
 }
 
 
-def kept(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[str, dict[str, Any]]:
+def kept(model: Path, folder: Path, capsys: Capture, *arguments: object) -> tuple[str, dict[str, Any]]:
     """The last line, and its part of the report."""
     report = folder / "report.json"
     capsys.readouterr()
@@ -105,9 +109,7 @@ def kept(
 
 
 @pytest.mark.slow
-def test_damaged_models_are_reported(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_models_are_reported(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD, **LONG)
     for source in ([], ["--text", host.folder / "valid.src"]):
         line, found = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
@@ -120,9 +122,7 @@ def test_damaged_models_are_reported(
         assert ("translations of valid.src" if source else "translations of random words") in line
 
 
-def test_validation_replaces_agreement(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validation_replaces_agreement(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD, **LONG)
     lines = host.translate(model, "-beam_size", "5", "-max_length", "250", "-max_length_ratio", "1.25")
     sides = ["--validation-source", host.folder / "test.src"]
@@ -134,27 +134,15 @@ def test_validation_replaces_agreement(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_of_other_kinds_are_compared(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    _, model = trained(embedding=STANDARD, **KINDS[kind])
-    line, found = kept(model, tmp_path, capsys, "standard")
-    assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
-
-
-def test_models_with_word_features_are_compared(
-    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Features that are not in a text are unknown."""
-    plain = host.folder / "plain.src"
-    plain.write_text((host.folder / "valid.src").read_text())
-    for split in ("train", "valid"):
-        words = (host.folder / f"{split}.src").read_text().split("\n")[:-1]
-        host.write(f"{split}.src", [" ".join(f"{word}￨A" for word in line.split()) for line in words])
-    host.write("vocab_feat0", ["A\t9"])
-    options = {"n_src_feats": 1, "feat_merge": "sum", "transforms": ["inferfeats"], "share_embeddings": False}
-    model = host.train("model", embedding=STANDARD, **options)
-    line, found = kept(model, tmp_path, capsys, "standard", "--text", plain)
+def test_models_of_other_kinds_are_compared(host: Host, tmp_path: Path, capsys: Capture, kind: str) -> None:
+    if kind == "features":  # those that are not in a text are unknown
+        for split in ("train", "valid"):
+            lines = (host.folder / f"{split}.src").read_text().splitlines()
+            host.write(f"{split}.src", [" ".join(f"{word}￨A" for word in line.split()) for line in lines])
+        host.write("vocab_feat0", ["A\t9"])
+    model = host.train("model", embedding=STANDARD, **KINDS[kind])
+    text = ("--text", host.folder / "test.src") if kind == "features" else ()
+    line, found = kept(model, tmp_path, capsys, "standard", *text)
     assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
 
 
@@ -174,9 +162,7 @@ def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
     assert len(first.words) != len(other.words) or not torch.equal(first.words, other.words)
 
 
-def test_lines_of_another_language_are_skipped(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_another_language_are_skipped(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD)
     known, unknown = host.write("known", ["w3 w7 x"]), host.write("unknown", ["x y w3", "x y z"] * 30)
     read = CheckpointModel(model)
@@ -189,11 +175,8 @@ def test_lines_of_another_language_are_skipped(
 def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None:
     """All words of both texts are in the vocabulary, and the model writes those of the target."""
     host, model = trained(embedding=STANDARD, **LONG)
-    source, target, unknown = (
-        host.folder / "valid.src",
-        host.folder / "valid.tgt",
-        host.write("u", ["x y z"]),
-    )
+    source, target = host.folder / "valid.src", host.folder / "valid.tgt"
+    unknown = host.write("u", ["x y z"])
     read = CheckpointModel(model)
     wanted = read.probe([source], 1)
     for texts in ([source, target], [target, unknown, source]):
@@ -202,9 +185,7 @@ def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None
         assert torch.equal(found.predict().words, wanted.predict().words)
 
 
-def test_language_models_score_or_generate(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_language_models_score_or_generate(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, _ = trained(embedding=STANDARD)
     _, model = trained(embedding=STANDARD, **host.language_model(), share_decoder_embeddings=True)
     for source, printed in (([], "that it generated"), (["--text", host.folder / "test.src"], "of test.src")):
@@ -223,18 +204,11 @@ def correlations(model: Path, output: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     _, model = trained(embedding={**DEFINE_MAP, "output": "table", "output_projection": False})
     found = correlations(model, tmp_path)
-    assert list(found) == [
-        "target: map",
-        "target: entry",
-        "target: layer 1",
-        "target: layer 1, group 1",
-        "target: layer 1, group 2",
-        "target: layer 2",
-        "target: output",
-    ]
+    layers = ("map", "entry", "layer 1", "layer 1, group 1", "layer 1, group 2", "layer 2", "output")
+    assert list(found) == [f"target: {layer}" for layer in layers]
     first, group = found["target: layer 1"], found["target: layer 1, group 2"]
     assert first["groups"] == 2 and first["between_groups"] > 0 and group["width"] * 2 == first["width"]
     # The padding word has no vector.
@@ -243,9 +217,7 @@ def test_define_layer_by_layer(trained: Trained, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_both_sides_of_a_plain_model(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_sides_of_a_plain_model(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     _, model = trained(share_embeddings=False, share_decoder_embeddings=False)
     assert list(correlations(model, tmp_path / "maps")) == ["source: output", "target: output"]
     pairs = tmp_path / "pairs.tsv"

@@ -17,7 +17,7 @@ from nmt.checkpoints import read_checkpoint, read_weights
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.errors import UserError
 from tests.drills.runner import Running, error_lines, run
-from tests.nmt.conftest import FUNNEL, SECONDS, Host, command, free_port
+from tests.nmt.conftest import FUNNEL, SECONDS, Host, free_port
 from tests.nmt.conftest import run as run_here
 
 
@@ -52,8 +52,11 @@ def test_two_ranks_save_the_same_step_when_they_are_stopped(everybody: bool, hos
     (saved,) = host.folder.glob("model_step_*.pt")
     step = int(saved.stem.rsplit("_", 1)[1])
     assert len(read_checkpoint(saved)["resume"]) == 2
-    run(train(endless(host, num_workers=1 if everybody else 0, train_steps=step + 2)), host.folder / "log")
-    assert (host.folder / f"model_step_{step + 2}.pt").exists()
+    log = host.folder / "log"
+    run(train(endless(host, num_workers=1 if everybody else 0, train_steps=step + 2)), log)
+    body = read_weights(str(host.folder / f"model_step_{step + 2}.pt"))[1]
+    assert "the data over" not in log.read_text()  # both positions are restored
+    assert any("emb_luts.0" in name and tensor.shape == (88, 4) for name, tensor in body.items())
 
 
 @pytest.mark.slow
@@ -184,15 +187,9 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
         "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
         f"torch.save(torch.cat(parts), r'{folder}/rank%d' % rank)\n"
     )
-    several = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
-    config = host.config("model", embedding=FUNNEL, **several, **options)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), "-config", str(config)],
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )
-        for rank in range(2)
-    ]
+    config, path = host.config("model", embedding=FUNNEL, **two_ranks(), **options), os.getcwd()
+    commands = [[sys.executable, str(script), str(rank), "-config", str(config)] for rank in range(2)]
+    processes = [subprocess.Popen(each, env={**os.environ, "PYTHONPATH": path}) for each in commands]
     assert [process.wait(timeout=SECONDS) for process in processes] == [0, 0]
     return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
 
@@ -214,29 +211,3 @@ def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
     )
     assert torch.equal(one, other)
     assert [path.name for path in host.folder.glob("model_step_*.pt")] == ["model_step_4.pt"]
-
-
-@pytest.mark.slow
-def test_spawned_processes_have_the_patches(host: Host) -> None:
-    """The command with two processes: the embedding is used, and resuming restores both positions."""
-    options = {
-        "embedding": FUNNEL,
-        "world_size": 2,
-        "gpu_ranks": [0, 1],
-        "gpu_backend": "gloo",
-        "master_port": free_port(),
-    }
-    first = host.config("model", **options, train_steps=3)
-    subprocess.run(command("train", "-config", str(first)), check=True, timeout=SECONDS)
-    again = host.config("model", **{**options, "master_port": free_port()}, train_steps=4)
-    checkpoint = str(host.folder / "model_step_3.pt")
-    done = subprocess.run(
-        command("train", "-config", str(again), "-train_from", checkpoint),
-        check=True,
-        timeout=SECONDS,
-        capture_output=True,
-        text=True,
-    )
-    assert "the data over" not in done.stderr
-    _, body, _ = read_weights(str(host.folder / "model_step_4.pt"))
-    assert any("emb_luts.0" in name and tensor.shape == (88, 4) for name, tensor in body.items())

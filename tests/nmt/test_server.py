@@ -21,14 +21,17 @@ from flask.testing import FlaskClient
 
 from nmt.checkpoints import read_checkpoint
 from nmt.hooks import apply_patches
-from tests.nmt.conftest import ErrorLine, Host
+from tests.nmt.conftest import ErrorLine, Host, Patch
 from tests.nmt.test_transforms import Subwords
 
 apply_patches()
 
-from nmt.translate.connections import ConnectionLimits, Server, bind  # noqa: E402
-from nmt.translate.server import Limits, make_app  # noqa: E402
-from nmt.translate.server_models import read_models  # noqa: E402
+from nmt.connections import ConnectionLimits, Server, bind  # noqa: E402
+from nmt.server import (  # noqa: E402
+    Limits,
+    make_app,
+    read_models,  # noqa: E402
+)
 
 ROOT = "/translator"
 SEARCH = {"beam_size": 2, "min_length": 1, "max_length": 9, "max_length_ratio": 0}
@@ -65,13 +68,13 @@ def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_server(monkeypatch: Patch) -> None:
     """Make a starting server fail instead of waiting for requests."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a server started")
 
-    monkeypatch.setattr("nmt.translate.server.Server", fail)
+    monkeypatch.setattr("nmt.server.Server", fail)
 
 
 def ask(client: FlaskClient, items: Any) -> Any:
@@ -175,9 +178,9 @@ def test_clients_cannot_manage_models(
 
 
 def test_failures_are_json_without_earlier_answers(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: FlaskClient, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nmt.translate.server_models import Model
+    from nmt.server import Model
 
     with monkeypatch.context() as patch:
         patch.setattr(Model, "run", lambda self, inputs: 1 // 0)

@@ -27,7 +27,7 @@ from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, TeacherLosses
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import offsets
-from tests.nmt.conftest import ErrorLine, Host, Trained
+from tests.nmt.conftest import ErrorLine, Host, Patch, Trained
 
 STANDARD = {"method": "standard"}
 APART = {"embedding": STANDARD, "save_format": "safetensors"}
@@ -139,11 +139,7 @@ def test_every_flipped_byte_is_detected(trained: Trained, tmp_path: Path, option
 
 @pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
 def test_every_command_detects_a_flipped_byte(
-    trained: Trained,
-    tmp_path: Path,
-    error_line: ErrorLine,
-    options: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained, tmp_path: Path, error_line: ErrorLine, options: dict[str, object], monkeypatch: Patch
 ) -> None:
     host, model = trained(**options)
     path = copied(model, tmp_path / "damaged")
@@ -169,9 +165,7 @@ def test_upstream_checkpoints_without_checksum_load(trained: Trained, tmp_path: 
 
 
 @pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
-def test_a_file_is_hashed_once(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
-) -> None:
+def test_a_file_is_hashed_once(trained: Trained, monkeypatch: Patch, options: dict[str, object]) -> None:
     _, model = trained(**options)
     hashed = []
 

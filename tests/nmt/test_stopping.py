@@ -21,7 +21,7 @@ from nmt.hooks import apply_patches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
 from tests.files.commands import content, plant
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
+from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, run
 
 apply_patches()  # before a test patches a function
 
@@ -44,7 +44,7 @@ def assert_same_model(host: Host, one: str, other: str, step: int) -> None:
     assert places[0] == places[1]
 
 
-def stopped_by(number: int, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def stopped_by(number: int, config: Path, capsys: Capture) -> None:
     """Run a training that a signal ends with one line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -72,11 +72,7 @@ def after(calls: int, action: Callable[[], None], original: Any) -> Any:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_a_signal_during_a_step_saves_that_step(
-    number: int,
-    save_format: str,
-    host: Host,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: int, save_format: str, host: Host, monkeypatch: Patch, capsys: Capture
 ) -> None:
     options = {"embedding": FUNNEL, "save_format": save_format, "save_checkpoint_steps": 6}
     host.train("whole", **options)
@@ -92,7 +88,7 @@ def test_a_signal_during_a_step_saves_that_step(
 
 
 def test_a_signal_while_waiting_for_batches_discards_the_next_step(
-    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: Host, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Of the two batches of step 3, one is there already."""
     options = {"embedding": FUNNEL, "accum_count": [2], "batch_size": 8, "save_checkpoint_steps": 6}
@@ -115,7 +111,7 @@ def test_a_signal_while_waiting_for_batches_discards_the_next_step(
 
 
 def test_a_signal_before_the_first_step_saves_nothing(
-    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: Host, monkeypatch: Patch, capsys: Capture
 ) -> None:
     config = host.config("model", embedding=FUNNEL)
     iterate = TrackedBatches.__iter__
@@ -129,7 +125,7 @@ def test_a_signal_before_the_first_step_saves_nothing(
 @pytest.mark.slow_except("0")
 @pytest.mark.parametrize("early_stopping", [0, 5])
 def test_a_signal_during_validation_saves_its_step(
-    early_stopping: int, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    early_stopping: int, host: Host, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A validation for early stopping is completed; otherwise it is interrupted."""
     options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": early_stopping}
@@ -155,9 +151,7 @@ def test_a_signal_during_validation_saves_its_step(
     assert_same_model(host, "whole", "model", 6)
 
 
-def test_a_second_signal_does_not_lose_the_save(
-    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_signal_does_not_lose_the_save(host: Host, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
     kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
@@ -205,24 +199,21 @@ def test_changed_settings_of_a_run_fail_by_name(host: Host, error_line: ErrorLin
 
 def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=4, save_checkpoint_steps=2)
-    config = host.config("model", embedding=FUNNEL)
-    assert "step 4 of" in error_line("onmt_train -config", config, "-resume", "never")
-    (host.folder / "model_step_4.small.pt").write_bytes(b"of the user")
+    config, other = host.config("model", embedding=FUNNEL), host.folder / "model_step_4.small.pt"
+    assert "step 4 of" in error_line("onmt_train -resume never -config", config)
+    other.write_bytes(b"of the user")
     host.train("model", "-resume", "overwrite", embedding=FUNNEL, learning_rate=0.5, train_steps=3)
-    assert steps(host) == [3]
-    assert (host.folder / "model_step_4.small.pt").exists()
+    assert steps(host) == [3] and other.exists()
     host.train("fresh", "-resume", "never", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
     assert steps(host, "fresh") == [1]
 
 
 def test_checkpoints_without_settings_are_named(host: Host, error_line: ErrorLine) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
-    checkpoint = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
-    torch.save(checkpoint, path)
-    config = str(host.config("model", embedding=FUNNEL))
-    assert "model_step_2.pt does not contain the settings of its run; set train_from" in error_line(
-        "onmt_train", "-config", config
-    )
+    torch.save({name: part for name, part in read_checkpoint(path).items() if name != "run"}, path)
+    config = host.config("model", embedding=FUNNEL)
+    line = error_line("onmt_train -config", config)
+    assert "model_step_2.pt does not contain the settings of its run; set train_from" in line
     path.write_bytes(b"damaged")
     assert "are damaged; set resume: overwrite" in error_line("onmt_train -config", config)
 
@@ -324,13 +315,14 @@ def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:
 # Failed saves
 
 
-@pytest.mark.slow_except("save")
-@pytest.mark.parametrize("found_by", ["report", "save"])
+@pytest.mark.slow_except("save-4")
+@pytest.mark.parametrize(("found_by", "step"), [("report", 3), ("save", 4)])
 def test_diverging_training_keeps_the_last_good_checkpoint(
-    found_by: str, host: Host, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
+    found_by: str, step: int, host: Host, error_line: ErrorLine, monkeypatch: Patch
 ) -> None:
     every = {"report": {"report_every": 1}, "save": {"report_every": 100}}[found_by]
     config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2, **every)
+    original = Trainer._gradient_accumulation
 
     def poison(self: Trainer, *args: Any) -> None:
         original(self, *args)
@@ -338,17 +330,13 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
             with torch.no_grad():
                 next(self.model.parameters()).fill_(math.nan)
 
-    original = Trainer._gradient_accumulation
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_gradient_accumulation", poison)
         line = error_line("onmt_train -config", config)
-    assert f"a parameter is not finite at step {3 if found_by == 'report' else 4}" in line
-    assert "lower learning_rate" in line
+    assert f"a parameter is not finite at step {step}" in line and "lower learning_rate" in line
     assert steps(host) == [2]
-    assert all(
-        bool(torch.isfinite(each).all())
-        for each in read_weights(str(host.folder / "model_step_2.pt"))[1].values()
-    )
+    saved = read_weights(str(host.folder / "model_step_2.pt"))[1]
+    assert all(bool(torch.isfinite(each).all()) for each in saved.values())
     run("onmt_train -config", config)
     assert steps(host) == [2, 4, 6]
 
@@ -359,7 +347,7 @@ def test_an_extreme_learning_rate(host: Host, error_line: ErrorLine) -> None:
 
 
 def test_full_disk_is_reported_and_saved_files_are_kept(
-    host: Host, error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch
+    host: Host, error_line: ErrorLine, monkeypatch: Patch
 ) -> None:
     host.train("model", embedding=FUNNEL, train_steps=3)
 

@@ -24,7 +24,7 @@ from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Trained, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, Trained, run
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
@@ -239,7 +239,7 @@ def test_resumed_runs_restore_the_dropout_of_their_step(
 
 
 @pytest.mark.slow
-def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch: Patch) -> None:
     """Accumulated batches count once, and a resumed run continues the count."""
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows

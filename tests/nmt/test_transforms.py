@@ -18,9 +18,9 @@ from subword_nmt.learn_bpe import learn_bpe
 from nmt.checkpoints import read_checkpoint
 from nmt.models import build_from_checkpoint
 from nmt.train.training import data_share
-from nmt.translate.translation import bleu
+from nmt.translation import bleu
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
+from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, run
 
 
 class Subwords:
@@ -67,9 +67,7 @@ def model(subwords: Subwords) -> Path:
     return subwords.train()
 
 
-def test_plain_text_is_translated_like_its_tokens(
-    subwords: Subwords, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_text_is_translated_like_its_tokens(subwords: Subwords, model: Path, capsys: Capture) -> None:
     wanted = subwords.by_hand(model)
     assert "transforms: none: the text is tokenized" in capsys.readouterr().err
     assert subwords.host.translate(model) == wanted
@@ -81,9 +79,7 @@ def test_plain_text_is_translated_like_its_tokens(
     assert subwords.host.translate(model, "-n_best", "2", "-with_score")[0].split("\t")[0] == wanted[0]
 
 
-def test_a_model_without_transforms_takes_tokenized_text(
-    host: Host, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_transforms_takes_tokenized_text(host: Host, capsys: Capture) -> None:
     checkpoint = host.train("model", train_steps=1)
     capsys.readouterr()
     as_it_is = host.translate(checkpoint)

@@ -19,7 +19,7 @@ from nmt.summarization.headlines import (
     stop_words,
 )
 from nmt.summarization.length_control import LengthControlledPositions
-from tests.nmt.conftest import Host
+from tests.nmt.conftest import Capture, Host
 
 MAINS = {
     "onmt_characters": cli.characters,
@@ -35,7 +35,7 @@ def run(command: str, *arguments: str | Path) -> None:
         MAINS[command]()
 
 
-def error_line(capsys: pytest.CaptureFixture[str], command: str, *arguments: str | Path) -> str:
+def error_line(capsys: Capture, command: str, *arguments: str | Path) -> str:
     """Run a command that must fail with one line and exit code 2; returns the line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -81,7 +81,7 @@ def test_vocabulary_of_both_sides(tmp_path: Path) -> None:
     assert vocabulary_counts(str(output))["5"] == 1
 
 
-def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors(tmp_path: Path, capsys: Capture) -> None:
     words, broken, empty, output = (tmp_path / name for name in ("words", "broken", "empty", "output"))
     words.write_text("a b\nbirds sing\n")
     broken.write_bytes(b"a\n\xff\n")
@@ -266,7 +266,7 @@ def test_files(tmp_path: Path) -> None:
     assert (tmp_path / "best").read_text() == "dogs\n\ncats\n"
 
 
-def test_rerank_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rerank_refusals(tmp_path: Path, capsys: Capture) -> None:
     source, hypotheses, output = tmp_path / "source", tmp_path / "hypotheses", tmp_path / "output"
     source.write_text("a\nb\n")
     hypotheses.write_text("a\nb\nc\n")

@@ -18,7 +18,7 @@ from nmt.hooks import apply_patches
 from nmt.models import build_from_checkpoint
 from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.utils.errors import UserError
-from tests.nmt.conftest import WORDS, ErrorLine, Host, Trained, run
+from tests.nmt.conftest import WORDS, ErrorLine, Host, Patch, Trained, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
 COUNTING: dict[str, Any] = {
@@ -63,7 +63,7 @@ def sizes(lines: list[str]) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_log(monkeypatch: Patch) -> None:
     """Remove handlers, which would write to the captured stderr of a finished test."""
     monkeypatch.setattr(logging.getLogger("onmt"), "handlers", [])
 

@@ -1,1 +1,0 @@
-"""Translation, its server, and quality measurements."""
