@@ -65,21 +65,13 @@ _PARTS: dict[str, PartType] = {
 
 
 class Trained(NamedTuple):
-    """A loaded checkpoint.
+    """A loaded checkpoint."""
 
-    Attributes:
-        model: the model in evaluation mode.
-        words: the vocabulary in the order of the ids.
-        config: the flat configuration; its embedding refers to no files.
-        training: the training state, or None.
-        packing: storage format of the weights; None for plain tensors.
-    """
-
-    model: LanguageModel
-    words: list[str]
-    config: dict[str, Any]
+    model: LanguageModel  # in evaluation mode
+    words: list[str]  # in the order of their ids
+    config: dict[str, Any]  # flat; its embedding refers to no files
     training: dict[str, Any] | None
-    packing: Packing | None
+    packing: Packing | None  # storage format of the weights; None for plain tensors
 
 
 def save_model(
@@ -94,7 +86,7 @@ def save_model(
     Args:
         path: output file.
         model: its distinct tensors are saved.
-        words: the vocabulary in the order of the ids.
+        words: in the order of their ids.
         config: the flat configuration. File options of its embedding are replaced by their contents, and
             options chosen by a fit to a teacher are added.
         training: training state of plain values and tensors; None for the model only, with its embedding in
@@ -158,9 +150,7 @@ def read_checkpoint(
 ) -> dict[str, Any]:
     """Read a checkpoint to the CPU; ``packing`` is the storage format of its weights.
 
-    Args:
-        path: the file.
-        opened: how packed weights are loaded, see `shared_embeddings.quant.storage`.
+    Packed weights are loaded by `opened`, see `shared_embeddings.quant.storage`.
 
     Raises:
         UserError: the file is missing, truncated or unsupported.

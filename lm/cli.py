@@ -49,11 +49,7 @@ def _explain(error: BaseException) -> str | None:
 
 
 def chosen_device(name: str, rank: int = 0) -> torch.device:
-    """Resolve ``auto`` (CUDA if available), ``cpu`` or ``cuda``.
-
-    Args:
-        name: the given name.
-        rank: the rank of this process on its machine, which is the number of its CUDA device.
+    """Resolve ``auto`` (CUDA if available), ``cpu`` or ``cuda`` for the process of a rank on this machine.
 
     Raises:
         UserError: there is no such CUDA device.

@@ -68,12 +68,7 @@ class _OnnxLSTM(nn.Module):
 
 @torch.no_grad()
 def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
-    """The graph of a model on the CPU, which cannot be used afterwards.
-
-    Args:
-        model: the model.
-        name: of its embedding.
-        checkpoint_bytes: see `OnnxBody`.
+    """The graph of a model on the CPU with an embedding of this name; the model cannot be used afterwards.
 
     Raises:
         ModuleNotFoundError: onnxscript is not installed.

@@ -10,7 +10,8 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,8 +73,7 @@ def prepare(
         texts: the files of each of `SPLITS`.
         folder: output folder.
         name: name of the corpus in results.
-        limits: limits of the vocabulary.
-        lower: whether to lowercase all words.
+        limits, lower: limits of the vocabulary, and whether to lowercase all words.
         published: sizes that the texts must have.
         force: overwrite other files with the names of the outputs.
 
@@ -168,13 +168,8 @@ def _damage(folder: Path, files: Mapping[str, str]) -> str | None:
 def read_tokens(path: Path, number: int, words: int) -> np.ndarray:
     """Memory-map the int32 token ids ``(N,)`` of one file, after checking them one block at a time.
 
-    Args:
-        path: the file.
-        number: N, as described.
-        words: V; ids are below it.
-
     Raises:
-        UserError: the file is missing, truncated, or not a file of such tokens.
+        UserError: the file is missing, truncated, or not a file of `number` (N) ids below `words` (V).
     """
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -194,20 +189,28 @@ def read_tokens(path: Path, number: int, words: int) -> np.ndarray:
     return tokens
 
 
+def _blocks(what: str, texts: Texts, lower: bool) -> Iterator[tuple[str, list[str]]]:
+    """The words of all texts in blocks, each with its split, with a progress bar."""
+    size = sum(path.stat().st_size for split in SPLITS for path in texts[split])
+    with tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        for split in SPLITS:
+            for path in texts[split]:
+                for words in word_blocks(path, lower, bar.update):
+                    yield split, words
+
+
 def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
     """Count each word of the training text, and the tokens of each split."""
     counts: Counter[str] = Counter()
     tokens = dict.fromkeys(SPLITS, 0)
-    with _progress("counting", texts) as progress:
-        for split in SPLITS:
-            for path in texts[split]:
-                for words in word_blocks(path, lower, progress.update):
-                    tokens[split] += len(words)
-                    if split == "train":
-                        counts.update(words)
-            if tokens[split] < 2:
-                names = ", ".join(path.name for path in texts[split])
-                raise UserError(f"{names}: {tokens[split]} tokens; the {split} text needs at least 2")
+    for split, words in _blocks("counting", texts, lower):
+        tokens[split] += len(words)
+        if split == "train":
+            counts.update(words)
+    for split, number in tokens.items():
+        if number < 2:
+            names = ", ".join(path.name for path in texts[split])
+            raise UserError(f"{names}: {number} tokens; the {split} text needs at least 2")
     return counts, tokens
 
 
@@ -215,22 +218,21 @@ def _write_tokens(
     texts: Texts, places: Mapping[str, Path], vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
 ) -> dict[str, int]:
     """Write the token file of each split; returns how many of its tokens are ``<unk>``."""
-    unknown = dict.fromkeys(SPLITS, 0)
-    with _progress("writing", texts) as progress:
-        for split in SPLITS:
-            written = 0
-            with places[split].open("wb") as file:
-                header = {"descr": DTYPE.str, "fortran_order": False, "shape": (tokens[split],)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for path in texts[split]:
-                    for words in word_blocks(path, lower, progress.update):
-                        ids = map(vocabulary.index.get, words, repeat(vocabulary.unk))
-                        block = np.fromiter(ids, DTYPE, len(words))  # type: ignore[arg-type]
-                        file.write(block.data)  # tofile reports a full disk with another error
-                        written += len(block)
-                        unknown[split] += int(np.count_nonzero(block == vocabulary.unk))
-                if written != tokens[split]:
-                    raise UserError(f"the {split} text changed while it was read; run lm_prepare again")
+    unknown, written = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    with ExitStack() as stack:
+        files = {split: stack.enter_context(places[split].open("wb")) for split in SPLITS}
+        for split, file in files.items():
+            header = {"descr": DTYPE.str, "fortran_order": False, "shape": (tokens[split],)}
+            np.lib.format.write_array_header_1_0(file, header)
+        for split, words in _blocks("writing", texts, lower):
+            ids = map(vocabulary.index.get, words, repeat(vocabulary.unk))
+            block = np.fromiter(ids, DTYPE, len(words))  # type: ignore[arg-type]
+            files[split].write(block.data)  # tofile reports a full disk with another error
+            written[split] += len(block)
+            unknown[split] += int(np.count_nonzero(block == vocabulary.unk))
+    for split in SPLITS:
+        if written[split] != tokens[split]:
+            raise UserError(f"the {split} text changed while it was read; run lm_prepare again")
     return unknown
 
 
@@ -241,12 +243,6 @@ def _check_size(what: str, unit: str, number: int, published: int) -> None:
             f"{what} has {number:,} {unit}, the published text {published:,}; replace the file by the "
             "original"
         )
-
-
-def _progress(what: str, texts: Texts) -> Any:
-    """A progress bar over the bytes of all texts."""
-    size = sum(path.stat().st_size for split in SPLITS for path in texts[split])
-    return tqdm(total=size, desc=what, unit="B", unit_scale=True, disable=not sys.stderr.isatty())
 
 
 def _checksum(files: Mapping[str, str]) -> str:
@@ -310,12 +306,7 @@ class Columns:
             position: tokens of each column already consumed, from 0 to ``self.length - 2``.
             length: T; the last segment may be shorter.
             device: device of the tensors.
-
-        Raises:
-            ValueError: `position` is out of range.
         """
-        if not 0 <= position < self.length - 1:
-            raise ValueError(f"position {position} is not from 0 to {self.length - 2}")
         end = min(position + length, self.length - 1)
         piece = torch.from_numpy(self._columns[:, position : end + 1].astype(np.int64)).to(device)
         return piece[:, :-1].contiguous(), piece[:, 1:].contiguous()

@@ -142,8 +142,8 @@ def split_texts(
     Args:
         paths: the texts, which are concatenated.
         folder: output folder of ``train.txt``, ``valid.txt`` and ``test.txt``, written atomically.
-        fractions: fraction of lines in each split.
-        seed: random seed.
+        fractions: of lines in each split, drawn with `seed`.
+        seed: seed of the draw.
         force: overwrite other texts with these names.
 
     Raises:

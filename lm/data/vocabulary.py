@@ -24,12 +24,7 @@ def word_blocks(
     """Yield blocks of the words of a UTF-8 text, with ``<eos>`` after each line.
 
     Unicode whitespace separates words, and line feeds end lines. Byte order marks are dropped. Lines may be
-    longer than memory, words may not.
-
-    Args:
-        path: the text.
-        lower: whether to lowercase the text.
-        progress: called with the number of bytes of each block.
+    longer than memory, words may not. `progress` is called with the number of bytes of each block.
 
     Raises:
         UserError: the text cannot be read or is not UTF-8.

@@ -47,19 +47,12 @@ class Score(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a text is split.
+    """How a text is split."""
 
-    Attributes:
-        target_length: tokens per segment.
-        context_length: unscored tokens before each chunk; fewer at the beginning of the text.
-        chunk_length: targets per chunk; None for a single chunk.
-        batch_size: chunks per batch; does not affect the result.
-    """
-
-    target_length: int = 70
-    context_length: int = 0
-    chunk_length: int | None = None
-    batch_size: int = 1
+    target_length: int = 70  # tokens per segment
+    context_length: int = 0  # unscored tokens before each chunk; fewer at the beginning of the text
+    chunk_length: int | None = None  # targets per chunk; None for a single chunk
+    batch_size: int = 1  # chunks per batch; does not affect the result
 
     def check(self) -> None:
         """Raise `UserError` for values out of range."""

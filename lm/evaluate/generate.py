@@ -78,20 +78,11 @@ def write(prompt: Iterable[str], words: Iterable[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling options.
+    """Sampling options; raises `UserError` for values that are out of range or have no effect."""
 
-    Attributes:
-        temperature: divides the log-probabilities; 0 for greedy decoding.
-        top_k: sample from the `top_k` most probable words; None for all.
-        forbidden: ids of words that are never generated.
-
-    Raises:
-        UserError: a value is out of range or has no effect.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    forbidden: tuple[int, ...] = ()
+    temperature: float = 1.0  # divides the log-probabilities; 0 for greedy decoding
+    top_k: int | None = None  # sample from the best words only
+    forbidden: tuple[int, ...] = ()  # ids of words that are never generated
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -106,14 +97,9 @@ class Sampling:
 def generate(
     model: LanguageModel, prompt: Sequence[int], length: int, sampling: Sampling, seed: int
 ) -> Iterator[int]:
-    """Yield the ids of generated words.
+    """Yield the ids of `length` words after those of a prompt, which has at least one.
 
-    Args:
-        model: the model, which is in evaluation mode during generation.
-        prompt: word ids, at least one.
-        length: number of words to generate.
-        sampling: sampling options.
-        seed: random seed.
+    The model is in evaluation mode during generation.
 
     Raises:
         UserError: the scores of the model are not finite, or no word is allowed.

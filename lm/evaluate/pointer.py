@@ -34,17 +34,11 @@ _QUERIES = 256
 
 @dataclasses.dataclass(frozen=True)
 class PointerOptions:
-    """Settings of the pointer.
+    """Settings of the pointer."""
 
-    Attributes:
-        window: number of positions in the cache.
-        theta: inverse temperature of the similarities; 0 weighs all positions equally.
-        weight: lambda, the weight of the cache in the mixture.
-    """
-
-    window: int
-    theta: float
-    weight: float
+    window: int  # number of positions in the cache
+    theta: float  # inverse temperature of the similarities; 0 weighs all positions equally
+    weight: float  # lambda, the weight of the cache in the mixture
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -142,14 +136,7 @@ def evaluate_with_pointer(
 ) -> tuple[Score, Score]:
     """Score all tokens of a text but the first, without and with the pointer.
 
-    Each chunk starts with an empty cache.
-
-    Args:
-        model: is in evaluation mode during the call.
-        tokens: ``(n,)`` word ids.
-        options: settings of the pointer.
-        reading: how the text is split.
-        progress: whether to show a progress bar.
+    Each chunk starts with an empty cache. The arguments are those of `lm.evaluate.evaluation.evaluate`.
     """
     plain = mixed = 0.0
     pointer = CachePointer(options)

@@ -90,17 +90,11 @@ class TransformerXLOptions:
 
 
 class Geometry(NamedTuple):
-    """Position encodings and attention mask of a segment; the same for all layers.
+    """Position encodings and attention mask of a segment; the same for all layers."""
 
-    Attributes:
-        encodings: ``(K + 1, D)`` sinusoids of the distances K - 1, …, 0, and -1, which is always masked.
-        hidden_keys: ``(T, K)``, True where a query must not attend to a key.
-        blocks: the mask for flex attention; None for scaled dot-product attention.
-    """
-
-    encodings: Tensor
-    hidden_keys: Tensor
-    blocks: BlockMask | None = None
+    encodings: Tensor  # (K + 1, D): sinusoids of the distances K - 1, …, 0, and -1, which is always masked
+    hidden_keys: Tensor  # (T, K), True where a query must not attend to a key
+    blocks: BlockMask | None = None  # the mask for flex attention
 
 
 def sinusoids(distances: Tensor, dim: int) -> Tensor:
@@ -272,12 +266,8 @@ class TransformerXL(LanguageModel):
     The state has one detached tensor ``(m, B, D)`` per layer with the last m <= M inputs of the layer; it is
     empty at first. `memory_length`, `same_length` and `clamp_length` may be changed between segments.
 
-    Args:
-        embedding: embedding with score_dim D.
-        options: the options.
-
     Raises:
-        OptionError: score_dim is not D.
+        OptionError: the score_dim of the embedding is not D.
     """
 
     def __init__(self, embedding: se.SharedEmbedding, options: TransformerXLOptions) -> None:

@@ -142,19 +142,12 @@ class TrainingOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """A validated configuration.
-
-    Attributes:
-        training: options that do not depend on the model.
-        model: an instance of the model's `options_class`.
-        optimizer: an instance of one of `OPTIMIZERS`.
-        schedule: an instance of one of `SCHEDULES`.
-    """
+    """A validated configuration."""
 
     training: TrainingOptions
-    model: Any
-    optimizer: Any
-    schedule: Any
+    model: Any  # an instance of the model's `options_class`
+    optimizer: Any  # of one of `OPTIMIZERS`
+    schedule: Any  # of one of `SCHEDULES`
 
     def flat(self) -> dict[str, Any]:
         """All keys with their values as plain YAML types; `parse` inverts this."""

@@ -20,17 +20,11 @@ from lm.cli import chosen_device
 
 @dataclass(frozen=True)
 class Group:
-    """This process and its group.
+    """This process and its group."""
 
-    Attributes:
-        device: device of this process.
-        rank: its rank; rank 0 writes and prints.
-        world_size: number of processes.
-    """
-
-    device: torch.device
-    rank: int = 0
-    world_size: int = 1
+    device: torch.device  # of this process
+    rank: int = 0  # rank 0 writes and prints
+    world_size: int = 1  # number of processes
 
     @property
     def is_first(self) -> bool:
@@ -73,10 +67,7 @@ def local_rank() -> int:
 
 @contextmanager
 def joined(device: str) -> Iterator[Group]:
-    """Join the process group of torchrun, or create a group of one process.
-
-    Args:
-        device: "cpu", "cuda", or "auto" (CUDA if available).
+    """Join the process group of torchrun, or create a group of one process, on a `chosen_device`.
 
     Raises:
         UserError: there are fewer CUDA devices than processes on this machine.

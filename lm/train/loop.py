@@ -98,8 +98,7 @@ class Report:
         """Report the steps since the last line.
 
         Args:
-            step: number of steps.
-            epoch: number of epochs.
+            step, epoch: their numbers so far.
             values: ``loss`` (nats per token), ``rate`` (learning rate), ``norm`` (gradient norm), ``speed``
                 (tokens per second), ``step_ms`` (milliseconds per step), and optionally ``reconstruction``
                 (loss of the teacher's table).
@@ -118,14 +117,7 @@ class Report:
             self._writer.add_scalar(f"train/{name}", value, step)
 
     def validation(self, step: int, loss: float, best: float, averaged: int) -> None:
-        """Report a validation.
-
-        Args:
-            step: number of steps.
-            loss: nats per token.
-            best: lowest loss so far, including this one.
-            averaged: number of averaged steps; 0 without averaging.
-        """
+        """Report a validation: nats per token, now and at best, and the number of averaged steps."""
         note = f", averaged over {averaged} steps" if averaged else ""
         place = "the best so far" if loss <= best else f"best {perplexity(best):.2f}"
         self.line(f"step {step} valid loss {loss:.6f} ppl {perplexity(loss):.2f} ({place}){note}")
@@ -141,7 +133,7 @@ class Report:
 
 
 class Speed:
-    """Measures tokens per second and milliseconds per step, from a number of steps and tokens on."""
+    """Measures tokens per second and milliseconds per step."""
 
     def __init__(self, step: int, tokens: int) -> None:
         self._begin, self._step, self._tokens = time.monotonic(), step, tokens
@@ -404,10 +396,7 @@ class Trainer:
 class SegmentLoss(nn.Module):
     """A model and its training loss in one module, for compilation and data parallelism.
 
-    Args:
-        model: the model.
-        reconstruction: reconstruction loss of the teacher's table, or None.
-        soft_targets: the teacher whose predictions are learned, or None.
+    A distilled model also has the reconstruction loss of the teacher's table, and learns its predictions.
     """
 
     def __init__(

@@ -174,17 +174,11 @@ class Averages:
 
 
 class Progress(NamedTuple):
-    """Progress of training.
+    """Progress of training."""
 
-    Attributes:
-        done: fraction of training that is done.
-        epochs: number of epochs, including fractions.
-        scores: validation losses so far.
-    """
-
-    done: float
-    epochs: float
-    scores: Sequence[float]
+    done: float  # fraction of training that is done
+    epochs: float  # including fractions
+    scores: Sequence[float]  # validation losses so far
 
 
 @dataclasses.dataclass(frozen=True)
