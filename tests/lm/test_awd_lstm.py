@@ -163,21 +163,6 @@ def test_every_segment_has_its_own_masks(kernel: Kernel) -> None:
     assert torch.equal(model(ids, model.initial_state(4)).hidden, model(ids, model.initial_state(4)).hidden)
 
 
-def test_dropped_entries_get_no_gradient(kernel: Kernel) -> None:
-    """The chain rule: the gradient of an entry is that of the dropped matrix times 2 or times 0."""
-    model, ids = small_model(weight_drop=0.5), some_ids()
-    out = model(ids, model.initial_state(4))
-    for matrix in kernel.matrices:
-        matrix.retain_grad()
-    out.hidden.square().sum().backward()
-    for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
-        gradient, dropped = layer.weight_hh_l0.grad, matrix == 0
-        assert (gradient[dropped] == 0).all()
-        assert (gradient[~dropped] != 0).all()
-        torch.testing.assert_close(gradient[~dropped], 2 * matrix.grad[~dropped])
-        assert (matrix.grad[dropped] != 0).any()
-
-
 @pytest.mark.slow
 def test_compilation_keeps_the_fused_kernel() -> None:
     """Decomposed, an LSTM becomes T small products per layer, and its compilation takes minutes."""
@@ -306,15 +291,6 @@ def test_bf16_autocast_trains() -> None:
     assert out.penalty.dtype == torch.float32
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
-
-
-def test_layers_are_initialized_like_torch() -> None:
-    model = small_model(hidden_dim=100)
-    for layer in model.layers:
-        bound = layer.hidden_size**-0.5
-        for parameter in layer.parameters():
-            assert parameter.abs().max() <= bound
-            assert parameter.abs().mean().item() == pytest.approx(bound / 2, rel=0.25)
 
 
 @pytest.mark.gpu

@@ -30,17 +30,12 @@ from tests.lm.runs import SMALL, StopTraining, log_lines, run, settings, small_c
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
 OPTIONS = {"embedding_dim": 8, "hidden_dim": 6, "num_layers": 2}
+CODES = {"map": "compositional_code", "map_options": {"num_codebooks": 2, "codebook_size": 4}}
 EMBEDDINGS: list[dict[str, Any]] = [
     {"method": "standard", "output_bias": True},
     {"method": "adaptive", "cutoffs": [4, 8], "factor": 2},
     {"method": "adaptive", "cutoffs": [4, 8], "factor": 1, "width": 3, "output_bias": True},
-    {
-        "method": "adaptive",
-        "cutoffs": [4, 8],
-        "factor": 1,
-        "map": "compositional_code",
-        "map_options": {"num_codebooks": 2, "codebook_size": 4},
-    },
+    {"method": "adaptive", "cutoffs": [4, 8], "factor": 1, **CODES},
     {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "output": "map"},
     {"method": "define", "unit": "delight", "map_dim": 4, "expand_dim": 8, "depth": 2, "output": "map"},
     {"method": "alone", "base_dim": 6, "hidden_dim": 6, "codebooks": 2, "codebook_size": 4},
@@ -92,6 +87,13 @@ def test_a_checkpoint_is_self_contained(tmp_path: Path) -> None:
     assert torch.equal(log_probs(load_model(tmp_path / "again.pt").model), log_probs(model))
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A checkpoint of a model with an output bias."""
+    save_model(tmp_path / "model.pt", built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
+    return tmp_path / "model.pt"
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -109,35 +111,32 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
     assert torch.equal(other.second.weight, model.first.weight)
 
 
+FORMAT = {"format": checkpoint.FORMAT}
+ALIKE = torch.zeros(1).expand(10**9, 10**9)
+
+
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (lambda path: path.unlink(), "no such file"),
+        (Path.unlink, "no such file"),
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "truncated"),
         (lambda path: path.write_bytes(b""), "truncated"),
         (lambda path: path.write_text("hello"), "truncated"),
         (lambda path: torch.save({"opt": 1}, path), "not written by lm_train"),
         (lambda path: torch.save(torch.zeros(2), path), "not written by lm_train"),
-        (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 9}, path), "version 9"),
-        (lambda path: torch.save({"format": checkpoint.FORMAT, "version": 1}, path), "has no config"),
+        (lambda path: torch.save({**FORMAT, "version": 9}, path), "version 9"),
+        (lambda path: torch.save({**FORMAT, "version": 1}, path), "has no config"),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "truncated"),
         (lambda path: path.write_bytes(pickle.dumps({"a": 1.5}, protocol=2)[:-8]), "truncated"),
         (compress, "its entries claim .* bytes, but the file has"),
-        (
-            lambda path: torch.save(
-                {**torch.load(path), "model": {"a": torch.zeros(1).expand(10**9, 10**9)}}, path
-            ),
-            "its 'model' is",
-        ),
+        (lambda path: torch.save({**torch.load(path), "model": {"a": ALIKE}}, path), "its 'model' is"),
         (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "truncated"),
         (lambda path: torch.save({"opt": argparse.Namespace()}, path), "could run code"),
     ],
 )
 def test_invalid_checkpoints_are_named(
-    tmp_path: Path, damage: Any, word: str, recwarn: pytest.WarningsRecorder
+    path: Path, damage: Callable[[Path], object], word: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    path = tmp_path / "model.pt"
-    save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
     damage(path)
     recwarn.clear()
     allowed = torch.serialization.get_safe_globals()
@@ -161,9 +160,7 @@ def test_invalid_checkpoints_are_named(
         ({"embedding": {"method": "standard", "rank": 3}}, "rank"),
     ],
 )
-def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any], word: str) -> None:
-    path = tmp_path / "model.pt"
-    save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
+def test_an_inconsistent_checkpoint_fails(path: Path, change: dict[str, Any], word: str) -> None:
     alter(path, lambda content: content["config"].update(change))
     with pytest.raises(UserError, match=word):
         load_model(path)
@@ -181,9 +178,7 @@ def test_an_inconsistent_checkpoint_fails(tmp_path: Path, change: dict[str, Any]
     ],
     ids=["quantized", "nested", "jagged", "sparse", "meta", "complex"],
 )
-def test_tensors_of_other_kinds_fail(tmp_path: Path, changed: Callable[[torch.Tensor], object]) -> None:
-    path = tmp_path / "model.pt"
-    save_model(path, built(EMBEDDINGS[0]), WORDS, config(EMBEDDINGS[0]), None)
+def test_tensors_of_other_kinds_fail(path: Path, changed: Callable[[torch.Tensor], object]) -> None:
     content = torch.load(path, weights_only=True)
     del content["checksum"]
     content["model"]["embedding.weight"] = changed(content["model"]["embedding.weight"])

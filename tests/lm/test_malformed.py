@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -20,9 +19,9 @@ import lm.evaluate.generate
 from lm import cli
 from lm.checkpoint import read_checkpoint
 from lm.train.config import all_groups
-from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import Odd, alter, flip, names_file, offsets
+from tests.lm import runs
 from tests.lm.runs import SMALL, run, settings, small_corpus, write_corpus, write_model
 from tests.malformed.harness import (
     DEEP,
@@ -37,7 +36,6 @@ from tests.malformed.harness import (
 
 STANDARD = {"method": "standard"}
 TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}
-CHECKPOINT_COMMANDS = {"lm_eval": cli.evaluate, "lm_generate": cli.generate, "lm_train": cli.train}
 # Irrelevant parts: the training state for readers of the model, and settings for those with their own.
 NO_MATTER = {
     **dict.fromkeys(
@@ -71,32 +69,18 @@ def odd_models(home: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     for key in ("model", "embedding", "hidden_dim", "num_layers"):
         for kind, value in Odd.VALUES.items():
             yield f"{key}: {kind}", alter(good, lambda c: c["config"].update({key: value}), path)  # noqa: B023
-    for kind, value in {
-        "a list": [content],
-        "a tensor": torch.zeros(3),
-        "a string": "x",
-        "None": None,
-    }.items():
+    for kind, value in {"a list": [content], "a tensor": torch.zeros(3), "None": None}.items():
         torch.save(value, path)
         yield f"whole: {kind}", path
 
 
-def outcome(command: str, arguments: list[object], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+def outcome(name: str, arguments: list[object]) -> tuple[object, str]:
     """The exit status of a command, or its uncaught error, and its stderr."""
-    capsys.readouterr()
-    status: object = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [command, *map(str, arguments)])
-        try:
-            if command == "shared-embeddings":
-                status = shared_embeddings([str(one) for one in arguments])
-            else:
-                CHECKPOINT_COMMANDS[command]()
-        except SystemExit as end:
-            status = end.code
-        except Exception as error:
-            status = repr(error)
-    return status, capsys.readouterr().err
+    try:
+        ended = runs.command(name, *arguments)
+    except Exception as error:
+        return repr(error), ""
+    return ended.status, ended.err
 
 
 def training(home: Path, folder: Path, **changes: Any) -> list[object]:
@@ -152,18 +136,15 @@ USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
 
 @pytest.mark.slow_except("generate")
 @pytest.mark.parametrize("use", USES)
-def test_every_command_reports_damage(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
-) -> None:
-    command, arguments = USES[use]
+def test_every_command_reports_damage(home: Path, tmp_path: Path, use: str) -> None:
+    name, arguments = USES[use]
     failures = []
     for kind, model in odd_models(home, tmp_path):
         if kind.startswith(NO_MATTER[use]):
             continue
-        given = arguments(home, model, tmp_path)
-        status, error = outcome(command, given, capsys)
+        status, error = outcome(name, arguments(home, model, tmp_path))
         named = tmp_path / "save/last.pt" if use == "resume" else model
-        if status != 2 or not names_file(error, command, named):
+        if status != 2 or not names_file(error, name, named):
             failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
     assert not (tmp_path / "out.pt").exists()
@@ -198,12 +179,10 @@ HARMLESS = {("averages", "None"), ("step", "a number"), ("epoch", "a number"), (
 
 
 @pytest.mark.slow
-def test_damaged_runs_cannot_be_resumed(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_runs_cannot_be_resumed(home: Path, tmp_path: Path) -> None:
     failures = []
     for kind, model in odd_runs(home, tmp_path):
-        status, error = outcome("lm_train", resume(home, model, tmp_path), capsys)
+        status, error = outcome("lm_train", resume(home, model, tmp_path))
         if status != 2 or not names_file(error, "lm_train", tmp_path / "save/last.pt"):
             failures.append(f"{kind}: {status} {error[-300:]}")
     assert not failures, "\n".join(failures)
@@ -216,8 +195,8 @@ def test_every_flipped_byte_is_detected(home: Path, tmp_path: Path, store: str |
     if store is None:
         path.write_bytes((home / "run/last.pt").read_bytes())
     else:
-        asked = ["--model", home / "run/last.pt", "--method", "projective", "--rank", 4, "--output", path]
-        assert shared_embeddings([str(one) for one in ["compress", *asked, "--store", store]]) == 0
+        asked = ["--rank", 4, "--store", store]
+        assert runs.compress(home / "run/last.pt", "projective", path, *asked).status == 0
     found = offsets(path)
     assert len(found) > 7
     for offset in found:
@@ -229,25 +208,18 @@ def test_every_flipped_byte_is_detected(home: Path, tmp_path: Path, store: str |
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_command_detects_a_flipped_byte(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], use: str
-) -> None:
+def test_every_command_detects_a_flipped_byte(home: Path, tmp_path: Path, use: str) -> None:
     model = tmp_path / "model.pt"
     model.write_bytes((home / "run/last.pt").read_bytes())
     flip(model, offsets(model)[0])
-    command, arguments = USES[use]
-    status, error = outcome(command, arguments(home, model, tmp_path), capsys)
+    name, arguments = USES[use]
+    status, error = outcome(name, arguments(home, model, tmp_path))
     named = tmp_path / "save/last.pt" if use == "resume" else model
-    assert status == 2 and names_file(error, command, named) and "does not match its checksum" in error
+    assert status == 2 and names_file(error, name, named) and "does not match its checksum" in error
 
 
 # The smallest valid number of a key of lm_train, if it is not 0 for a fraction and 1 for a count.
-LEAST = {
-    "warmup_steps": 0,
-    "seed": 0,
-    "nonmono": 0,
-    "memory_length": 0,
-}
+LEAST = dict.fromkeys(("warmup_steps", "seed", "nonmono", "memory_length"), 0)
 VAST = ("embedding_dim", "hidden_dim", "num_layers", "num_heads", "head_dim", "feed_forward_dim")
 KINDS = ("model", "optimizer", "schedule")
 CHOICES: dict[str, dict[str, Any]] = {

@@ -236,22 +236,6 @@ def test_attention_has_four_terms(setting, memory, limits):
     torch.testing.assert_close(attention(hidden, context, places, u, v), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_equal_those_of_loops(setting):
-    attention, context, u, v = setting
-    u.requires_grad_()
-    v.requires_grad_()
-    learned = [u, v, *attention.parameters()]
-    places = geometry(4, 3, 6, CPU)
-    places = places._replace(encodings=places.encodings.double())
-    weights = torch.randn(2, 4, 6, dtype=torch.float64)
-    loss = (attention(context[:, 3:], context, places, u, v) * weights).sum()
-    expected = (looped_attention(attention, context[:, 3:], context, u, v) * weights).sum()
-    for ours, theirs in zip(
-        torch.autograd.grad(loss, learned), torch.autograd.grad(expected, learned), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("reach", [None, 3])
@@ -278,22 +262,6 @@ def test_by_key_shifts_scores_to_distances():
     assert aligned[0, :2].tolist() == [11.0, 10.0]
     assert aligned[1].tolist() == [22.0, 21.0, 20.0]
     assert aligned.data_ptr() == scores[0, 1:].data_ptr()
-
-
-def test_geometry_masks_the_future_and_distant_keys():
-    assert geometry(2, 1, 4, CPU).hidden_keys.tolist() == [[False, False, True], [False, False, False]]
-    reach_one = geometry(3, 1, 4, CPU, reach=1).hidden_keys
-    assert reach_one.tolist() == [
-        [False, False, True, True],
-        [True, False, False, True],
-        [True, True, False, False],
-    ]
-
-
-def test_clamped_distances_have_equal_encodings():
-    encodings = geometry(3, 2, 4, CPU, clamp=2).encodings
-    assert torch.equal(encodings[0], encodings[2])
-    assert not torch.equal(encodings[2], encodings[3])
 
 
 def test_sinusoids_by_hand():

@@ -238,19 +238,6 @@ def test_the_original_is_measured_once(trained: tuple[Path, Path], monkeypatch: 
 
 
 @pytest.mark.slow
-def test_comparing_writes_nothing(
-    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ended = choose(trained[0], "--bits", 8, "--compare")
-    header, *lines = ended.out.splitlines()
-    assert ended.status == 0 and header.split()[-2:] == ["distance", "kept"]
-    distances = [float(line.split()[-2]) for line in lines if line.startswith("{")]
-    assert len(distances) >= 3 and distances == sorted(distances) and 0 < distances[0] < 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
 def test_the_smallest_model_within_a_loss(trained: tuple[Path, Path], tmp_path: Path) -> None:
     model, text = trained
     sizes = []
