@@ -196,8 +196,7 @@ def building(tensors: int, size: int) -> Iterator[None]:
     model with compressed ones.
 
     Args:
-        tensors: how many the file has.
-        size: the bytes of the file.
+        tensors, size: how many tensors and bytes the file has.
 
     Raises:
         UserError: the model has more parameters, or more values in its parameters and buffers.

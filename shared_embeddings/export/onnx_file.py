@@ -27,9 +27,7 @@ class Exported:
     """What was exported.
 
     Attributes:
-        output: the file.
         form: how the tables are stored.
-        bytes: the size of the file.
         error: the largest difference from torch, relative to the largest value.
         timed: what `tokens_per_second` measures.
         tokens_per_second: one text at a time; None without an output layer.

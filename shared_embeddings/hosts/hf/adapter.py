@@ -99,9 +99,6 @@ class FolderModel(host.TrainedModel):
     """A model read from a folder, on the CPU, in the dtype of its weights.
 
     Embeddings are fitted in fp32 and cast to the dtype of the model when they are placed.
-
-    Args:
-        path: the folder.
     """
 
     module: Any = None
@@ -238,10 +235,6 @@ class FolderModel(host.TrainedModel):
     def write_dense(self, output: Path, force: bool) -> int:
         """Write a folder that any program reads that reads the original; returns the bytes of its weights.
 
-        Args:
-            output: the folder.
-            force: replace an existing folder of a model.
-
         Raises:
             UserError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
             OSError: it cannot be written.
@@ -258,9 +251,6 @@ class FolderModel(host.TrainedModel):
 
 class UnbuiltModel(FolderModel):
     """A model that is compressed without being built: its tensors stay in the files until they are used.
-
-    Args:
-        path: the folder.
 
     Raises:
         NotImplementedError: it cannot be understood without its weights.

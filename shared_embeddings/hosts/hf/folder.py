@@ -192,11 +192,9 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
 
 
 def check_sizes(folder: Path, chosen: Any) -> None:
-    """Check that the files of a model hold the tensors that its configuration claims; reads no values.
+    """Check that the files of a model of a class hold the tensors that its configuration claims.
 
-    Args:
-        folder: the folder of the model.
-        chosen: its class.
+    Reads no values.
 
     Raises:
         UserError: a tensor is missing or has another shape, or the configuration is invalid.
@@ -249,16 +247,10 @@ def _check_none(folder: Path, **wrong: Iterable[object]) -> None:
 
 
 def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
-    """Read a model on the CPU, in the dtype of its weights.
-
-    Args:
-        folder: the folder of the model.
-        chosen: its class.
-        settings: further arguments of ``from_pretrained``.
+    """Read a model of a class on the CPU, in the dtype of its weights; settings are for ``from_pretrained``.
 
     Returns:
-        The model, and the names of tensors in the folder that the model does not use, such as layers for
-        another task.
+        The model, and the names of tensors that it does not use, such as layers for another task.
 
     Raises:
         UserError: weights cannot be read, are missing or have wrong shapes.
@@ -319,13 +311,8 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
 def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a transformers model, with shared embeddings or without, atomically.
 
-    Args:
-        model: a model with ``save_pretrained``.
-        folder: the output folder.
-        force: replace an existing folder of a model.
-
     Raises:
-        UserError: the folder exists and cannot be replaced.
+        UserError: the folder exists and `force` is False, or it holds other files than a model.
         OSError: it cannot be written.
     """
     path = Path(folder)
@@ -353,7 +340,6 @@ def add_remote_code(folder: Path) -> None:
 
     Raises:
         UserError: nothing but the library decodes the codec of an embedding.
-        OSError: it cannot be written.
     """
     content = read_json(folder / CONFIG)
     tables = list((find_entry(content) or {"tables": {}})["tables"].values())
@@ -453,12 +439,7 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
 def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -> None:
     """Write a model card, above that of the original, whose license and language it inherits.
 
-    Args:
-        source: the folder of the original.
-        target: the folder of the model, with its configuration.
-        done: the start of the title, such as "Vocabulary trimmed".
-        kind: the class of the model.
-        summary: sizes and quality, in Markdown.
+    The title is what was `done` with the model of class `kind`, the summary Markdown with sizes and quality.
     """
     original = source / _CARD
     text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else ""

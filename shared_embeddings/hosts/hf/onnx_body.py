@@ -33,10 +33,6 @@ _EXAMPLE = 12
 def trace(model: Any, checkpoint_bytes: int) -> OnnxBody:
     """The graph of a compressed model on the CPU, which becomes float32 and cannot be used afterwards.
 
-    Args:
-        model: the model.
-        checkpoint_bytes: see `OnnxBody`.
-
     Raises:
         ModuleNotFoundError: onnxscript or the exporter of transformers is not installed.
         UserError: the model cannot be traced.

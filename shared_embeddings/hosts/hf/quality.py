@@ -64,11 +64,7 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
     An encoder-decoder model is probed after every token of its own greedy outputs. A model that does not
     score words is probed for the nearest neighbors among texts, by the mean of their last hidden states.
 
-    Args:
-        model: a transformers model, to be changed later.
-        vocabulary: the vocabulary of the model.
-        texts: input texts; None for samples of a causal model, and random tokens for other models.
-        seed: for sampling lines or tokens.
+    Without texts, the input of a causal model are samples of it, that of other models random tokens.
 
     Raises:
         UserError: the model needs other inputs than tokens, or the texts have no tokens.
@@ -206,11 +202,6 @@ def perplexity(model: Any, vocabulary: Vocabulary, validation: Validation) -> Qu
 
     Each window has half a window of context followed by half a window of new tokens, which are scored. Every
     window starts with the tokenizer's beginning mark, if any.
-
-    Args:
-        model: a transformers model.
-        vocabulary: the vocabulary with its tokenizer.
-        validation: names a UTF-8 text.
 
     Raises:
         UserError: the model is not causal, there is no tokenizer, or the text is too short.

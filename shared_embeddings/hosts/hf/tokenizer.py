@@ -156,11 +156,7 @@ class Vocabulary:
 
 
 def check_tokens(ids: Mapping[str, int], rows: int) -> None:
-    """Check that the tokens of a tokenizer are those of a model.
-
-    Args:
-        ids: token -> id.
-        rows: of the model's largest table.
+    """Check that a tokenizer, token -> id, is that of a model whose largest table has `rows` rows.
 
     Raises:
         UserError: an id has no row, or most rows have no token.
@@ -179,14 +175,7 @@ def check_tokens(ids: Mapping[str, int], rows: int) -> None:
 
 
 def check_growth(content: Mapping[str, Any]) -> None:
-    """Check that the rules of a ``tokenizer.json`` cannot fill the memory.
-
-    Args:
-        content: the parsed file.
-
-    Raises:
-        UserError: they make much more of a text.
-    """
+    """Raise UserError if the rules of a ``tokenizer.json`` could fill the memory with what they write."""
     before = [step for step in _steps(content.get("normalizer")) if step.get("type") != "Sequence"]
     before += [step for step in _steps(content.get("pre_tokenizer")) if step.get("type") == "ByteLevel"]
     after = [step for step in _steps(content.get("decoder")) if step.get("type") == "Replace"]

@@ -293,9 +293,6 @@ def word_axes(model: Any) -> dict[str, int | None]:
 
     It is the axis that grows if the configuration has one more word. No weights are allocated.
 
-    Args:
-        model: a transformers model, possibly `without_weights`.
-
     Raises:
         UserError: a tensor has two word axes, or the model has a second vocabulary.
     """

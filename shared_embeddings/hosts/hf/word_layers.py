@@ -176,14 +176,11 @@ def check_scoring(model: Any) -> bool:
 
     MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
 
-    Args:
-        model: a transformers model, possibly on the meta device.
-
     Returns:
         Whether this could be tested.
 
     Raises:
-        UserError: it does not.
+        UserError: it does not call the layer.
     """
     layers = _word_layers(model)
     kind, (name, output) = type(model).__name__, layers[-1]
