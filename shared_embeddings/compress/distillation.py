@@ -80,21 +80,13 @@ class Distillation:
 
 
 def parse_distillation(given: Mapping[str, Any]) -> Distillation:
-    """The option ``embedding_distillation`` with its defaults; a frozen embedding has no reconstruction loss.
-
-    Raises:
-        OptionError: see `parse_options`; or keys contradict each other.
-    """
+    """The option ``embedding_distillation`` with its defaults; a frozen embedding has no reconstruction loss."""
     frozen = {"alpha": 0.0} if given.get("freeze") == "embedding" else {}
     return parse_options(OPTION, Distillation, {**frozen, **given})
 
 
 def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None:
-    """Reject an embedding's own ``seed``, because the fit uses the seed of the training.
-
-    Raises:
-        OptionError: the embedding has a seed.
-    """
+    """Reject an embedding's own ``seed``, because the fit uses the seed of the training."""
     if distillation.embedding_start == "fit" and "seed" in embedding:
         raise OptionError(
             f"{OPTION}: a fitted embedding cannot have its own `seed`; remove it, or set "

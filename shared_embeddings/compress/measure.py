@@ -135,9 +135,6 @@ class Predictions(NamedTuple):
         Args:
             hidden: the hidden states.
             scores: returns the scores of all words, ``(n, V)``.
-
-        Raises:
-            UserError: scores are NaN.
         """
         found = []
         for rows in hidden.split(_ROWS):
@@ -218,9 +215,6 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
-
-    Raises:
-        UserError: the quality cannot be measured.
     """
 
     def __init__(
@@ -296,9 +290,6 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> lis
     """Sample nonempty lines of texts uniformly, in random order.
 
     Only one text is in memory at a time (Vitter, "Random sampling with a reservoir", 1985, algorithm R).
-
-    Raises:
-        UserError: a text is not UTF-8, or all lines are blank.
     """
     draw = random.Random(seed)
     kept: list[str] = []

@@ -255,9 +255,6 @@ class Session:
 
     Args:
         model, check, settings: as in `compress`.
-
-    Raises:
-        UserError: no host recognizes the model, or it cannot be compressed.
     """
 
     def __init__(self, model: Path, settings: Settings = DEFAULTS, check: bool = True) -> None:
@@ -395,12 +392,7 @@ class Session:
         return report
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
-        """Fit, place and measure one candidate; a trial without a report if it is impossible or fails.
-
-        Raises:
-            OSError: a file cannot be read, which is no fault of the candidate.
-            UserError: the original cannot be measured.
-        """
+        """Fit, place and measure one candidate; a trial without a report if it is impossible or fails."""
         _ = self.comparison  # of the original, whose failure is no fault of the candidate either
         try:
             fitted = self.fit(method, candidate.options, candidate.store, target)
@@ -460,9 +452,6 @@ class Session:
 
         Args:
             max_loss: the largest loss, from 0 to 1.
-
-        Raises:
-            UserError: the loss is larger at all sizes.
         """
         if not 0.0 <= max_loss < 1.0:
             raise UserError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
@@ -508,9 +497,6 @@ def check_files(
         trained: the model.
         output, settings: as in `compress`.
         named: files that options of the method name, by option.
-
-    Raises:
-        UserError: the paths clash, or a file is missing or would be replaced.
     """
     files, sources, validation = trained.files(output), trained.sources(), settings.validation
     is_file = all(source.is_file() for source in sources)

@@ -89,9 +89,6 @@ def stored_bytes(
 
     Args:
         dtype: of its floating-point tensors in memory.
-
-    Raises:
-        OptionError: an impossible option or size.
     """
     with torch.device("meta"):
         embedding = build(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
@@ -155,11 +152,7 @@ class Suggestion:
 
 
 def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Suggestion]:
-    """For every registered method, the options with the most parameters that are within `budget`.
-
-    Raises:
-        OptionError: V or D is impossible.
-    """
+    """For every registered method, the options with the most parameters that are within `budget`."""
     num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)  # checks V and D
     return [_suggest_one(method, num_embeddings, embedding_dim, budget) for method in methods()]
 
@@ -185,11 +178,7 @@ def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: i
 
 
 def read_budget(text: str) -> int:
-    """A budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters.
-
-    Raises:
-        UserError: the text is not such a number, or it is less than one parameter.
-    """
+    """A budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kKmM]?)\s*", text)
     if match is None:
         raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
@@ -200,12 +189,7 @@ def read_budget(text: str) -> int:
 
 
 def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, as_json: bool = False) -> str:
-    """The suggestions, each as a line to paste into a configuration, or as a JSON object.
-
-    Raises:
-        UserError: the budget is not a number.
-        OptionError: V or D is impossible.
-    """
+    """The suggestions, each as a line to paste into a configuration, or as a JSON object."""
     limit = read_budget(budget)
     dense = num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
     table = f"a plain table of {num_embeddings:,} x {embedding_dim:,}"
@@ -248,10 +232,6 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
     Args:
         vocab_sizes, dims: to choose from.
         budget: number of parameters that the page starts with; an eighth of the plain table if not given.
-
-    Raises:
-        OptionError: V or D is impossible.
-        UserError: the budget is not a number.
     """
     shapes = [(size, dim) for size in vocab_sizes for dim in dims]
     for size, dim in shapes:

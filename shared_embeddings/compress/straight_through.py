@@ -89,9 +89,6 @@ def quantize_in_training(
         token_counts: ``(V,)`` for the bits of words; None for equal bits.
         step: returns the number of completed training steps.
         seed: the seed for drawing the words that are rounded.
-
-    Raises:
-        OptionError: a key or a value is not known, or the embedding is of another method.
     """
     schedule, options = parse_quantization(given)
     check_method(embedding.method)

@@ -45,11 +45,7 @@ class Texts:
     held_out: Sequence[Path] = ()
 
     def of(self, vocabularies: Sequence[Vocabulary]) -> dict[str, list[Path]]:
-        """The texts for each vocabulary.
-
-        Raises:
-            UserError: a text could belong to several vocabularies or to none, or a vocabulary has no text.
-        """
+        """The texts for each vocabulary."""
         for option, paths in (("--text", self.both), ("--held-out", self.held_out)):
             if paths and len(vocabularies) > 1:
                 instead = "give --source-text and --target-text" if paths is self.both else "remove it"
@@ -103,11 +99,7 @@ class Keep:
             raise UserError(f"{' and '.join(given)} each limit the words; give one of them")
 
     def ids(self, vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
-        """The ids of each vocabulary that are kept even if no text uses them.
-
-        Raises:
-            UserError: a word is in no vocabulary.
-        """
+        """The ids of each vocabulary that are kept even if no text uses them."""
         kept: dict[str, set[int]] = {}
         missing = dict.fromkeys(self.words)
         for vocabulary in vocabularies:
@@ -161,11 +153,7 @@ def select(
     texts: Mapping[str, Sequence[Path]],
     keep: Keep,
 ) -> dict[str, Selection]:
-    """The words of each vocabulary that are kept.
-
-    Raises:
-        UserError: the texts use too few words, or a word to keep does not exist.
-    """
+    """The words of each vocabulary that are kept."""
     asked, selections = keep.ids(vocabularies), {}
     for vocabulary in vocabularies:
         name, specials = vocabulary.name, vocabulary.specials
@@ -212,11 +200,7 @@ def _count(trained: TrimmableModel, vocabulary: str, paths: Sequence[Path]) -> l
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a file, one on every line.
-
-    Raises:
-        UserError: there is none, or the file is not UTF-8.
-    """
+    """The words of a file, one on every line."""
     words = [line for line in text_lines(path) if line]
     if not words:
         raise UserError(f"words to keep {path}: is empty; write one word per line, or remove the option")
@@ -318,11 +302,7 @@ def map_files(trained: StoredModel, output: Path, vocabularies: Sequence[Vocabul
 
 
 def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, kept: Tensor) -> Coverage:
-    """How much of a text the trimmed vocabulary covers.
-
-    Raises:
-        UserError: a line whose tokens are all kept would be tokenized differently.
-    """
+    """How much of a text the trimmed vocabulary covers."""
     name = vocabulary.name
     new_ids = {old: new for new, old in enumerate(kept.tolist())}
     tokens = known = unknown = whole = lines = restored = restored_after = 0

@@ -24,11 +24,7 @@ class DownloadError(UserError):
 
 
 def verify(path: Path, checksum: str | None) -> None:
-    """Check the SHA-256 of a file, unless `checksum` is None.
-
-    Raises:
-        DownloadError: the file is damaged or another version.
-    """
+    """Check the SHA-256 of a file, unless `checksum` is None."""
     if checksum and (found := sha256(path)) != checksum:
         raise DownloadError(f"{path}: SHA-256 is {found}, expected {checksum}; replace the file")
 
