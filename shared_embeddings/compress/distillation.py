@@ -80,7 +80,7 @@ class Distillation:
 
 
 def parse_distillation(given: Mapping[str, Any]) -> Distillation:
-    """The option ``embedding_distillation`` with its defaults; a frozen embedding has no reconstruction loss."""
+    """The option ``embedding_distillation``; a frozen embedding has no reconstruction loss."""
     frozen = {"alpha": 0.0} if given.get("freeze") == "embedding" else {}
     return parse_options(OPTION, Distillation, {**frozen, **given})
 

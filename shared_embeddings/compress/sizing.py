@@ -146,8 +146,6 @@ class Suggestion:
     method: str  # the method
     options: Options | None  # its options, or None if none meet the budget
     count: int | None  # the parameters with these options, or the smallest possible number
-    # The next step after the options, which exceeds the budget; None at the end of a grid.
-    finer: Options | None
     remark: str  # how the options were chosen, or why there are none
 
 
@@ -168,13 +166,12 @@ def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: i
     if isinstance(found, tuple):
         grid, step = found
         options = grid.options_at(step)
-        finer = grid.options_at(step + 1) if step + 1 < grid.steps else None
-        return Suggestion(method, options, count(options), finer, spec.grid_choice)
+        return Suggestion(method, options, count(options), spec.grid_choice)
     if found is None:
         remark = "no suggestion: the vocabulary or the dimension is too small"
     else:
         remark = f"needs at least {found:,} parameters"
-    return Suggestion(method, None, found, None, remark)
+    return Suggestion(method, None, found, remark)
 
 
 def read_budget(text: str) -> int:

@@ -96,22 +96,18 @@ def quantize_in_training(
     embedding.effective_table = StraightThrough(embedding, schedule, options, token_counts, step, seed)
 
 
+@dataclasses.dataclass(eq=False)
 class StraightThrough:
-    """Computes the rounded table of a plain one; see the module. Arguments as `quantize_in_training`."""
+    """Computes the rounded table of a plain one; see the module and `quantize_in_training`."""
 
-    def __init__(
-        self,
-        embedding: StandardEmbedding,
-        schedule: Schedule,
-        options: QuantizedOptions,
-        token_counts: Tensor | None,
-        step: Callable[[], int],
-        seed: int,
-    ) -> None:
-        self.embedding, self.schedule, self.options = embedding, schedule, options
-        self.token_counts, self.step, self.seed = token_counts, step, seed
-        self._error: Tensor | None = None
-        self._state: tuple[int, int, int] | None = None
+    embedding: StandardEmbedding
+    schedule: Schedule
+    options: QuantizedOptions
+    token_counts: Tensor | None
+    step: Callable[[], int]
+    seed: int
+    _error: Tensor | None = None
+    _state: tuple[int, int, int] | None = None
 
     def __call__(self, table: Tensor) -> Tensor:
         """The table ``(V, D)`` that the model uses in this step; its gradient is that of `table`."""

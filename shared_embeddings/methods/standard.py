@@ -42,7 +42,7 @@ class StandardEmbedding(SharedEmbedding):
     """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides.
 
     Attributes:
-        effective_table: computes the table that is used from `weight`, see `fitting.straight_through`.
+        effective_table: computes the table that is used from `weight`, see `compress.straight_through`.
     """
 
     options: StandardOptions

@@ -11,22 +11,9 @@ EXTRAS = {
     "fast": ("numba",),
     "hf": ("accelerate", "tokenizers", "transformers"),
     "lm": ("tensorboard", "torchtext"),
-    "nmt": (
-        "ahocorasick",
-        "configargparse",
-        "ctranslate2",
-        "fasttext",
-        "flask",
-        "nltk",
-        "pyonmttok",
-        "rapidfuzz",
-        "rouge_score",
-        "sacrebleu",
-        "sentencepiece",
-        "six",
-        "spacy",
-        "subword_nmt",
-        "waitress",
+    "nmt": tuple(
+        "ahocorasick configargparse ctranslate2 fasttext flask nltk pyonmttok rapidfuzz rouge_score "
+        "sacrebleu sentencepiece six spacy subword_nmt waitress".split()
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "recipes": ("babel", "num2words", "sacremoses", "vl_convert"),

@@ -147,9 +147,9 @@ def test_invalid_budgets_fail(text: str) -> None:
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
+    grids = list(se.options(method).search_grids(VOCABULARY, DIMENSION))
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
-        grids = se.options(method).search_grids(VOCABULARY, DIMENSION)
         assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
         assert f"{found.count:,}" in found.remark
         return
@@ -159,8 +159,9 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)
     assert parameters == found.count <= budget
-    if found.finer is not None:
-        assert count(method, found.finer) > budget
+    grid = next(grid for grid in grids if count(method, grid.options_at(0)) <= budget)
+    step = max(step for step in range(grid.steps) if grid.options_at(step) == found.options)
+    assert step + 1 == grid.steps or count(method, grid.options_at(step + 1)) > budget
 
 
 @each_method
@@ -182,8 +183,7 @@ def test_grids_by_hand() -> None:
     """R (3000 + 64); 64 + H * 128; the last of three bands has 4 dimensions per word, with factor 8 one."""
     found = suggestion("funnel", 3_063)
     assert found.options is None and found.count == 3_064
-    found = suggestion("projective", 10**9)
-    assert found.options == {"rank": DIMENSION} and found.finer is None
+    assert suggestion("projective", 10**9).options == {"rank": DIMENSION}
     assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
     assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
     assert suggestion("adaptive", 20_000).options["factor"] == 4
