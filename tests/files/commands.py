@@ -166,17 +166,10 @@ def content(folder: Path) -> dict[str, object]:
 NO_PROCESS = 4999999  # a number too large for a process
 
 
-def plant(output: Path, home: Path, content: bytes) -> None:
-    """Put files and links beside an output that lead to the folder `home`, as leftovers of killed processes.
-
-    Args:
-        output: output of a command, in an existing folder.
-        home: has a file ``precious``.
-        content: content of the files; ``HOME`` in it becomes `home`.
-    """
-    for middle in ("set", f"{NO_PROCESS}", f"{NO_PROCESS}.old", f"{os.getpid()}.old"):
-        path = output.with_name(f".{output.name}.{middle}.tmp")
-        path.write_bytes(content.replace(b"HOME", bytes(home)))
+def plant(output: Path, home: Path, data: bytes = b"\xff") -> None:
+    """Put files and links to the folder `home` beside an output, as leftovers of killed processes."""
+    for middle in (f"{NO_PROCESS}", f"{NO_PROCESS}.old", f"{os.getpid()}.old"):
+        output.with_name(f".{output.name}.{middle}.tmp").write_bytes(data)
     for middle in (f"{NO_PROCESS + 1}", f"{NO_PROCESS + 1}.old"):
         output.with_name(f".{output.name}.{middle}.tmp").symlink_to(home)
     output.with_name(f".{output.name}.{NO_PROCESS + 2}.tmp").symlink_to(home / "precious")

@@ -36,7 +36,6 @@ from tests.files.commands import (
 )
 from tests.shared_embeddings.support import Killed, kill_at_move
 
-PLANTED = [b'[["HOME/planted", "HOME/precious", 0]]', b"junk", b"[[1]]", b"\xff"]
 # The other writers load larger libraries or models.
 QUICK = ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "lm_prepare", "lm_eval", "trim")
 QUICK += ("lm_prepare with a split", "suggest")
@@ -223,29 +222,17 @@ def test_planted_files_have_no_effect(name: str, inputs: Path, tmp_path: Path) -
     home.mkdir()
     (home / "precious").write_text("mine")
     before = content(home)
-    for number, planted in enumerate(PLANTED):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        outputs = [output for output in WRITERS[name].outputs(folder) if output.name != "samples"]
-        if name.startswith(("lm_prepare", "correlation")):  # they write files in a folder
-            (folder / outputs[0].name).mkdir()
-            outputs += [outputs[0] / path.name for path in (tmp_path / "clean" / outputs[0].name).iterdir()]
-        for output in outputs:
-            plant(output, home, planted)
-        ended = write(name, inputs, folder)
-        assert ended.status == 0, ended.error
-        assert content(home) == before
-        left = [path for path in content(folder) if not Path(path).name.endswith(".set.tmp")]
-        assert left == list(content(tmp_path / "clean"))
-
-
-def test_planted_files_have_no_effect_on_a_command_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "precious").write_text("mine")
-    plant(tmp_path / "page.html", tmp_path / "home", PLANTED[0])
-    wrong = ["suggest", "--vocab-size", "0", "--dim", "4", "--html", str(tmp_path / "page.html")]
-    assert run("shared-embeddings", wrong).status == 2
-    assert content(tmp_path / "home") == {"precious": b"mine"}
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    outputs = [output for output in WRITERS[name].outputs(folder) if output.name != "samples"]
+    if name.startswith(("lm_prepare", "correlation")):  # they write files in a folder
+        outputs[0].mkdir()
+        outputs += [outputs[0] / path.name for path in (tmp_path / "clean" / outputs[0].name).iterdir()]
+    for output in outputs:
+        plant(output, home)
+    ended = write(name, inputs, folder)
+    assert ended.status == 0, ended.error
+    assert content(home) == before and list(content(folder)) == list(content(tmp_path / "clean"))
 
 
 @pytest.mark.slow_except("lm_prepare")

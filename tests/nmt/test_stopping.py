@@ -290,7 +290,7 @@ def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorL
     options = {"embedding": FUNNEL, "save_model": str(folder / "model"), "train_steps": 2}
     options |= {"save_checkpoint_steps": 2, "save_format": "safetensors"}
     for path in (saved, weights):
-        plant(path, home, b'[["HOME/planted", "HOME/precious", 0]]')
+        plant(path, home)
     for path in (weights, lock):
         path.symlink_to(home / "precious")
     config = host.config("model", **options)
