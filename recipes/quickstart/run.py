@@ -30,16 +30,26 @@ from recipes.common.recipe import Recipe, Row
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
 from recipes.common.table import markdown_table
-from recipes.common.tools import read_json, read_lines, run_step, write_json, write_lines, write_yaml
+from recipes.common.tools import (
+    checksums_of,
+    read_json,
+    read_lines,
+    run_step,
+    write_json,
+    write_lines,
+    write_yaml,
+)
 from recipes.quickstart.corpus import SIZES, Tokenizer, make_corpus, write_corpus
 from recipes.translation.train import complete_checkpoints, corpus_scores, read_speed
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, sha256
+from shared_embeddings.utils.files import locked
 from shared_embeddings.utils.path_options import PathOption
 
 BASELINE = "standard"
 EXAMPLES = 4
+# In the folder of a model: the record of a finished training, and the test set as tokens and as text.
+TRAINING, WORDS, TRANSLATION = "training.json", "test.words", "test.translation"
 SMOKE_DEFAULTS = {
     **{"train": LINES, "valid": TEST_LINES, "test": TEST_LINES},
     **{"steps": 20, "rows": "standard,funnel"},
@@ -253,8 +263,8 @@ class Data:
         return [*texts, self.folder / "vocabulary"]
 
     def checksum(self) -> str:
-        listing = {str(path.relative_to(self.folder)): sha256(path) for path in self.files()}
-        return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+        found = checksums_of({str(path.relative_to(self.folder)): path for path in self.files()})
+        return str(found["checksum"])
 
     def training_options(self) -> dict[str, Any]:
         """Return the options of ``onmt_train`` for data and vocabulary."""
@@ -300,41 +310,16 @@ def prepare(settings: CorpusSettings, folder: Path, machine: Machine) -> Data:
 
 @dataclass(frozen=True)
 class Model:
-    """A row with its data and folder."""
+    """A row with its data, the SHA-256 of both, and its folder."""
 
     row: Row
     data: Data
-    checksum: str
+    fingerprint: str
     folder: Path
 
     @property
     def name(self) -> str:
         return self.row.name
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 of settings and data."""
-        key = json.dumps([asdict(self.row), self.checksum], sort_keys=True)
-        return hashlib.sha256(key.encode()).hexdigest()
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        return find_result(self.folder.parent, self.name)
-
-    @property
-    def training(self) -> Path:
-        """The file with the record of a finished training."""
-        return self.folder / "training.json"
-
-    @property
-    def words(self) -> Path:
-        """The file with the tokenized translation of the test set."""
-        return self.folder / "test.words"
-
-    @property
-    def translation(self) -> Path:
-        """The file with the translation of the test set."""
-        return self.folder / "test.translation"
 
     def checkpoint(self) -> Path | None:
         found = complete_checkpoints(self.folder)
@@ -342,11 +327,12 @@ class Model:
 
     def is_evaluated(self) -> bool:
         """Return whether the results have these settings and data."""
-        return (self.result or {}).get("fingerprint") == self.fingerprint and self.translation.exists()
+        result = find_result(self.folder.parent, self.name) or {}
+        return result.get("fingerprint") == self.fingerprint and (self.folder / TRANSLATION).exists()
 
     def is_trained(self) -> bool:
         """Return whether the trained model has these settings and data."""
-        record = read_json(self.training) or {}
+        record = read_json(self.folder / TRAINING) or {}
         return record.get("fingerprint") == self.fingerprint and self.checkpoint() is not None
 
 
@@ -375,7 +361,7 @@ def train(models: Sequence[Model], machine: Machine) -> None:
             "tokens_per_second": round(speed),
             "peak_memory_mib": job.peak_memory_mib,
         }
-        write_json(model.training, facts)
+        write_json(model.folder / TRAINING, facts)
         _print(f"{job.name}: trained in {job.seconds:.0f} s, {speed:,.0f} tokens/s")
 
     machine.run(jobs, finished)
@@ -389,7 +375,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
         write_yaml(config, {**model.row.translate, "report_time": True})
         command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
         command += ["-src", str(model.data.words("test", model.data.settings.source))]
-        command += ["-output", str(model.words), "-transforms", "none"]  # the data are tokenized
+        command += ["-output", str(model.folder / WORDS), "-transforms", "none"]  # the data are tokenized
         jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
     machine.run(list(jobs.values()))
     return jobs
@@ -405,10 +391,10 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     checkpoint = model.checkpoint()
     assert checkpoint is not None
     target = model.data.settings.target
-    lines = [Tokenizer.join(line.split()) for line in read_lines(model.words)]
+    lines = [Tokenizer.join(line.split()) for line in read_lines(model.folder / WORDS)]
     result = scores(lines, read_lines(model.data.text("test", target)), target)
-    write_lines(model.translation, lines)
-    training = read_json(model.training)
+    write_lines(model.folder / TRANSLATION, lines)
+    training = read_json(model.folder / TRAINING)
     counts = describe_checkpoint(checkpoint)
     del counts["config"]  # all options of training, most of them defaults
     torch.set_num_threads(machine.threads)
@@ -423,7 +409,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
             "training_seconds": training["seconds"],
             "training_tokens_per_second": training["tokens_per_second"],
         },
-        data_checksum=model.checksum,
+        data_checksum=model.data.checksum(),
         peak_memory_mib={
             "training": training["peak_memory_mib"],
             "translation": translating.peak_memory_mib,
@@ -456,9 +442,9 @@ def _print(text: str) -> None:
 
 def show(models: Sequence[Model], folder: Path) -> None:
     """Print the table and example translations, and plot quality over size."""
-    records = [result for model in models if (result := model.result)]
+    records = [result for model in models if (result := find_result(folder, model.name))]
     data = models[0].data
-    texts = {model.name: read_lines(model.translation) for model in models}
+    texts = {model.name: read_lines(model.folder / TRANSLATION) for model in models}
     sources, references = (read_lines(data.text("test", language)) for language in data.languages)
     _print("\n" + side_by_side(sources, references, texts, EXAMPLES))
     _print("\n" + table(records))
@@ -582,11 +568,12 @@ def _run(recipe: Recipe, options: argparse.Namespace, folder: Path, lock: int) -
     sizes = {part: getattr(options, part) for part in SIZES}
     settings = CorpusSettings(options.source, options.target, options.seed, sizes)
     data = prepare(settings, folder / "data", machine)
-    checksum = data.checksum()
     _print(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
-    models = [Model(row, data, checksum, folder / row.name) for row in rows]
-    unfinished = []
-    for model in models:
+    models, unfinished, checksum = [], [], data.checksum()
+    for row in rows:
+        key = json.dumps([asdict(row), checksum], sort_keys=True)
+        model = Model(row, data, hashlib.sha256(key.encode()).hexdigest(), folder / row.name)
+        models.append(model)
         if model.is_evaluated():
             _print(f"{model.name}: up to date")
         else:

@@ -275,5 +275,5 @@ def test_workers_exit_if_their_parent_is_killed(preparation: Preparation) -> Non
         if "another process is running" not in (preparation.folder / "errors").read_text():
             break
         time.sleep(1)
-    assert process.returncode == 0
+    assert process.returncode == 0, (preparation.folder / "errors").read_text()
     assert preparation.files("workers") == preparation.files("whole")
