@@ -224,29 +224,26 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class CorpusSettings:
-    """Settings of the corpus: CLDR names of the languages, seed, and sentence pairs per split."""
+class Data:
+    """A corpus in two languages, by their CLDR names, with a seed and as many sentence pairs per split.
 
+    The folder has sentences in ``text/SPLIT.LANGUAGE``, tokenized ones in ``SPLIT.LANGUAGE``, and the joint
+    ``vocabulary``.
+    """
+
+    folder: Path
     source: str
     target: str
     seed: int
     sizes: dict[str, int]
 
-
-@dataclass(frozen=True)
-class Data:
-    """The prepared files in a folder.
-
-    ``text/SPLIT.LANGUAGE`` has sentences, ``SPLIT.LANGUAGE`` tokenized ones, ``vocabulary`` the joint
-    vocabulary.
-    """
-
-    folder: Path
-    settings: CorpusSettings
-
     @property
     def languages(self) -> tuple[str, str]:
-        return self.settings.source, self.settings.target
+        return self.source, self.target
+
+    def settings(self) -> dict[str, Any]:
+        """Return what determines the sentences."""
+        return {key: value for key, value in vars(self).items() if key != "folder"}
 
     def text(self, part: str, language: str) -> Path:
         """Return the file with the sentences of one side of a split."""
@@ -258,7 +255,7 @@ class Data:
 
     def files(self) -> list[Path]:
         """Return all files that results depend on, the vocabulary last."""
-        sides = [(part, language) for part in self.settings.sizes for language in self.languages]
+        sides = [(part, language) for part in self.sizes for language in self.languages]
         texts = [place(*side) for place in (self.text, self.words) for side in sides]
         return [*texts, self.folder / "vocabulary"]
 
@@ -279,15 +276,14 @@ class Data:
         return {"data": corpora, "src_vocab": vocabulary, "tgt_vocab": vocabulary}
 
 
-def prepare(settings: CorpusSettings, folder: Path, machine: Machine) -> Data:
-    """Create the data in `folder` unless they are up to date."""
-    data = Data(folder, settings)
-    *texts, vocabulary = data.files()
+def prepare(data: Data, machine: Machine) -> None:
+    """Create the data unless they are up to date."""
+    folder, (*texts, vocabulary) = data.folder, data.files()
     versions = {package: metadata.version(package) for package in PACKAGES}
 
     def write_text() -> None:
-        parts = make_corpus(settings.source, settings.target, settings.sizes, settings.seed)
-        write_corpus(parts, folder / "text", settings.source, settings.target)
+        parts = make_corpus(*data.languages, data.sizes, data.seed)
+        write_corpus(parts, folder / "text", *data.languages)
         for side, language in enumerate(data.languages):
             split = Tokenizer(language).split
             for part, pairs in parts.items():
@@ -302,10 +298,9 @@ def prepare(settings: CorpusSettings, folder: Path, machine: Machine) -> Data:
         machine.run([Job("vocabulary", command, folder / "vocabulary.log")])
 
     step = partial(run_step, folder / "steps")
-    step("corpus", SOURCES, texts, write_text, **asdict(settings), versions=versions)
+    step("corpus", SOURCES, texts, write_text, **data.settings(), versions=versions)
     words = [data.words("train", language) for language in data.languages]
     step("vocabulary", words, [vocabulary], build_vocabulary)
-    return data
 
 
 @dataclass(frozen=True)
@@ -374,7 +369,7 @@ def translate(models: Sequence[Model], machine: Machine) -> dict[str, Job]:
         config = model.folder / "translate.yaml"
         write_yaml(config, {**model.row.translate, "report_time": True})
         command = [_command("onmt_translate"), "-config", str(config), "-model", str(model.checkpoint())]
-        command += ["-src", str(model.data.words("test", model.data.settings.source))]
+        command += ["-src", str(model.data.words("test", model.data.source))]
         command += ["-output", str(model.folder / WORDS), "-transforms", "none"]  # the data are tokenized
         jobs[model.name] = Job(f"{model.name}: translating", command, model.folder / "translate.log")
     machine.run(list(jobs.values()))
@@ -390,7 +385,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
 
     checkpoint = model.checkpoint()
     assert checkpoint is not None
-    target = model.data.settings.target
+    target = model.data.target
     lines = [Tokenizer.join(line.split()) for line in read_lines(model.folder / WORDS)]
     result = scores(lines, read_lines(model.data.text("test", target)), target)
     write_lines(model.folder / TRANSLATION, lines)
@@ -401,7 +396,7 @@ def evaluate(model: Model, translating: Job, machine: Machine) -> None:
     write_result(
         model.folder.parent,
         model.name,
-        config={**model.row.settings(), "corpus": asdict(model.data.settings)},
+        config={**model.row.settings(), "corpus": model.data.settings()},
         counts=counts,
         metrics={
             **result,
@@ -566,8 +561,8 @@ def _run(recipe: Recipe, options: argparse.Namespace, folder: Path, lock: int) -
             elif path.name != "lock":
                 path.unlink()
     sizes = {part: getattr(options, part) for part in SIZES}
-    settings = CorpusSettings(options.source, options.target, options.seed, sizes)
-    data = prepare(settings, folder / "data", machine)
+    data = Data(folder / "data", options.source, options.target, options.seed, sizes)
+    prepare(data, machine)
     _print(f"{sizes['train']:,} sentence pairs {options.source}-{options.target} in {data.folder}")
     models, unfinished, checksum = [], [], data.checksum()
     for row in rows:

@@ -84,21 +84,6 @@ def test_fits_of_other_sizes_are_separate(asked: list[str], capsys) -> None:
     assert Path(asked[-1]).read_text() == before
 
 
-def test_the_table_shows_sizes_in_bits_of_eight() -> None:
-    report = {
-        "method": "funnel",
-        "parameters": 1234,
-        "stored_bits": 8192 * 3,
-        "loss": 0.12345,
-        "relative_error": 0.5,
-        "weighted_error": 0.25,
-        "seconds": 1.6,
-    }
-    assert fitting.as_table([report]).splitlines()[-1] == (
-        "| funnel | 1,234 | 3 | 0.123 | 0.500 | 0.250 | 2 |"
-    )
-
-
 def test_fits_to_a_random_table_are_measured_separately(tmp_path: Path, capsys) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
@@ -154,19 +139,6 @@ def test_measuring_gives_both_clocks(small) -> None:
         assert found[model]["seconds"] > 0 and found[model]["processor_seconds"] > 0
 
 
-def test_the_table_shows_tokens_and_ratios() -> None:
-    cpu = {
-        "device": "cpu",
-        "name": "CPU",
-        "awd_lstm": {"seconds": 4.0, "processor_seconds": 2.5},
-        "plain": {"seconds": 3.0, "processor_seconds": 2.0},
-    }
-    cpu_line, cuda_line = language_model.as_table([cpu]).splitlines()[-2:]
-    # 20 x 70 tokens in 3 and in 4 seconds.
-    assert cpu_line == "| CPU | 467 | 350 | 0.75 | 0.80 |"
-    assert cuda_line == "| CUDA | not run | not run | not run | not run |"
-
-
 def test_almost_all_ranks_have_different_words() -> None:
     language = Language(0, 5000, 6, seed=1)
     assert len({language.word(rank) for rank in range(5000)}) > 4950
@@ -185,20 +157,13 @@ def test_sentences_follow_zipf_and_have_the_requested_length() -> None:
     # The word of rank 0 has the weight 1 / 2.7, that of rank 10 the weight 1 / 12.7.
     ratio = counts[language.word(0)] / counts[language.word(10)]
     assert ratio == pytest.approx(12.7 / 2.7, rel=0.15)
-
-
-def test_the_same_seed_makes_the_same_text() -> None:
     first, again, other = (list(islice(Language(0, 100, 5, seed).sentences(), 20)) for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_preprocessing_steps() -> None:
-    assert part_of("bpe32k-learn") == "bpe32k-learn"
-    assert part_of("bpe32k-train-00000.en") == "bpe32k"
-    assert part_of("text") == "text"
-
-
 def test_memory_is_measured_in_each_step() -> None:
+    steps = {"bpe32k-learn": "bpe32k-learn", "bpe32k-train-00000.en": "bpe32k", "text": "text"}
+    assert {step: part_of(step) for step in steps} == steps
     program = "\n".join(
         [
             "import time",
@@ -209,9 +174,6 @@ def test_memory_is_measured_in_each_step() -> None:
     seen = watch([sys.executable, "-c", program], dict(os.environ))
     assert list(seen)[-2:] == ["small", "large"]
     assert seen["large"] - seen["small"] > 2**25
-
-
-def test_failed_preprocessing_is_an_error() -> None:
     with pytest.raises(UserError, match="failed with exit code 3"):
         watch([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))
 

@@ -9,7 +9,7 @@ import pytest
 
 import shared_embeddings as se
 from benchmarks import compression, decoding, fitting, gpu, language_model, layers, preprocessing
-from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, as_table, operations, rows, with_ratios, words
+from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from recipes.common.tools import run_main
 
@@ -74,18 +74,9 @@ def test_ratios_are_relative_to_the_alternating_plain_layer() -> None:
     assert (plain["time_ratio"], small["time_ratio"]) == (1.0, 0.4)
     assert (plain["limit_ratio"], small["limit_ratio"]) == (0.5, 0.2)
     assert (small["peak_mib"], small["peak_ratio"]) == (25.0, 0.25)
-
-
-def test_noisy_plain_layer_times_are_replaced_by_their_median() -> None:
+    # Times that vary a lot are replaced by their median.
     plain, small = with_ratios(measured([2.0, 6.0]))
     assert (plain["time_ratio"], small["time_ratio"]) == (0.5, 0.25)
-
-
-def test_the_table_shows_rounded_ratios() -> None:
-    lines = as_table(measured([2.0, 2.5])).splitlines()
-    assert lines[0] == "V = 3,000, D = 512, N = 64"
-    assert lines[-3] == "| small | 0.40 | 0.20 | 25 | 0.250 |"
-    assert lines[-1] == "The plain layer took 2,250 ms (2,000 to 2,500 across the rows)."
 
 
 @pytest.mark.slow
