@@ -15,21 +15,13 @@ from typing import Any
 import torch
 
 import shared_embeddings as se
+from shared_embeddings.registry import EXAMPLE, parse_embedding
 from shared_embeddings.utils.command_line import EXPONENT
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import DocumentError, parse_yaml
 
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
-EXAMPLE = "{method: funnel, rank: 64}"
 PADDING = "<blank>"
-
-# Arguments of embeddings that are not options, and where their values come from.
-GIVEN_BY = {
-    "num_embeddings": "the vocabulary",
-    "words": "the vocabulary",
-    "padding_idx": "the vocabulary",
-    "embedding_dim": "word_vec_size",
-}
 
 # Options of OpenNMT-py that need a plain table, and what to do instead.
 UNSUPPORTED = {
@@ -128,11 +120,7 @@ def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
     settings = parse_text(name, value, EXAMPLE)
     if settings is None:
         return None
-    if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
-        raise UserError(f"{name}: {value!r} does not name a method; write it like {EXAMPLE}")
-    for key in settings:
-        if key in GIVEN_BY:
-            raise UserError(f"{name}: {key} follows from {GIVEN_BY[key]}; remove it")
+    parse_embedding(name, settings)
     return dict(settings)
 
 

@@ -6,19 +6,22 @@ Every module in `shared_embeddings.methods` registers its method when the packag
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar, overload
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.spec import EmbeddingOptions
-from shared_embeddings.utils.options import OptionError, check_known
+from shared_embeddings.utils.options import OptionError, check_known, quote
 
 E = TypeVar("E")
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
 # More words or dimensions are a mistake: 32 bits cannot number them.
 _LARGEST_SIZE = 2**31 - 1
+# The setting of hosts for an embedding, and arguments of `build` that hosts give.
+EXAMPLE = "{method: funnel, rank: 64}"
+_NO_OPTIONS = ("num_embeddings", "embedding_dim", "padding_idx", "words")
 
 _registered: dict[str, type[EmbeddingOptions[Any]]] = {}
 
@@ -52,6 +55,26 @@ def options(method: str) -> type[EmbeddingOptions[Any]]:
     """
     check_known("embedding method", method, methods())
     return _registered[method]
+
+
+def parse_embedding(where: str, settings: object) -> tuple[str, dict[str, Any]]:
+    """The method and the options in a configuration such as ``{method: funnel, rank: 64}``.
+
+    Args:
+        where: the name of the configuration, the prefix of messages.
+        settings: its value; the host adds the words and the sizes.
+
+    Raises:
+        OptionError: it names no method, or sets an argument of `build` that is no option.
+    """
+    given = dict(settings) if isinstance(settings, Mapping) else {}
+    method = given.pop("method", None)
+    if not isinstance(method, str):
+        raise OptionError(f"{where}: {quote(settings)} does not name a method; write it like {EXAMPLE}")
+    for name in given:
+        if not isinstance(name, str) or name in _NO_OPTIONS:
+            raise OptionError(f"{where}: {name!r} follows from the vocabulary and the model; remove it")
+    return method, given
 
 
 @overload

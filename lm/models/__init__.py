@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.accounting import count_parameters, parameter_table, stored_bits
+from shared_embeddings.registry import parse_embedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known, parse_options
 
@@ -117,17 +118,7 @@ def build(
         shared_embeddings.OptionError: the method or an option is unknown, or a value is invalid.
     """
     parsed: Any = parse_options(kind, options_class(kind), options)
-    settings = dict(embedding)
-    method = settings.pop("method", None)
-    if not isinstance(method, str):
-        raise UserError(f"embedding: 'method' is {method!r}, but it must be one of {', '.join(se.methods())}")
-    for name in settings:
-        if not isinstance(name, str):
-            raise UserError(f"embedding: {name!r} is not an option name; write 'name: value'")
-        if name in ("num_embeddings", "embedding_dim", "padding_idx", "words"):
-            raise UserError(
-                f"embedding: '{name}' follows from the vocabulary and the model; remove it from 'embedding'"
-            )
+    method, settings = parse_embedding("embedding", embedding)
     built = se.build(
         method, num_embeddings=len(words), embedding_dim=parsed.embedding_dim, words=words, **settings
     )

@@ -147,9 +147,9 @@ FLEX = {"attention": "flex", "attention_dropout": 0.1}
     [
         ("awd_lstn", {"method": "standard"}, {}, "Did you mean 'awd_lstm'"),
         ("awd_lstm", {"method": "standrd"}, {}, "Did you mean 'standard'"),
-        ("awd_lstm", {"rank": 3}, {}, "'method' is None"),
-        ("awd_lstm", {"method": "standard", "embedding_dim": 8}, {}, "remove it from 'embedding'"),
-        ("awd_lstm", {"method": "standard", "padding_idx": 0}, {}, "remove it from 'embedding'"),
+        ("awd_lstm", {"rank": 3}, {}, "does not name a method"),
+        ("awd_lstm", {"method": "standard", "embedding_dim": 8}, {}, "follows from the vocabulary"),
+        ("awd_lstm", {"method": "standard", "padding_idx": 0}, {}, "follows from the vocabulary"),
         ("awd_lstm", {"method": "standard"}, {"hidden": 8}, "unknown option 'hidden'"),
         ("awd_lstm", {"method": "standard"}, {"embedding_dropout": 1.0}, "'embedding_dropout' is 1.0"),
         ("lstm", {"method": "adaptive", "cutoffs": [5], "output": "none"}, {}, "no output side"),

@@ -67,7 +67,10 @@ TRAINING: list[tuple[dict[str, Any], str]] = [
     ({"embedding": {"method": "funnel", "rnk": 4}}, "unknown option 'rnk'. Did you mean 'rank'?"),
     ({"embedding": {"method": "funnel", "rank": 17}}, "17"),
     ({"embedding": {**DEFINE_MAP, "depth": 0}}, "'depth' is 0"),
-    ({"embedding": {**FUNNEL, "embedding_dim": 8}}, "embedding_dim follows from word_vec_size; remove"),
+    (
+        {"embedding": {**FUNNEL, "embedding_dim": 8}},
+        "'embedding_dim' follows from the vocabulary",
+    ),
     ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "the key '5' is not text"),
     ({"embedding": "funnel"}, "embedding: 'funnel' does not name a method"),
     ({"embedding": "{[1]: 2}"}, "YAML"),
