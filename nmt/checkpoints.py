@@ -23,13 +23,6 @@ from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packe
 from shared_embeddings.registry import options
 from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import (
-    UNREADABLE,
-    first_line,
-    replacing,
-    save_tensors,
-    staged,
-)
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.path_options import can_be_created
 
@@ -162,8 +155,8 @@ def remove_leftovers(save_model: str) -> None:
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
-    with replacing(Path(path)) as temporary:
-        save_tensors(checksums.with_checksum(checkpoint), temporary)
+    with files.replacing(Path(path)) as temporary:
+        files.save_tensors(checksums.with_checksum(checkpoint), temporary)
 
 
 def allow_checkpoint_types() -> None:
@@ -183,7 +176,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         raise UserError(f"checkpoint {path}: {error}") from error
     except UserError:
         raise
-    except UNREADABLE as error:
+    except files.UNREADABLE as error:
         raise tensors.unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
 
 
@@ -196,15 +189,15 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
     name = os.fspath(path)
     checkpoint = peek(name)
     if "model" in checkpoint:
-        files = [name]
+        paths = [name]
         count = len(checkpoint["model"]) + len(checkpoint.get("generator") or ())
     else:
-        files, count = safetensors_of(name), 0
-        for file in files:
+        paths, count = safetensors_of(name), 0
+        for file in paths:
             with safe_open(file, "pt") as opened:
                 count += len(opened.keys())
     try:
-        with tensors.building(count, sum(map(os.path.getsize, files))):
+        with tensors.building(count, sum(map(os.path.getsize, paths))):
             yield
     except (torch.OutOfMemoryError, OSError):
         raise
@@ -212,10 +205,10 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
         if os.fspath(path) in str(error):
             raise
         raise UserError(f"checkpoint {path}: {error}") from error
-    except (*UNREADABLE, AttributeError, ArithmeticError) as error:
+    except (*files.UNREADABLE, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"checkpoint {path}: its parts are inconsistent ({type(error).__name__}: "
-            f"{first_line(error)}); use another checkpoint"
+            f"{files.first_line(error)}); use another checkpoint"
         ) from error
 
 
@@ -367,12 +360,12 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
         if tensor.data_ptr() not in seen or tensor.numel() == 0:
             seen.add(tensor.data_ptr())
             distinct[name] = tensor.contiguous()
-    files = f"{base}.pt", f"{base}.safetensors"
-    with staged([Path(file) for file in files]) as (checkpoint, separate):
+    pair = f"{base}.pt", f"{base}.safetensors"
+    with files.staged([Path(file) for file in pair]) as (checkpoint, separate):
         checksum = checksums.save_safetensors(distinct, separate)
-        save_tensors(checksums.with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
+        files.save_tensors(checksums.with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
         shutil.copymode(checkpoint, separate)  # safetensors restricts permissions to the owner
-    return files
+    return pair
 
 
 def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:

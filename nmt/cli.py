@@ -15,15 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.utils.command_line import (
-    NO_PARTIAL_FILES,
-    Parser,
-    error_line,
-    exit_with,
-    explain,
-    run,
-    run_module,
-)
+from shared_embeddings.utils import command_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.interrupts import RESUME
@@ -33,7 +25,7 @@ from shared_embeddings.utils.path_options import PathOption
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
 
 
-def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Callable[[], None]:
+def _command(function: Callable[[], None], advice: str = command_line.NO_PARTIAL_FILES) -> Callable[[], None]:
     """Make a command of a function: it applies the patches and reports user errors in one line."""
 
     def main(arguments: Sequence[str]) -> None:
@@ -44,7 +36,8 @@ def _command(function: Callable[[], None], advice: str = NO_PARTIAL_FILES) -> Ca
 
     @functools.wraps(function)
     def command() -> None:
-        exit_with(run(Path(sys.argv[0]).name, main, explain=_explain, advice=advice))
+        name = Path(sys.argv[0]).name
+        command_line.exit_with(command_line.run(name, main, explain=_explain, advice=advice))
 
     return command
 
@@ -58,26 +51,19 @@ def _explain(error: BaseException) -> str | None:
     if not found and is_told and "Traceback (most recent call last)" in text:
         found = re.findall(r"^[\w.]+: (.*)$", text, re.MULTILINE)
     if found:
-        return error_line(UserError(found[-1]))
-    return error_line(error) if of_options else explain(error)
+        return command_line.error_line(UserError(found[-1]))
+    return command_line.error_line(error) if of_options else command_line.explain(error)
 
 
 def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Validate the options of a training, and return its corpora; embedding options become mappings."""
     from onmt.utils.parse import ArgumentParser
 
+    from nmt import plan as plans
     from nmt.checkpoints import check_output, peek
     from nmt.data.corpora import check_targets, read_corpora
     from nmt.data.vocabulary import read_vocabulary
     from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
-    from nmt.plan import (
-        OPTION_NAMES,
-        check_combinations,
-        check_sizes,
-        parse_mapping,
-        parse_settings,
-        read_plan,
-    )
     from nmt.summarization.length_control import check_positions
     from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
 
@@ -93,24 +79,24 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         checkpoint = peek(opt.train_from)
         if not opt.update_vocab:
             _check_same_words(opt, checkpoint["vocab"])
-    for name in OPTION_NAMES:
-        setattr(opt, name, parse_settings(name, getattr(opt, name)))
-    plan = read_plan(opt)
+    for name in plans.OPTION_NAMES:
+        setattr(opt, name, plans.parse_settings(name, getattr(opt, name)))
+    plan = plans.read_plan(opt)
     sizes = Namespace(**vars(opt))
     ArgumentParser.validate_train_opts(sizes)
     ArgumentParser.update_model_opts(sizes)
     if plan is not None:
-        check_combinations(plan, sizes)
+        plans.check_combinations(plan, sizes)
     if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
         check_model_sizes(sizes)
         vocabs = _new_vocabularies(opt)
         if plan is not None:
-            check_sizes(plan, sizes, vocabs)
+            plans.check_sizes(plan, sizes, vocabs)
         check_memory(sizes, vocabs)
     opt.embedding_quantization = parse_quantization(opt.embedding_quantization, plan)
     distillation = parse_distillation(opt.embedding_distillation)
-    opt.embedding_distillation = parse_mapping("embedding_distillation", opt.embedding_distillation, "")
+    opt.embedding_distillation = plans.parse_mapping("embedding_distillation", opt.embedding_distillation, "")
     if distillation is not None and not opt.train_from:
         check_new_student(distillation, plan, _new_vocabularies(opt))
     return corpora
@@ -216,7 +202,7 @@ def average_models() -> None:
     from nmt.checkpoints import average_checkpoints, save_checkpoint
     from nmt.options import check_new_model, parse
 
-    parser = Parser("onmt_average_models", description="Average several checkpoints of one model")
+    parser = command_line.Parser("onmt_average_models", description="Average checkpoints of one model")
     add = parser.add_argument
     add("-models", "-m", "--models", nargs="+", type=PathOption.FILE, required=True, help="checkpoints")
     add("-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write")
@@ -235,7 +221,7 @@ def release_model() -> None:
     from nmt.models import export_ctranslate2
     from nmt.options import check_new_model, parse
 
-    parser = Parser("onmt_release_model", description="Release a translation model")
+    parser = command_line.Parser("onmt_release_model", description="Release a translation model")
     add = parser.add_argument
     add("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
     to = "file, or directory for CTranslate2"
@@ -277,7 +263,7 @@ def _headline_command(program: str, name: str) -> None:
 
         getattr(headlines, name)(arguments)
 
-    exit_with(run(program, main))
+    command_line.exit_with(command_line.run(program, main))
 
 
 def characters() -> None:
@@ -297,4 +283,4 @@ def rerank() -> None:
 
 def rouge() -> None:
     """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    run_module("onmt_rouge", "nmt.summarization.rouge")
+    command_line.run_module("onmt_rouge", "nmt.summarization.rouge")

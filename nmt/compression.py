@@ -12,27 +12,10 @@ from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt import checkpoints
+from nmt import checkpoints, embeddings
+from nmt import plan as plans
 from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
-from nmt.embeddings import (
-    output_bias,
-    place_embeddings,
-    shared_embeddings_of,
-    unique_state,
-    words_module,
-)
 from nmt.models import build_from_checkpoint
-from nmt.plan import (
-    OPTION_NAMES,
-    PADDING,
-    EmbeddingPlan,
-    check_combinations,
-    check_sizes,
-    for_input,
-    method_options,
-    padding_of,
-    words_of,
-)
 from nmt.train.embeddings import OPTION, REQUESTED
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
@@ -43,7 +26,7 @@ from shared_embeddings.words.token_counts import count_words
 
 # What options mean nothing for a trained model are set to: those of embeddings and of their beginning.
 UNSET: dict[str, bool | None] = {
-    **dict.fromkeys((*OPTION_NAMES, OPTION, "both_embeddings", "src_embeddings", "tgt_embeddings")),
+    **dict.fromkeys((*plans.OPTION_NAMES, OPTION, "both_embeddings", "src_embeddings", "tgt_embeddings")),
     **dict.fromkeys(("freeze_word_vecs_enc", "freeze_word_vecs_dec", "update_vocab"), False),
 }
 
@@ -66,17 +49,17 @@ class CheckpointModel:
         self.scored = "target" if self.share_output else "output"
         self.sides = self.lookups if self.share_output else [*self.lookups, "output"]
         # Any number of embeddings may be placed instead of these, one after another.
-        self.trained = {side: words_module(self.module, side) for side in self.sides}
-        self.trained_bias = output_bias(self.module)
+        self.trained = {side: embeddings.words_module(self.module, side) for side in self.sides}
+        self.trained_bias = embeddings.output_bias(self.module)
 
     def embeddings(self) -> list[WordEmbedding]:
         """Return the input embedding of each side; one for both sides where they share it."""
         self.module.eval()
         found = []
         for side in self.lookups:
-            lookup = words_module(self.module, side)
+            lookup = embeddings.words_module(self.module, side)
             assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
-            words, padding = words_of(self.vocabs, side), padding_of(self.vocabs, side)
+            words, padding = plans.words_of(self.vocabs, side), plans.padding_of(self.vocabs, side)
             found.append(WordEmbedding(side, words, padding, lookup))
         return found
 
@@ -101,9 +84,9 @@ class CheckpointModel:
         return host.EmbeddingTable(
             name=side,
             uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
-            words=words_of(self.vocabs, side),
+            words=plans.words_of(self.vocabs, side),
             table=table,
-            padding_idx=padding_of(self.vocabs, side),
+            padding_idx=plans.padding_of(self.vocabs, side),
             is_scored=is_scored,
             has_output_bias=is_scored and self.trained_bias is not None,
             sentence_marks=SENTENCE_MARKS,
@@ -117,21 +100,21 @@ class CheckpointModel:
         is_scored = table == self.scored
         settings: dict[str, Any] = {"method": method, **options}
         if not is_scored:
-            settings = for_input(settings)
+            settings = plans.for_input(settings)
         if is_scored and self.trained_bias is not None and settings.get("output") != "none":
             settings.setdefault("output_bias", True)
         old, whole = self.trained[table], settings
         if isinstance(old, se.SharedEmbedding) and old.inner_embedding() is not old:
             given = {name: value for name, value in settings.items() if name != "method"}
-            new = host.with_untrained_part(old, words_of(self.vocabs, table), method, given)
+            new = host.with_untrained_part(old, plans.words_of(self.vocabs, table), method, given)
             whole = {"method": new.method, **new.stored_options()}
         plan = self._plan({table: whole})
         stored = self._stored_options(plan)
-        check_combinations(plan, stored)
+        plans.check_combinations(plan, stored)
         sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
         ArgumentParser.update_model_opts(sized)
-        check_sizes(plan, sized, self.vocabs)
-        return method_options(table, settings, is_scored)
+        plans.check_sizes(plan, sized, self.vocabs)
+        return plans.method_options(table, settings, is_scored)
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return how often each word occurs in texts of words separated by spaces."""
@@ -167,24 +150,24 @@ class CheckpointModel:
         notes = [host.TRAINING_STATE_NOTE]
         if self.trained_bias is not None:
             notes += host.copy_output_bias(fitted[self.scored], self.trained_bias)
-        embeddings = {}
+        placed = {}
         for side, part in fitted.items():
             old: Any = self.trained[side]  # a plain table is replaced as a whole
             is_shared = isinstance(old, se.SharedEmbedding)
-            embeddings[side] = old.with_inner_embedding(part) if is_shared else part
-        self._put_in(embeddings)
+            placed[side] = old.with_inner_embedding(part) if is_shared else part
+        self._put_in(placed)
         return notes
 
-    def _put_in(self, embeddings: Mapping[str, se.SharedEmbedding]) -> None:
+    def _put_in(self, placed: Mapping[str, se.SharedEmbedding]) -> None:
         """Put the embeddings of sides into the model, and their settings into its options."""
-        settings = {side: {"method": e.method, **e.stored_options()} for side, e in embeddings.items()}
+        settings = {side: {"method": e.method, **e.stored_options()} for side, e in placed.items()}
         plan = self._plan(settings)
-        place_embeddings(self.module, plan, dict(embeddings))
+        embeddings.place_embeddings(self.module, plan, dict(placed))
         self.options = self._stored_options(plan)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""
-        return unique_state(self.module)
+        return embeddings.unique_state(self.module)
 
     def sources(self) -> list[Path]:
         """Return the files that the model was read from."""
@@ -209,13 +192,13 @@ class CheckpointModel:
         body, head = checkpoints.split_generator(dict(tensors))
         checkpoints.save_checkpoint({"model": body, "generator": head, **saved}, output)
 
-    def _plan(self, settings: Mapping[str, dict[str, Any]]) -> EmbeddingPlan:
+    def _plan(self, settings: Mapping[str, dict[str, Any]]) -> plans.EmbeddingPlan:
         target = settings.get("target")
         source = target if self.share_inputs else settings.get("source")
         share_output = self.share_output and target is not None
-        return EmbeddingPlan(source, target, self.share_inputs, share_output, settings.get("output"))
+        return plans.EmbeddingPlan(source, target, self.share_inputs, share_output, settings.get("output"))
 
-    def _stored_options(self, plan: EmbeddingPlan) -> Namespace:
+    def _stored_options(self, plan: plans.EmbeddingPlan) -> Namespace:
         stored = copy.copy(self.options)
         vars(stored).pop(REQUESTED, None)
         for name, unset in UNSET.items():
@@ -239,7 +222,7 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.packing = checkpoints.packing_of_checkpoint(str(path), self.checkpoint)
-        self.words = {side: words_of(self.vocabs, side) for side in _KEYS}
+        self.words = {side: plans.words_of(self.vocabs, side) for side in _KEYS}
         is_shared = bool(getattr(self.options, "share_vocab", False)) or self.share_inputs
         has_one_side = "source" not in self.sides and not self.share_inputs
         is_one = self.words["source"] == self.words["target"] and (is_shared or has_one_side)
@@ -251,7 +234,7 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
         start = self.checkpoint["vocab"].get("decoder_start_token")
         marks = {
             UNKNOWN,
-            PADDING,
+            plans.PADDING,
             *SENTENCE_MARKS,
             start,
             *(getattr(self.options, "default_specials", None) or ()),
@@ -287,21 +270,21 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
             self.trimmed[name] = Vocab(words)
             for side in sides:
                 stored[_KEYS[side]] = list(words)
-        modules = {side: words_module(self.module, side) for side in self.sides}
-        embeddings = {
+        modules = {side: embeddings.words_module(self.module, side) for side in self.sides}
+        selected = {
             side: module.select_rows(ids[side])
             for side, module in modules.items()
             if isinstance(module, se.SharedEmbedding)
         }
-        if embeddings:
-            self._put_in(embeddings)
+        if selected:
+            self._put_in(selected)
         rows: dict[int, nn.Parameter] = {}
         for side in (*_KEYS, "output"):  # OpenNMT's own tables and output layer
-            table = words_module(self.module, side)
+            table = embeddings.words_module(self.module, side)
             if table is not None and not isinstance(table, se.SharedEmbedding):
                 _select(table, ids[side], rows)
         self.checkpoint = {**self.checkpoint, "vocab": stored}
-        scored = embeddings.get(self.scored)
+        scored = selected.get(self.scored)
         has_bands = scored is not None and not scored.has_linear_scores
         return [host.TRAINING_STATE_NOTE, host.BANDS_NOTE] if has_bands else [host.TRAINING_STATE_NOTE]
 
@@ -309,7 +292,7 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
 
     def write_trimmed(self, output: Path, card: str = "") -> None:
-        if shared_embeddings_of(self.module):
+        if embeddings.shared_embeddings_of(self.module):
             self.write(output, packed_as(self.tensors(), self.packing))
         else:  # OpenNMT itself expects every name of a tied tensor
             self.write(output, self.module.state_dict())

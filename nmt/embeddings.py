@@ -9,15 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt.plan import (
-    OPTION_NAMES,
-    EmbeddingPlan,
-    build_embedding,
-    padding_of,
-    parse_settings,
-    side_width,
-    words_of,
-)
+from nmt import plan as plans
 from shared_embeddings.accounting import distinct_state, parameter_table
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.utils.errors import UserError
@@ -45,7 +37,7 @@ class SharedGenerator(nn.Module):
         return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
 
 
-def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
+def insert_embeddings(model: Any, plan: plans.EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
     """Replace the model's tables by the planned embeddings, tied as planned."""
     if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
         raise UserError(
@@ -53,13 +45,13 @@ def insert_embeddings(model: Any, plan: EmbeddingPlan, opt: Namespace, vocabs: d
         )
     built = {}
     for side, settings in plan.sides().items():
-        words, padding = words_of(vocabs, side), padding_of(vocabs, side)
-        width, is_scored = side_width(opt, side), plan.is_scored(side)
-        built[side] = build_embedding(side, settings, words, width, padding, is_scored)
+        words, padding = plans.words_of(vocabs, side), plans.padding_of(vocabs, side)
+        width, is_scored = plans.side_width(opt, side), plan.is_scored(side)
+        built[side] = plans.build_embedding(side, settings, words, width, padding, is_scored)
     place_embeddings(model, plan, built)
 
 
-def place_embeddings(model: Any, plan: EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
+def place_embeddings(model: Any, plan: plans.EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
     """Insert the embeddings of `EmbeddingPlan.sides` into a model; tables of word features are kept."""
     if "target" in built:
         model.decoder.embeddings.emb_luts[0] = built["target"]
@@ -107,8 +99,8 @@ def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
 def options_without_files(opt: Namespace, model: Any) -> Namespace:
     """Return options that rebuild a model from its checkpoint without other files."""
     stored = copy.copy(opt)
-    for name in OPTION_NAMES:
-        settings = parse_settings(name, getattr(opt, name, None))
+    for name in plans.OPTION_NAMES:
+        settings = plans.parse_settings(name, getattr(opt, name, None))
         module = words_module(model, _SIDES.get(name, "target"))
         if settings is not None and isinstance(module, se.SharedEmbedding):
             if any(name in settings for name in se.options(module.method).file_options):

@@ -58,11 +58,7 @@ def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[s
     """Parse the command line and the configuration file; unknown and repeated options fail by name.
 
     The command line takes precedence. An output that is a symbolic link becomes the target of the link.
-
-    Args:
-        parser: a parser of OpenNMT-py or of this project.
-        table: the options of OpenNMT-py that name files.
-        known_elsewhere: options of other commands, which a shared configuration file may contain.
+    `known_elsewhere` are options of other commands, which a shared configuration file may contain.
     """
     table = table or {}
     parser.error = fail

@@ -103,11 +103,7 @@ class Text:
 class Model(ServerModel):  # type: ignore[misc]
     """A model that applies the transforms of its checkpoint, unless a tokenizer is configured.
 
-    Args:
-        settings: options of ``onmt_translate``, and ``models``.
-        model_id: the id.
-        load: load immediately instead of at the first request.
-        more: arguments of OpenNMT-py's class.
+    `settings` are options of ``onmt_translate`` and ``models``; `more` are arguments of OpenNMT-py's class.
     """
 
     def __init__(self, settings: dict[str, Any], model_id: int, load: bool = False, **more: Any) -> None:

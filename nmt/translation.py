@@ -195,11 +195,7 @@ def translation_probe(
 ) -> measure.Probe:
     """Return the model's predictions along its current greedy translations.
 
-    Args:
-        model: the model, which is compressed later.
-        vocabs: its vocabularies.
-        texts: tokenized texts, of which the one in the source language is translated; None for random words.
-        seed: seed of the selection of sentences or words.
+    Of tokenized texts, the one in the source language is translated; without, random words.
     """
     if type(model.encoder).__name__ == "GGNNEncoder":
         raise UserError("this model reads graphs, not sentences")
@@ -249,13 +245,8 @@ _MARKS = {"bpe": "@@", "sentencepiece": "\N{LOWER ONE EIGHTH BLOCK}"}
 def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> measure.Quality:
     """Translate a tokenized text with beam 5 and without transforms, and compute BLEU against the target.
 
-    Args:
-        checkpoint: the vocabulary and options of the model.
-        model: the model to use instead of the one in the checkpoint.
-        source: text, one sentence per line.
-        target: reference translations.
-        subwords: see `shared_embeddings.compress.measure.Validation`; with "none" sacreBLEU does not
-            tokenize, otherwise it tokenizes the joined text.
+    `model` replaces the one in the checkpoint. With `subwords` "none", sacreBLEU does not tokenize; otherwise
+    it tokenizes the joined text, see `shared_embeddings.compress.measure.Validation`.
     """
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
     wanted = list(read_lines(target))

@@ -91,7 +91,6 @@ def build_vocab_from_tokens(
 
 
 def _missing(what: str, package: str, remedy: str) -> Callable[..., None]:
-
     def fail(*args: object, **kwargs: object) -> None:
         raise UserError(
             f"{what} needs {package}, which is not installed (it has no wheel for this Python version); "

@@ -30,9 +30,7 @@ def _register(name: str, places: tuple[Any, ...], make: Callable[[Any], Any]) ->
 def wrap(name: str, *places: Any) -> Callable[[New], New]:
     """Call the decorated function in place of one of OpenNMT-py, with the original as its first argument.
 
-    Args:
-        name: name of the original.
-        places: the class or module that has it; modules of OpenNMT-py that import it are patched, too.
+    `places` are the classes or modules that have it; modules of OpenNMT-py that import it are patched, too.
     """
 
     def register(new: Any) -> Any:

@@ -31,16 +31,10 @@ _NOTHING = 1e-10
 
 @replace("forward", CopyGenerator)
 def mixed_probabilities(generator: Any, hidden: Tensor, attention: Tensor, source: Tensor) -> Tensor:
-    """Return ``p_gen P_vocab(w) + (1 - p_gen) sum of attention`` (See et al., Eq. 9), batch first.
+    """Return ``p_gen P_vocab(w) + (1 - p_gen) sum of attention`` (See et al., Eq. 9), ``(B * T, V + C)``.
 
-    Args:
-        generator: OpenNMT-py's `CopyGenerator`; ``linear_copy`` computes 1 - p_gen.
-        hidden: ``(B * T, D)``.
-        attention: ``(B * T, S)``.
-        source: ``(B, S, C)``, 1 where a position of the source has a word.
-
-    Returns:
-        ``(B * T, V + C)``; padding has probability 0.
+    From `hidden` ``(B * T, D)``, `attention` ``(B * T, S)`` and `source` ``(B, S, C)``, 1 where a position of
+    the source has a word; ``linear_copy`` computes 1 - p_gen. Padding has probability 0.
     """
     scores = generator.linear(hidden)
     scores[:, generator.pad_idx] = -float("inf")
@@ -88,10 +82,8 @@ def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
 def coverage_loss(attention: Tensor, coverage: Tensor, is_word: Tensor) -> Tensor:
     """Return the sum over all words of ``sum_i min(a_i, c_i)`` (See et al., Eq. 12).
 
-    Args:
-        attention: ``(B, T, S)``.
-        coverage: ``(B, T, S)``, the sum of the attention up to and including each word.
-        is_word: ``(B, T)``, False for padding of the target.
+    `coverage` is the sum of the attention ``(B, T, S)`` up to and including each word; `is_word` ``(B, T)``
+    is False for padding of the target.
     """
     before = torch.cat([torch.zeros_like(coverage[:, :1]), coverage[:, :-1]], dim=1)
     return torch.min(attention, before).sum(dim=-1)[is_word].sum()

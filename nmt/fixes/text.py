@@ -13,15 +13,9 @@ from typing import Any
 import onmt.transforms.clean
 from onmt.constants import CorpusName, DefaultTokens
 from onmt.inputters import inputter, text_corpus, text_utils
-from onmt.transforms import TransformPipe
+from onmt.transforms import TransformPipe, tokenize
 from onmt.transforms.clean import CleanTransform
 from onmt.transforms.terminology import TerminologyTransform
-from onmt.transforms.tokenize import (
-    BPETransform,
-    ONMTTokenizerTransform,
-    SentencePieceTransform,
-    TokenizerTransform,
-)
 
 from nmt.data.corpora import CleanCorpus
 from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
@@ -83,15 +77,15 @@ def explain_missing_fasttext(original: Any, self: Any, vocabs: Any = None) -> No
 
 def parse_tokenizer_options(cls: Any, opts: Namespace) -> None:
     """Parse the options of pyonmttok as literals; they are evaluated as Python code."""
-    TokenizerTransform._validate_options(opts)
+    tokenize.TokenizerTransform._validate_options(opts)
     for name in TOKENIZER_OPTIONS:
         setattr(opts, name, parse_tokenizer(name, getattr(opts, name)))
 
 
-replace("_validate_options", ONMTTokenizerTransform)(classmethod(parse_tokenizer_options))
+replace("_validate_options", tokenize.ONMTTokenizerTransform)(classmethod(parse_tokenizer_options))
 
 
-@wrap("warm_up", BPETransform, SentencePieceTransform, ONMTTokenizerTransform)
+@wrap("warm_up", tokenize.BPETransform, tokenize.SentencePieceTransform, tokenize.ONMTTokenizerTransform)
 def name_unusable_files(original: Any, self: Any, vocabs: Any = None) -> None:
     """Name the subword files that cannot be used; some libraries end the process instead."""
     printed = io.StringIO()

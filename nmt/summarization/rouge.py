@@ -181,15 +181,10 @@ def score_texts(
     settings: Settings,
     exceptions: Mapping[str, str] | None = None,
 ) -> Report:
-    """Score one candidate per text against its references.
+    """Score one candidate per text against its references, lists with one reference per candidate.
 
-    An empty candidate scores 0. Empty references are ignored if a text has another one.
-
-    Args:
-        candidates: the texts to score.
-        references: lists of references, one per candidate.
-        settings: one of `PRESETS`, or others.
-        exceptions: irregular forms for the stemmer.
+    An empty candidate scores 0. Empty references are ignored if a text has another one. `exceptions` are
+    irregular forms for the stemmer.
     """
     if not candidates or not references:
         raise UserError(f"nothing to score: there are no {'references' if candidates else 'candidates'}")
@@ -247,8 +242,8 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
     }
 
 
-def make_parser() -> Parser:
-    """Create the parser; options that override the preset have no attribute unless they are given."""
+def main(arguments: Sequence[str]) -> None:
+    """Run ``onmt_rouge``."""
     parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line")
     add = parser.add_argument
     file: dict[str, Any] = {"type": PathOption.FILE, "metavar": "FILE"}
@@ -267,12 +262,7 @@ def make_parser() -> Parser:
     add("--tokens", "-tokens", choices=TOKENS, help=text)
     add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="do not stem")
     add("--seed", "-seed", type=int, metavar="N", help="seed of the bootstrap")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run ``onmt_rouge``."""
-    options = make_parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     overrides = ("cut_bytes", "tokens", "stemming", "seed")
     changed = {name: getattr(options, name) for name in overrides if name in options}
     settings = replace(PRESETS[options.preset], **changed)

@@ -17,45 +17,19 @@ from onmt.utils.logging import logger
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from nmt import embeddings
+from nmt import plan as plans
 from nmt.checkpoints import peek
 from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
-from nmt.embeddings import (
-    is_position_encoding,
-    output_bias,
-    place_embeddings,
-    shared_embeddings_of,
-    words_module,
-)
 from nmt.models import build_from_checkpoint
-from nmt.plan import (
-    OPTION_NAMES,
-    EmbeddingPlan,
-    method_options,
-    padding_of,
-    parse_mapping,
-    read_plan,
-    words_of,
-)
-from shared_embeddings.compress import straight_through
-from shared_embeddings.compress.distillation import (
-    EXAMPLE,
-    OPTION,
-    Distillation,
-    Reconstruction,
-    SoftTargets,
-    TeacherLosses,
-    check_seed,
-    copy_network,
-    fit_line,
-    freeze,
-)
-from shared_embeddings.compress.distillation import parse_distillation as parse_given
+from shared_embeddings.compress import distillation, straight_through
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.compress.straight_through import OPTION as QUANTIZATION
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import completed
 
+OPTION = distillation.OPTION
 # Option in checkpoints: the embedding options before the fit, which may change sizes.
 REQUESTED = "embeddings_before_fit"
 
@@ -63,24 +37,26 @@ REQUESTED = "embeddings_before_fit"
 # Options
 
 
-def parse_distillation(value: Any) -> Distillation | None:
+def parse_distillation(value: Any) -> distillation.Distillation | None:
     """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults."""
-    given = parse_mapping(OPTION, value, EXAMPLE)
-    return None if given is None else parse_given(given)
+    given = plans.parse_mapping(OPTION, value, distillation.EXAMPLE)
+    return None if given is None else distillation.parse_distillation(given)
 
 
-def check_new_student(distillation: Distillation, plan: EmbeddingPlan | None, vocabs: dict[str, Any]) -> None:
+def check_new_student(
+    asked: distillation.Distillation, plan: plans.EmbeddingPlan | None, vocabs: dict[str, Any]
+) -> None:
     """Check the distillation of a new model, as far as possible without building it."""
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
     for settings in plan.sides().values():
-        check_seed(distillation, settings)
-    path = distillation.teacher
+        distillation.check_seed(asked, settings)
+    path = asked.teacher
     try:
         checkpoint = peek(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    _check_words(distillation, plan, checkpoint["vocab"], vocabs)
+    _check_words(asked, plan, checkpoint["vocab"], vocabs)
     shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
     for name, is_shared in shared.items():
         if is_shared and not getattr(checkpoint["opt"], name, False):
@@ -91,15 +67,18 @@ def check_new_student(distillation: Distillation, plan: EmbeddingPlan | None, vo
 
 
 def _check_words(
-    distillation: Distillation, plan: EmbeddingPlan, stored: dict[str, Any], vocabs: dict[str, Any]
+    asked: distillation.Distillation,
+    plan: plans.EmbeddingPlan,
+    stored: dict[str, Any],
+    vocabs: dict[str, Any],
 ) -> None:
     """Check that the teacher has the vocabularies of this model, both if the network is copied."""
-    copied = ("source", "target") if distillation.network_start == "teacher" else ()
+    copied = ("source", "target") if asked.network_start == "teacher" else ()
     for side in {**plan.sides(), **dict.fromkeys(copied)}:
-        found, wanted = stored.get("src" if side == "source" else "tgt"), words_of(vocabs, side)
+        found, wanted = stored.get("src" if side == "source" else "tgt"), plans.words_of(vocabs, side)
         if found != wanted:
             raise UserError(
-                f"{OPTION}: the {side} vocabulary of the teacher {distillation.teacher} ({len(found or ())} "
+                f"{OPTION}: the {side} vocabulary of the teacher {asked.teacher} ({len(found or ())} "
                 f"words) differs from that of this model ({len(wanted)} words); use the teacher's"
             )
 
@@ -125,9 +104,9 @@ def requested_options(saved: Namespace) -> Namespace:
     return asked
 
 
-def parse_quantization(value: Any, plan: EmbeddingPlan | None) -> dict[str, Any] | None:
+def parse_quantization(value: Any, plan: plans.EmbeddingPlan | None) -> dict[str, Any] | None:
     """Parse and check the option ``embedding_quantization``, a mapping or YAML text."""
-    given = parse_mapping(QUANTIZATION, value, straight_through.EXAMPLE)
+    given = plans.parse_mapping(QUANTIZATION, value, straight_through.EXAMPLE)
     if given is None:
         return None
     straight_through.parse_quantization(given)
@@ -160,13 +139,15 @@ def read_teacher(path: str) -> Teacher:
         model, *_, checkpoint = build_from_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
-    sides: dict[str, Any] = {side: words_module(model, side) for side in ("source", "target", "output")}
+    sides: dict[str, Any] = {
+        side: embeddings.words_module(model, side) for side in ("source", "target", "output")
+    }
     parts = {side: part for side, part in sides.items() if part is not None}
     tables = {
         side: (part.table() if isinstance(part, SharedEmbedding) else part.weight).detach().clone()
         for side, part in parts.items()
     }
-    scoring, bias = parts["output"], output_bias(model)
+    scoring, bias = parts["output"], embeddings.output_bias(model)
     if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
         bias = None
     names = _names_of(model, list(parts.values()))
@@ -179,30 +160,28 @@ def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
-def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool) -> TeacherLosses:
+def prepare_student(
+    model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool
+) -> distillation.TeacherLosses:
     """Initialize a new student from its teacher, and freeze parts of a new or resumed one.
 
-    Args:
-        model: an initialized or loaded model; the embeddings of a new one are replaced.
-        opt: options of the model for its checkpoints; sizes of fitted embeddings are set.
-        vocabs: vocabularies of the model.
-        is_new: whether the model does not come from a checkpoint.
+    The embeddings of a new model are replaced, and the sizes of fitted ones set in its options.
     """
-    distillation, plan = parse_distillation(getattr(opt, OPTION, None)), read_plan(opt)
-    if distillation is None or plan is None:
-        return TeacherLosses()
+    asked, plan = parse_distillation(getattr(opt, OPTION, None)), plans.read_plan(opt)
+    if asked is None or plan is None:
+        return distillation.TeacherLosses()
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
-        if distillation.soft_targets > 0 and getattr(opt, name, False):
+        if asked.soft_targets > 0 and getattr(opt, name, False):
             raise UserError(
                 f"{OPTION}: soft_targets does not work with {name}: {getattr(opt, name)}; remove one"
             )
-    freeze(model, shared_embeddings_of(model), distillation.freeze)
-    if not is_new and distillation.alpha == 0 and distillation.soft_targets == 0:
-        return TeacherLosses()
-    teacher = read_teacher(distillation.teacher)
-    _check_words(distillation, plan, teacher.vocab, vocabs)
+    distillation.freeze(model, embeddings.shared_embeddings_of(model), asked.freeze)
+    if not is_new and asked.alpha == 0 and asked.soft_targets == 0:
+        return distillation.TeacherLosses()
+    teacher = read_teacher(asked.teacher)
+    _check_words(asked, plan, teacher.vocab, vocabs)
     for side in plan.sides():
-        embedding: Any = words_module(model, side)
+        embedding: Any = embeddings.words_module(model, side)
         wanted = (embedding.num_embeddings, embedding.embedding_dim)
         found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
         if found != wanted:
@@ -210,29 +189,39 @@ def prepare_student(model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: 
                 f"{OPTION}: the {side} table of the teacher {teacher.path} has shape {found}, that of this "
                 f"model {wanted}; use the teacher's word_vec_size and vocabulary"
             )
-    if is_new and distillation.network_start == "teacher":
-        embeddings = _names_of(model, list(shared_embeddings_of(model)))
-        state = {name: t for name, t in model.state_dict().items() if not is_position_encoding(name)}
-        own = {name: tensor for name, tensor in state.items() if name not in embeddings}
-        state = {name: t for name, t in teacher.model.state_dict().items() if not is_position_encoding(name)}
+    if is_new and asked.network_start == "teacher":
+        replaced = _names_of(model, list(embeddings.shared_embeddings_of(model)))
+        state = {
+            name: t for name, t in model.state_dict().items() if not embeddings.is_position_encoding(name)
+        }
+        own = {name: tensor for name, tensor in state.items() if name not in replaced}
+        state = {
+            name: t
+            for name, t in teacher.model.state_dict().items()
+            if not embeddings.is_position_encoding(name)
+        }
         theirs = {name: t for name, t in state.items() if name in own or name not in teacher.table_tensors}
         remedy = "set the options of the network to the teacher's, or network_start: random"
-        copy_network(own, theirs, teacher.path, remedy)
-    if is_new and distillation.embedding_start == "fit":
-        _fit_embeddings(model, teacher, plan, opt, vocabs, distillation.fit_steps)
-        freeze(model, shared_embeddings_of(model), distillation.freeze)
+        distillation.copy_network(own, theirs, teacher.path, remedy)
+    if is_new and asked.embedding_start == "fit":
+        _fit_embeddings(model, teacher, plan, opt, vocabs, asked.fit_steps)
+        distillation.freeze(model, embeddings.shared_embeddings_of(model), asked.freeze)
     device = next(model.parameters()).device
     reconstruction = None
-    if distillation.alpha > 0:
-        pairs: Any = [(words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()]
-        reconstruction = Reconstruction(pairs, distillation.alpha)
-    return TeacherLosses(reconstruction, SoftTargets.of(teacher.model, distillation.soft_targets, device))
+    if asked.alpha > 0:
+        pairs: Any = [
+            (embeddings.words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()
+        ]
+        reconstruction = distillation.Reconstruction(pairs, asked.alpha)
+    return distillation.TeacherLosses(
+        reconstruction, distillation.SoftTargets.of(teacher.model, asked.soft_targets, device)
+    )
 
 
 def _fit_embeddings(
     model: Any,
     teacher: Teacher,
-    plan: EmbeddingPlan,
+    plan: plans.EmbeddingPlan,
     opt: Namespace,
     vocabs: dict[str, Any],
     steps: int | None,
@@ -242,30 +231,30 @@ def _fit_embeddings(
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     fitted = {}
     for side, settings in plan.sides().items():
-        words, is_scored = words_of(vocabs, side), plan.is_scored(side)
+        words, is_scored = plans.words_of(vocabs, side), plan.is_scored(side)
         if is_scored and teacher.output_bias is not None:
             settings = {"output_bias": True, **settings}
         embedding, report = se.fit(
             settings["method"],
             teacher.tables[side].to(place.device),
-            padding_idx=padding_of(vocabs, side),
+            padding_idx=plans.padding_of(vocabs, side),
             words=words,
             token_counts=token_counts(words, opt, side),
             seed=opt.seed,
             steps=steps,
             progress=is_first,
-            **method_options(side, settings, with_output=is_scored),
+            **plans.method_options(side, settings, with_output=is_scored),
         )
-        logger.info(fit_line(f"{side} embedding", report))
+        logger.info(distillation.fit_line(f"{side} embedding", report))
         if is_scored and teacher.output_bias is not None:
             for note in copy_output_bias(embedding, teacher.output_bias):
                 logger.warning(note)
         fitted[side] = embedding.to(place)
-    place_embeddings(model, plan, fitted)
-    setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in OPTION_NAMES})
+    embeddings.place_embeddings(model, plan, fitted)
+    setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in plans.OPTION_NAMES})
     resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
     sides: Any = {side: resolved.get(side) for side in ("source", "target", "output")}
-    vars(opt).update({**dict.fromkeys(OPTION_NAMES), **dataclasses.replace(plan, **sides).options()})
+    vars(opt).update({**dict.fromkeys(plans.OPTION_NAMES), **dataclasses.replace(plan, **sides).options()})
 
 
 def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:
@@ -281,7 +270,7 @@ class DistillationLoss:
     therefore multiplied by this number. `generator` is the student's output layer.
     """
 
-    def __init__(self, loss: Any, teacher_losses: TeacherLosses, generator: nn.Module) -> None:
+    def __init__(self, loss: Any, teacher_losses: distillation.TeacherLosses, generator: nn.Module) -> None:
         self.loss = loss
         self.teacher_losses = teacher_losses
         self.generator = generator
@@ -324,16 +313,16 @@ class DistillationLoss:
 
 def quantize_embeddings(model: Any, opt: Namespace, vocabs: dict[str, Any], trainer: Any) -> None:
     """Quantize the embeddings of a model in training if the option is set."""
-    plan = read_plan(opt)
+    plan = plans.read_plan(opt)
     if opt.embedding_quantization is None or plan is None:
         return
     for side in plan.sides():
-        embedding = words_module(model, side)
+        embedding = embeddings.words_module(model, side)
         assert isinstance(embedding, SharedEmbedding)
         straight_through.quantize_in_training(
             embedding,
             opt.embedding_quantization,
-            token_counts(words_of(vocabs, side), opt, side),
+            token_counts(plans.words_of(vocabs, side), opt, side),
             lambda: trainer.optim.training_step - 1,
             opt.seed,
         )

@@ -22,13 +22,8 @@ from shared_embeddings.utils.interrupts import Interrupted, Interrupts
 class ProgressReport(ReportMgr):  # type: ignore[misc]
     """OpenNMT-py's report with a progress bar on terminals and the remaining time in the log.
 
-    Args:
-        report_every: steps between reports.
-        tensorboard_writer: writer, or ``None``.
-        first_step: step at which this process begins.
-        total_steps: last step; 0 if unknown.
-        reconstruction: returns the mean reconstruction loss since its last call, in distillation.
-        check: raises if training diverged, given the step and the mean loss before each report.
+    In distillation, `reconstruction` gives the mean reconstruction loss since its last call. `check` gets the
+    step and the mean loss before each report, and raises if training diverged.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ def run_process(opt: Namespace, device_id: int, record: dict[str, Any] | None = 
 def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None:
     """Train in this process; raises `Interrupted` when a signal has stopped training.
 
-    Args:
-        opt: validated options.
-        device_id: index of the process on this machine; -1 for a single process on a CPU.
-        record: record of the run for checkpoints, see `nmt.train.runs.begin`.
+    `device_id` is -1 for a single process on a CPU; `record` is that of the run, see `nmt.train.runs.begin`.
     """
     if opt.wandb is not None:
         require("wandb")  # before the long work
