@@ -6,6 +6,7 @@ that values and gradients can be compared.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import floor
@@ -28,6 +29,22 @@ def with_bias(scores: Tensor, bias: Tensor | None, padding_idx: int | None) -> T
     if bias is None:
         return scores
     return scores + zero_row(bias.unsqueeze(1), padding_idx).squeeze(1)
+
+
+# Tensor train
+
+
+def tensor_train_row(cores: Sequence[Tensor], word: int) -> Tensor:
+    """A row entry by entry, a product of one matrix of each core; the last digit changes fastest."""
+    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
+    digits = list(itertools.product(*map(range, vocab)))[word]
+    entries = []
+    for place in itertools.product(*map(range, widths)):
+        matrix = torch.eye(1, dtype=cores[0].dtype)
+        for core, i, j in zip(cores, digits, place):
+            matrix = matrix @ core[:, i, j, :]
+        entries.append(matrix.squeeze())
+    return torch.stack(entries)
 
 
 # ALONE: section 2

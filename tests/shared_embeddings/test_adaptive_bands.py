@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import shared_embeddings as se
 from tests.shared_embeddings.support import gradients
@@ -79,86 +79,6 @@ def test_narrow_bands_worked_by_hand() -> None:
     # The head sees 1 * 1 + 3 * 0 = 1: 2 against 4. The tail sees 2 * 0 = 0: 1 against 3.
     probabilities = emb.log_prob(torch.tensor([1.0, 0.0])).exp()
     assert probabilities.tolist() == pytest.approx([1 / 3, 2 / 3 / 4, 2 / 3 * 3 / 4], rel=1e-5)
-
-
-# Against an adaptive softmax written for all bands at once
-
-
-def softmax_of_bands(
-    hidden: Tensor, table: Tensor, bias: Tensor, matrices: list[Tensor], clusters: Tensor, of_clusters: Tensor
-) -> Tensor:
-    """Log-probabilities ``(n, V)``: a projection for each band, that of the first for the clusters, too."""
-    edges = [0, *CUTOFFS, WORDS]
-    scores = torch.cat(
-        [
-            hidden @ matrix.T @ table[low:high].T + bias[low:high]
-            for matrix, low, high in zip(matrices, edges, edges[1:])
-        ],
-        dim=1,
-    )
-    of_bands = hidden @ matrices[0].T @ clusters.T + of_clusters
-    head = torch.cat([scores[:, : CUTOFFS[0]], of_bands], dim=1).logsumexp(1, keepdim=True)
-    found = [scores[:, : CUTOFFS[0]] - head]
-    for band, (low, high) in enumerate(zip(CUTOFFS, [*CUTOFFS[1:], WORDS])):
-        found.append(scores[:, low:high].log_softmax(1) + of_bands[:, band : band + 1] - head)
-    return torch.cat(found, dim=1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"factor": 1, "width": WIDTH},
-        {"factor": 1, "width": WIDTH, **CODES},
-        {"factor": 1, "score_dim": 30, "tie": "tables"},
-        {"factor": 1, "score_dim": 30, "tie": "tables", **CODES},
-        {"factor": 1},
-    ],
-    ids=str,
-)
-def test_scores_have_a_projection_for_each_band(options: dict[str, Any]) -> None:
-    emb = build(**options, output_bias=True)
-    width = options.get("score_dim", DIM)
-    hidden = torch.randn(8, width, dtype=torch.float64, requires_grad=True)
-    if emb.map is None:
-        table = torch.cat([emb.tables[str(band)] for band in range(3)])
-    else:
-        table = sum(emb.map.codebooks[part][emb.map.codes[:, part].long()] for part in range(3))
-    owner = emb.projections if emb.output_projections is None else emb.output_projections
-    matrices = [owner[str(band)] if str(band) in owner else torch.eye(DIM).double() for band in range(3)]
-    assert (len(owner) == 3) is (options != {"factor": 1})
-    expected = softmax_of_bands(hidden, table, emb.bias, matrices, emb.clusters, emb.cluster_bias)
-    torch.testing.assert_close(emb.log_prob(hidden), expected)
-    targets = torch.tensor([0, 8, 9, 19, 20, 36, 3, 30])
-    for smoothing in (0.0, 0.2):
-        wanted = -(1 - smoothing) * expected.gather(1, targets[:, None])[:, 0] - smoothing * expected.mean(1)
-        loss = emb.cross_entropy(hidden, targets, label_smoothing=smoothing)
-        torch.testing.assert_close(loss, wanted.mean())
-        parts = [hidden, *emb.parameters()]
-        ours, theirs = (
-            torch.autograd.grad(value, parts, retain_graph=True, allow_unused=True, materialize_grads=True)
-            for value in (loss, wanted.mean())
-        )
-        for mine, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(mine, other)
-
-
-def test_define_scores_hidden_states_with_the_bands_of_its_map() -> None:
-    """The unit leads from n to D, a projection for each band from S back to n."""
-    torch.manual_seed(0)
-    unit: dict[str, Any] = {"map_dim": 16, "expand_dim": 48, "depth": 2, "output": "map"}
-    bands = {"map": "adaptive", "factor": 1, "score_dim": DIM, "tie": "tables", "output_bias": True}
-    emb: Any = se.build("define", **SIZES, **unit, **bands).double()
-    assert emb.score_dim == DIM and not emb.map.projections
-    hidden = torch.randn(6, DIM, dtype=torch.float64)
-    table = torch.cat([emb.map.tables[str(band)] for band in range(3)])
-    matrices = [emb.map.output_projections[str(band)] for band in range(3)]
-    clusters = emb.map.clusters, emb.map.cluster_bias
-    expected = softmax_of_bands(hidden, table, emb.map.bias, matrices, *clusters)
-    torch.testing.assert_close(emb.log_prob(hidden), expected)
-    entry = emb.entry(table)
-    torch.testing.assert_close(emb.table(), emb.reduction(torch.cat([entry, emb.expansion(entry)], dim=1)))
-    with pytest.raises(se.OptionError, match="'output_projection'.*'score_dim'"):
-        se.build("define", **SIZES, **unit, **bands, output_projection=True)
 
 
 # Sizes

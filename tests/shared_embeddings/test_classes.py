@@ -84,13 +84,6 @@ def test_vectors_come_from_the_seed(text: Path) -> None:
     assert not np.allclose(first, other)
 
 
-def test_words_that_occur_together_get_similar_vectors(text: Path) -> None:
-    vectors = train_word_vectors([text], [*ANIMALS, *NUMBERS], 10, epochs=20)
-    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    similar = vectors @ vectors.T
-    assert similar[:6, :6].mean() > similar[:6, 6:].mean() + 0.2
-
-
 def test_every_text_counts(text: Path, tmp_path: Path) -> None:
     second = tmp_path / "second.txt"
     second.write_text("late later late\n" * 20)

@@ -291,8 +291,11 @@ def test_scores_are_tied_as_the_options_say(case: Case) -> None:
     elif output == "map":
         is_tied = case.options.get("tie", "all") == "all"
         mapped = zero_row(emb.map.table() if is_tied else emb.map.output_table(), emb.padding_idx)
+        hidden = narrow = case.hidden(5)
         if case.options.get("output_projection"):
             mapped = mapped @ emb.output_projection.weight
+            narrow = hidden @ emb.output_projection.weight.T
         torch.testing.assert_close(emb.output_table(), mapped, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(emb.log_prob(hidden), emb.map.log_prob(narrow))
     else:
         assert emb.has_output is False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from shared_embeddings.fitting import codes as codes_of
 from shared_embeddings.fitting import factorization
 from shared_embeddings.fitting.codes import least_squares_codebooks
 from shared_embeddings.methods import group_reduce as group_reduction
+from tests.shared_embeddings.references import tensor_train_row
 
 
 def low_rank_table(words: int = 60, dim: int = 12, rank: int = 4, noise: float = 0.1) -> Tensor:
@@ -80,17 +81,8 @@ def test_word_without_weight_gets_its_best_code() -> None:
 
 def expanded(cores: list[Tensor]) -> Tensor:
     """The table of a tensor train, a word and a dimension at a time."""
-    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
-    rows = []
-    for word in itertools.product(*map(range, vocab)):
-        row = []
-        for place in itertools.product(*map(range, widths)):
-            matrix = torch.eye(1)
-            for core, i, j in zip(cores, word, place):
-                matrix = matrix @ core[:, i, j, :]
-            row.append(matrix.item())
-        rows.append(row)
-    return torch.tensor(rows)
+    words = math.prod(core.shape[1] for core in cores)
+    return torch.stack([tensor_train_row(cores, word) for word in range(words)])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,7 @@ import shared_embeddings as se
 from shared_embeddings.methods.alone import AloneOptions
 
 from .cases import CASES, Case, by_name
-from .references import (
-    alone_masks,
-    alone_table,
-    binary_rate,
-    zero_row,
-)
+from .references import alone_masks, alone_table, binary_rate, tensor_train_row, zero_row
 from .support import assert_same_gradients, gradients
 
 
@@ -28,6 +24,53 @@ def millions(method: str, num_embeddings: int, embedding_dim: int, **options: ob
     return (
         se.num_parameters(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options) / 1e6
     )
+
+
+# Rows of one word after the other
+
+
+def codes_of(emb: se.SharedEmbedding, word: int) -> list[Tensor]:
+    """The entry of each codebook, or the centroid of each piece, of a word."""
+    books = emb.codebooks if emb.method == "compositional_code" else emb.centroids
+    return [book[int(code)] for book, code in zip(books, emb.codes[word])]
+
+
+def naive_uncle(emb: se.SharedEmbedding, word: int) -> Tensor:
+    parts = [table[int(level)] for table, level in zip(emb.class_tables, emb.classes[word])]
+    return torch.cat([emb.unique[word], *parts])
+
+
+def naive_alone(emb: se.SharedEmbedding, word: int) -> Tensor:
+    binary = emb.options.filter == "binary"
+    masks = alone_masks(emb.codes[[word]].long(), emb.codebooks.to(emb.base.dtype), binary)
+    return alone_table(emb.base, masks, emb.first, emb.second)[0]
+
+
+NAIVE: dict[str, Callable[[Any, int], Tensor]] = {
+    "projective": lambda emb, word: emb.codes[word] @ emb.basis,
+    "funnel": lambda emb, word: ACTIVATIONS[emb.options.activation](emb.codes[word]) @ emb.basis,
+    "structured": lambda emb, word: torch.cat(codes_of(emb, word)),
+    "compositional_code": lambda emb, word: torch.stack(codes_of(emb, word)).sum(0),
+    "tensor_train": lambda emb, word: tensor_train_row(list(emb.cores), word),
+    "uncle": naive_uncle,
+    "alone": naive_alone,
+}
+ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.method in NAIVE], ids=str)
+def test_equals_the_naive_rows_in_value_and_gradient(case: Case) -> None:
+    emb = case.build().double()
+    rows = [NAIVE[case.method](emb, word) for word in range(case.num_embeddings)]
+    expected = zero_row(torch.stack(rows), case.padding_idx)
+    weight = torch.randn_like(expected)
+    wanted = gradients(emb, (expected * weight).sum())
+    ids = torch.randperm(case.num_embeddings)
+    torch.testing.assert_close(emb(ids), expected[ids])
+    assert_same_gradients(gradients(emb, (emb(ids) * weight[ids]).sum()), wanted)
+    for table in (emb.table(), emb.output_table()):
+        torch.testing.assert_close(table, expected)
+        assert_same_gradients(gradients(emb, (table * weight).sum()), wanted)
 
 
 # Distilled Embedding
@@ -51,14 +94,6 @@ def test_projective_worked_example() -> None:
         emb.codes.copy_(torch.tensor([[1.0, -2], [-1, 3], [5, 5]]))
         emb.basis.copy_(torch.tensor([[1.0, 0, 2], [0, 1, -1]]))
     assert emb.table().tolist() == [[1, -2, 4], [-1, 3, -5], [0, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("activation", "function"), [("relu", torch.relu), ("gelu", F.gelu), ("tanh", torch.tanh)]
-)
-def test_funnel_applies_its_activation(activation: str, function: Callable[[Tensor], Tensor]) -> None:
-    emb = se.build("funnel", num_embeddings=11, embedding_dim=7, rank=3, activation=activation)
-    torch.testing.assert_close(emb.table(), function(emb.codes) @ emb.basis)
 
 
 def test_a_funnel_of_few_words_starts_finite() -> None:
@@ -147,28 +182,6 @@ def test_alone_with_binary_filters_worked_example() -> None:
         emb.codebooks.copy_(torch.tensor([[[1, 0], [0, 0]], [[0, 1], [1, 0]]]))
     # m * o is [1, 2], [1, 0] and [0, 2]; W1 makes it [3, -1], [1, 1] and [2, -2].
     assert emb.table().tolist() == [[3, 0, 3], [1, 2, 2], [2, 0, 2]]
-
-
-ALONE_CASES = [case for case in CASES if case.method == "alone"]
-each_alone = pytest.mark.parametrize("case", ALONE_CASES, ids=str)
-
-
-def naive_alone(emb: se.SharedEmbedding) -> Tensor:
-    """The table computed from explicit filters of every word."""
-    binary = emb.options.filter == "binary"
-    masks = alone_masks(emb.codes.long(), emb.codebooks.to(emb.base.dtype), binary)
-    return zero_row(alone_table(emb.base, masks, emb.first, emb.second), emb.padding_idx)
-
-
-@each_alone
-def test_alone_equals_the_naive_filters_in_value_and_gradient(case: Case) -> None:
-    emb = case.build()
-    expected = naive_alone(emb)
-    torch.testing.assert_close(emb.table(), expected, rtol=1e-4, atol=1e-6)
-    weight = torch.randn_like(expected)
-    assert_same_gradients(
-        gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
-    )
 
 
 @pytest.mark.parametrize(("zero_probability", "codebooks"), [(0.5, 8), (0.5, 1), (0.2, 4), (0.9, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from torch import Tensor
 
 import shared_embeddings as se
 
-from .cases import CASES, Case
-from .references import zero_row
-from .support import MemoryMeter, assert_same_gradients, gradients
+from .cases import CASES
+from .references import tensor_train_row
+from .support import MemoryMeter
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "num_groups": 6, "num_clusters": 9}
 
@@ -28,24 +27,6 @@ def test_structured_worked_example() -> None:
     assert emb.table().tolist() == expected
     assert emb(torch.tensor([[2, 0]])).tolist() == [[expected[2], expected[0]]]
     assert emb.logits(torch.tensor([1.0, 0, 0, 1])).tolist() == [9, 11, 9]
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.method == "structured"], ids=lambda case: case.name
-)
-def test_equals_the_naive_pieces_in_value_and_gradient(case: Case) -> None:
-    emb = case.build()
-    groups = case.options["num_groups"]
-    rows = [
-        torch.cat([emb.centroids[group, int(emb.codes[word, group])] for group in range(groups)])
-        for word in range(case.num_embeddings)
-    ]
-    expected = zero_row(torch.stack(rows), case.padding_idx)
-    assert torch.equal(emb.table(), expected)
-    weight = torch.randn_like(expected)
-    assert_same_gradients(
-        gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
-    )
 
 
 def test_structured_sizes_of_the_distilled_embedding_paper() -> None:
@@ -107,24 +88,6 @@ def test_compositional_code_worked_example() -> None:
     assert emb.output_table().tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.method == "compositional_code"], ids=lambda case: case.name
-)
-def test_equals_the_naive_sums_in_value_and_gradient(case: Case) -> None:
-    emb = case.build()
-    number = case.options["num_codebooks"]
-    rows = [
-        sum(emb.codebooks[book, int(emb.codes[word, book])] for book in range(number))
-        for word in range(case.num_embeddings)
-    ]
-    expected = zero_row(torch.stack(rows), case.padding_idx)
-    weight = torch.randn_like(expected)
-    wanted = gradients(emb, (expected * weight).sum())
-    for table in (emb.table(), emb.output_table()):
-        torch.testing.assert_close(table, expected)
-        assert_same_gradients(gradients(emb, (table * weight).sum()), wanted)
-
-
 def test_sizes_of_the_coding_in_the_paper() -> None:
     """DeFINE's table 5 takes 32 x 16 codes: 32 * 16 * 512 numbers, and 32 codes of 4 bits for each word."""
     options = se.options("compositional_code")()
@@ -152,19 +115,8 @@ def small(**changes: Any) -> se.SharedEmbedding:
     return se.build("tensor_train", **{"num_embeddings": 37, "embedding_dim": 24, **SMALL, **changes})
 
 
-def naive_table(cores: list[Tensor], words: int) -> Tensor:
-    """Entry by entry, a product of one matrix of each core; digits are counted row by row."""
-    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
-    rows = []
-    for word in itertools.islice(itertools.product(*map(range, vocab)), words):
-        entries = []
-        for place in itertools.product(*map(range, widths)):
-            matrix = torch.eye(1, dtype=cores[0].dtype)
-            for core, i, j in zip(cores, word, place):
-                matrix = matrix @ core[:, i, j, :]
-            entries.append(matrix.squeeze())
-        rows.append(torch.stack(entries))
-    return torch.stack(rows)
+def naive_table(emb: Any) -> Tensor:
+    return torch.stack([tensor_train_row(list(emb.cores), word) for word in range(emb.num_embeddings)])
 
 
 def test_tensor_train_worked_example() -> None:
@@ -184,21 +136,6 @@ def test_tensor_train_worked_example() -> None:
     assert emb.logits(torch.tensor([1.0, 0, 0, 1])).tolist() == [21, 10, 43, 20]
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.method == "tensor_train"], ids=lambda case: case.name
-)
-def test_equals_the_naive_products_in_value_and_gradient(case: Case) -> None:
-    emb = case.build().double()
-    expected = zero_row(naive_table(list(emb.cores), case.num_embeddings), case.padding_idx)
-    weight = torch.randn_like(expected)
-    torch.testing.assert_close(emb.table(), expected)
-    wanted = gradients(emb, (expected * weight).sum())
-    assert_same_gradients(gradients(emb, (emb.table() * weight).sum()), wanted)
-    ids = torch.randperm(case.num_embeddings)
-    torch.testing.assert_close(emb(ids), expected[ids])
-    assert_same_gradients(gradients(emb, (emb(ids) * weight[ids]).sum()), wanted)
-
-
 def test_four_cores_with_their_own_ranks() -> None:
     emb = se.build(
         "tensor_train",
@@ -210,7 +147,7 @@ def test_four_cores_with_their_own_ranks() -> None:
     )
     shapes = [(1, 2, 1, 2), (2, 3, 3, 5), (5, 2, 2, 3), (3, 2, 2, 1)]
     assert [tuple(core.shape) for core in emb.cores] == shapes
-    torch.testing.assert_close(emb.table(), naive_table(list(emb.cores), 23))
+    torch.testing.assert_close(emb.table(), naive_table(emb))
     ids = torch.tensor([22, 0, 7, 7, 11])
     torch.testing.assert_close(emb(ids), emb.table()[ids])
 

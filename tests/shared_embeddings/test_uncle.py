@@ -12,9 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shared_embeddings as se
 
-from .cases import CASES, Case, by_name
-from .references import zero_row
-from .support import assert_same_gradients, gradients
+from .cases import CASES, by_name
 
 UNCLE_CASES = [case for case in CASES if case.method == "uncle"]
 each_uncle = pytest.mark.parametrize("case", UNCLE_CASES, ids=str)
@@ -102,21 +100,6 @@ def test_rows_with_sub_classes() -> None:
         emb.class_tables[1].copy_(torch.tensor([[5.0], [6], [7]]))
     assert emb.table().tolist() == [[1, 10, 20, 5], [2, 10, 20, 6], [3, 30, 40, 7]]
     assert emb.logits(torch.tensor([1.0, 1, 1, 1])).tolist() == [36, 38, 80]
-
-
-@each_uncle
-def test_equals_the_naive_rows_in_value_and_gradient(case: Case) -> None:
-    emb = case.build()
-    rows = []
-    for word in range(emb.num_embeddings):
-        parts = [table[int(emb.classes[word, level])] for level, table in enumerate(emb.class_tables)]
-        rows.append(torch.cat([emb.unique[word], *parts]))
-    expected = zero_row(torch.stack(rows), case.padding_idx)
-    assert torch.equal(emb.table(), expected)
-    weight = torch.randn_like(expected)
-    assert_same_gradients(
-        gradients(emb, (emb.table() * weight).sum()), gradients(emb, (expected * weight).sum())
-    )
 
 
 def test_words_of_a_class_share_the_gradient_of_its_vector() -> None:

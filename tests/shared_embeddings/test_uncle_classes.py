@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.words.classes import WordClasses
-from tests.shared_embeddings.test_uncle import build, message
+from tests.shared_embeddings.test_uncle import build
 
 # Sources of classes
 
@@ -178,15 +178,3 @@ def test_can_be_the_map_of_define() -> None:
     torch.testing.assert_close(
         emb.cross_entropy(hidden, targets), F.cross_entropy(hidden @ emb.output_table().T, targets)
     )
-
-
-def test_inconsistent_class_files_are_named(tmp_path: Path) -> None:
-    path = save_classes(tmp_path / "classes.npz", [0, 1, 1, 0, 0], 2)
-    text = message(classes=path)
-    assert path in text and "5 words" in text and "6" in text
-    fitting = save_classes(tmp_path / "six.npz", [0, 1, 1, 0, 0, 0], 2)
-    text = message(classes=fitting, num_classes=3)
-    assert fitting in text and "num_classes" in text
-    broken = tmp_path / "broken.npz"
-    broken.write_bytes(Path(path).read_bytes()[:100])
-    assert str(broken) in message(classes=str(broken))
