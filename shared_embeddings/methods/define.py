@@ -443,21 +443,7 @@ class DefineEmbedding(SharedEmbedding):
     Unit "paper", the default, has the map, a linear layer n -> n, whose output the connections read as
     ``e_i``, the group transforms of Eq. 1 with one matrix for all groups (appendix A.1), and a linear
     reduction. The paper does not say how layers are normalized and activated; we use layer normalization and
-    GELU, without dropout. It prints sizes, but neither g_max nor their parts. We compared readings of
-    sections 3.2, 3.3 and A.1 with all printed sizes, for the g_max that comes nearest:
-
-    - Widths. n + (k - n) l / N for l = 1 ... N, a layer n -> n and no biases have the 42.86M parameters of
-      Table 6a's "Linear", which no g_max affects; with N widths from n to k it has 0.38M less.
-    - Matrices. With A.1's W for all groups, 1.92M in Table 2a and 0.41M in Table 1a are as printed. With a
-      matrix for each group, as in the transform of Mehta et al. (2018) that Eq. 1 cites, 1.92M would be 2.38M
-      with the most groups that halve and divide n = 384.
-    - The connection of the reduction. DeFINE has 0.16M more than HGT in Table 6b, about n m, so that the
-      reduction reads ``e_i``, too, as the output layer of the authors' later code does. 1.92M and 0.41M
-      include these n m.
-    - The map. In Table 2a, the unit is as large for n = 64 as for n = 384: the map widens n to 384
-      (appendix A.3, "projective"), and the unit is 384 wide.
-
-    No reading fits Tables 7 (k > 1,024) and 8, which also print several sizes for the same model.
+    GELU, without dropout. docs/papers.md compares this reading with the sizes that the paper prints.
 
     Unit "delight" is DeFINE in the code of the authors' next paper, DeLighT (Mehta et al., 2021). Every layer
     ends in layer normalization and GELU: a linear layer n -> D / 2; N group transforms with mixers, of which

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,9 +15,9 @@ from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import restore_scale
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
+from shared_embeddings.methods.projective import LowRankOptions
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.options import option, require_rank
+from shared_embeddings.utils.options import option
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
 # AWD-LSTM had a validation perplexity of 230 after one epoch with Adam, and of 314 without this offset.
@@ -32,31 +32,13 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
-class FunnelOptions(EmbeddingOptions["FunnelEmbedding"]):
+class FunnelOptions(LowRankOptions["FunnelEmbedding"]):
     """Options of `funnel`."""
 
     paper = "Distilled Embedding, Eq. 3"
     summary = "V x R, a non-linearity, then R x D"
-    grid_choice = "the largest rank"
-    fit_bound = 0.6
 
-    rank: int = option("R, the width of the narrow table, from 1 to D.")
     activation: Literal["relu", "gelu", "tanh"] = option("f of Eq. 3; the paper always uses relu.", "relu")
-
-    def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        require_rank(self.rank, embedding_dim)
-
-    def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """R * (V + D) (Distilled Embedding, Eq. 3)."""
-        return self.rank * (num_embeddings + embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        return {"": {"rank": embedding_dim // 8}}
 
 
 @register("funnel", FunnelOptions)

@@ -14,16 +14,14 @@ from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
 from shared_embeddings.registry import register
-from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.options import option, require_rank
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
-    """Options of `projective`."""
+class LowRankOptions(EmbeddingOptions[EmbeddingClass]):
+    """Options of methods with codes ``(V, R)`` and a basis ``(R, D)``."""
 
-    paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
-    summary = "V x R times R x D"
     grid_choice = "the largest rank"
     fit_bound = 0.6
 
@@ -33,7 +31,7 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
         require_rank(self.rank, embedding_dim)
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """R * (V + D) (Distilled Embedding, after Eq. 2)."""
+        """R * (V + D) (Distilled Embedding, Eq. 2 and 3)."""
         return self.rank * (num_embeddings + embedding_dim)
 
     @classmethod
@@ -41,13 +39,21 @@ class ProjectiveOptions(EmbeddingOptions["ProjectiveEmbedding"]):
         yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
 
     @classmethod
+    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+        return {"": {"rank": embedding_dim // 8}}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectiveOptions(LowRankOptions["ProjectiveEmbedding"]):
+    """Options of `projective`."""
+
+    paper = "Transformer-XL (Dai et al., 2019); SVD when fitted"
+    summary = "V x R times R x D"
+
+    @classmethod
     def candidates(cls) -> list[Candidate]:
         """Factors in 8 bits."""
         return [Candidate({}, "int8")]
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        return {"": {"rank": embedding_dim // 8}}
 
 
 @register("projective", ProjectiveOptions)

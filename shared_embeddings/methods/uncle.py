@@ -21,7 +21,6 @@ from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.loss import (
     Gradients,
     LossSettings,
-    ScoreOptions,
     Scores,
     blockwise_cross_entropy,
     sum_dtype,
@@ -41,7 +40,7 @@ from shared_embeddings.utils.options import (
 from shared_embeddings.words.classes import WordClasses
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # in typing from Python 3.11
+    pass  # in typing from Python 3.11
 
 Source = str | tuple[int, ...]
 
@@ -155,38 +154,12 @@ def class_index(classes: Tensor, sizes: Sequence[int]) -> ClassIndex:
     return ClassIndex(stacked, places % classes.size(0), starts)
 
 
-def class_cross_entropy(
-    hidden: Tensor,
-    unique: Tensor,
-    class_tables: Sequence[Tensor],
-    index: ClassIndex,
-    targets: Tensor,
-    **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of the scores of words with shared parts, and the best word of every token.
-
-    Equals ``F.cross_entropy(hidden @ table.T + bias, targets)`` for the table of rows
-    ``(U_i, C_class(i), ...)`` in values and in gradients; precision as in `linear_cross_entropy`.
-
-    Args:
-        hidden: ``(N, D)``.
-        unique: ``(V, U)``, for the first U dimensions of `hidden`.
-        class_tables: ``(C, width)`` for every level, for the dimensions that follow; D in total.
-        index: the classes of the words.
-        targets: ``(N,)`` word ids.
-        options: see `ScoreOptions`.
-
-    Returns:
-        The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
-
-    Raises:
-        IndexError, ValueError: as in `linear_cross_entropy`.
-    """
-    return blockwise_cross_entropy(_ClassScores, (hidden, unique, *class_tables), index, targets, **options)
-
-
 class _ClassScores(Scores):
-    """Scores of words with shared parts. The factors are hidden states, unique parts and class tables."""
+    """Scores of words with shared parts.
+
+    The factors are hidden states ``(N, D)``, unique parts ``(V, U)`` for the first U dimensions, and class
+    tables ``(C, width)`` for those that follow; the index is a `ClassIndex`.
+    """
 
     kind = "classes"
     word_axis = 0
@@ -513,9 +486,8 @@ class UncleEmbedding(SharedEmbedding):
             return super().flat_loss_and_predictions(hidden, targets, **options)
         index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
         masked: Any = {"bias": self.output_bias(), "masked_word": self.padding_idx}
-        return class_cross_entropy(
-            hidden, self.unique, tuple(self.class_tables), index, targets, **masked, **options
-        )
+        factors = (hidden, self.unique, *self.class_tables)
+        return blockwise_cross_entropy(_ClassScores, factors, index, targets, **masked, **options)
 
     def stored_options(self) -> dict[str, object]:
         resolved = dataclasses.replace(
