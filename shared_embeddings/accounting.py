@@ -49,16 +49,12 @@ def stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
     """
     seen: set[int] = set()
     for path, part in module.named_modules():
-        bits_of: Callable[[str, Tensor], int] = getattr(part, "buffer_bits", _bits_in_memory)
+        bits_of: Callable[[str, Tensor], int] | None = getattr(part, "buffer_bits", None)
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set and id(buffer) not in seen:
                 seen.add(id(buffer))
-                yield f"{path}.{name}" if path else name, buffer, bits_of(name, buffer)
-
-
-def _bits_in_memory(name: str, buffer: Tensor) -> int:
-    """The size of a buffer of a module that is not an embedding."""
-    return buffer.numel() * buffer.element_size() * 8
+                bits = 8 * buffer.nbytes if bits_of is None else bits_of(name, buffer)
+                yield f"{path}.{name}" if path else name, buffer, bits
 
 
 def parameter_table(title: str, rows: Sequence[tuple[str, float]], counts: Mapping[str, float]) -> str:

@@ -76,10 +76,12 @@ class Layer(NamedTuple):
 
 
 class _Derived(NamedTuple):
-    """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
+    """Tensors derived from the parameters, and the state of the parameters that they were derived from.
+
+    With references to the sources: otherwise a new tensor at the same address would look like an old one.
+    """
 
     state: tuple[object, ...]
-    # References to the sources: otherwise a new tensor at the same address would look like an old one.
     sources: tuple[Tensor, ...]
     tensors: dict[str, Any]
 
@@ -118,14 +120,9 @@ class CachingModule(nn.Module):
         found: dict[int, int] = {}
         for module in self.modules():
             derived = module._derived if isinstance(module, CachingModule) else None
-            cached = [] if derived is None else _tensors(derived.tensors.values())
-            own = (
-                *module.parameters(recurse=False),
-                *module.buffers(recurse=False),
-                *_tensors(vars(module).values()),
-            )
-            for tensor in (part for held in (*own, *cached) for part in inner_tensors(held)):
-                memory = tensor.untyped_storage()
+            values = (*vars(module).values(), *(() if derived is None else derived.tensors.values()))
+            own = (*module.parameters(recurse=False), *module.buffers(recurse=False), *_tensors(values))
+            for memory in (part.untyped_storage() for held in own for part in inner_tensors(held)):
                 found[memory.data_ptr()] = memory.nbytes()
         return sum(found.values())
 

@@ -71,12 +71,11 @@ class ScoreOptions(LossOptions, total=False):
 
 
 class LossSettings(NamedTuple):
-    """The arguments of one loss.
+    """The arguments of one loss: see `ScoreOptions`.
 
     Attributes:
         has_bias: whether the last factor is a bias ``(V,)`` of the scores.
         product_dtype: the type that matrix products run in.
-        masked_word, ignore_index, label_smoothing, reduction, block_size: see `ScoreOptions`.
     """
 
     has_bias: bool
@@ -310,8 +309,8 @@ class _Loss(torch.autograd.Function):
         """The loss and the predictions; `tensors` are as many factors as `number`, then the index."""
         wants = [forms_gradients and needed for needed in ctx.needs_input_grad[5 : 5 + number]]
         kept = (targets != settings.ignore_index).to(sum_dtype(tensors[0]))
-        losses, predictions, gradients = _walk_in_graph(
-            kind, tensors[:number], tensors[number:], targets, kept, wants, settings
+        losses, predictions, gradients = _walk_in_graph()(
+            kind, [*tensors[:number]], [*tensors[number:]], targets, kept, wants, *settings
         )
         ctx.kind, ctx.settings, ctx.number = kind, settings, number
         ctx.gradients = gradients if any(wants) else None
@@ -336,7 +335,8 @@ class _Loss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             weights = counted.to(sum_dtype(factors[0])) * grad_loss
-            gradients = _walk_in_graph(ctx.kind, factors, index, targets, weights, wants, ctx.settings)[2]
+            walk = _walk_in_graph()
+            gradients = walk(ctx.kind, factors, index, targets, weights, wants, *ctx.settings)[2]
         else:
             for gradient in gradients:
                 gradient.mul_(grad_loss)
@@ -345,21 +345,6 @@ class _Loss(torch.autograd.Function):
             for gradient, tensor, wanted in zip(gradients, factors, wants)
         )
         return None, None, None, None, None, *found, *(None for _ in index)
-
-
-def _walk_in_graph(
-    kind: str,
-    factors: Sequence[Tensor],
-    index: Sequence[Tensor],
-    targets: Tensor,
-    weights: Tensor,
-    wants: Sequence[bool],
-    settings: LossSettings,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """`_walk`, which ``torch.compile`` sees as one operator."""
-    walk: Callable[..., tuple[Tensor, Tensor, list[Tensor]]]
-    walk = _operator if torch.compiler.is_compiling() else _walk
-    return walk(kind, [*factors], [*index], targets, weights, [*wants], *settings)
 
 
 def _walk(
@@ -459,15 +444,14 @@ _operator = torch.library.custom_op(
 )
 
 
+def _walk_in_graph() -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
+    """`_walk`, which ``torch.compile`` sees as one operator."""
+    return _operator if torch.compiler.is_compiling() else _walk
+
+
 @_operator.register_fake
 def _(
-    kind: str,
-    factors: list[Tensor],
-    index: list[Tensor],
-    targets: Tensor,
-    weights: Tensor,
-    wants: list[bool],
-    *arguments: Any,
+    kind: str, factors: list[Tensor], index: Any, targets: Tensor, weights: Tensor, wants: list[bool], *_: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The shapes of the results."""
     shapes = [factor.shape if wanted else (0,) for factor, wanted in zip(factors, wants)]

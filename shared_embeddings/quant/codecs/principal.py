@@ -23,7 +23,6 @@ from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_win
 from shared_embeddings.quant.codec import Books, Codec, Encoded, Fitted, register, squared_norms
 from shared_embeddings.quant.codecs.lloyd_max import nearest_entries, normal_error, normal_levels
 from shared_embeddings.quant.decoder import windows
-from shared_embeddings.utils.tracing import cache_tensor
 
 _MOST_BITS = 8
 # The bits of a number of the basis as stored.
@@ -49,13 +48,7 @@ def decode_principal(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]
 
 
 class _Field(NamedTuple):
-    """Directions with the same number of bits, one after another.
-
-    Attributes:
-        bits: of each of them.
-        columns: the directions.
-        start: the position of the first bit in the codes of a row.
-    """
+    """Directions with the same number of `bits`, one after another, and the first bit of their codes."""
 
     bits: int
     columns: slice
@@ -136,8 +129,13 @@ class PrincipalCodec(Codec):
         """The principal directions that are worth their bytes, their bits for the words of each rate, and the
         levels and spreads for them.
         """
-        draft, errors = copy.copy(self), _errors()
-        mean = _mean(table)
+        draft = copy.copy(self)
+        # The squared errors of normal numbers with 0, 1, ... bits.
+        errors = torch.tensor([1.0, *map(normal_error, range(1, _MOST_BITS + 1))], dtype=torch.float64)
+        mean = table.new_zeros(self.dim, dtype=torch.float64)
+        for part in table.split(_BLOCK):
+            mean += part.sum(dim=0, dtype=torch.float64) / len(table)
+        mean = mean.cpu()
         variances, directions = principal_directions(table, mean)
         gains = variances.unsqueeze(1) * errors.diff().neg()
         least = gains.flatten().sort(descending=True).values[max(round(bits * self.dim), 1) - 1]
@@ -239,12 +237,6 @@ class PrincipalCodec(Codec):
         return F.linear(hidden, books["basis"].to(hidden.dtype))
 
 
-@cache_tensor
-def _errors() -> Tensor:
-    """The squared errors of normal numbers with 0, 1, ... bits."""
-    return torch.tensor([1.0, *map(normal_error, range(1, _MOST_BITS + 1))], dtype=torch.float64)
-
-
 def _fields(counts: Sequence[int]) -> Iterator[_Field]:
     """The fields of codes with these numbers of directions by bits; those with the most bits come first."""
     first = start = 0
@@ -268,14 +260,6 @@ def _companded(values: Tensor, bits: int) -> Tensor:
     shares = torch.histc(values, _BINS, low, high).pow(1 / 3).cumsum(0)
     ranks = (torch.arange(2**bits) + 0.5) / 2**bits * shares[-1]
     return low + (high - low) / _BINS * (torch.searchsorted(shares, ranks) + 0.5)
-
-
-def _mean(rows: Tensor) -> Tensor:
-    """The mean ``(D,)`` of rows ``(n, D)`` in float64."""
-    mean = rows.new_zeros(rows.size(1), dtype=torch.float64)
-    for part in rows.split(_BLOCK):
-        mean += part.sum(dim=0, dtype=torch.float64) / len(rows)
-    return mean.cpu()
 
 
 def principal_directions(rows: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

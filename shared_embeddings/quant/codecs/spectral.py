@@ -112,25 +112,21 @@ class SpectralCodec(TrellisCodec):
         variances, _ = _spectrum(table, most)
         limits, shares, layout = super().errors(), {0.0: 1.0}, [most]
         for rate in RATES[1:]:
-            chosen = self._direction_rates(variances, rate, limits)
+            # As many bits as rows fit into those of `rate` without directions; those of the first state are
+            # not those of a step.
+            total, is_long = rate * self.dim + max(RATES), True
+            while is_long:
+                chosen = direction_bits(variances, self.rates, limits, total)
+                counts = dict(zip(self.rates, chosen.bincount(minlength=len(self.rates)).tolist()))
+                runs = tuple((one, count) for one, count in counts.items() if one * count)
+                is_long = stream_bytes(steps_for(runs[::-1])) > self.row_bytes(rate)
+                total -= 1
             missed = (variances * limits[chosen]).sum() / variances.sum().clamp(min=1e-30)
             shares[rate] = float(missed)
-            counts = chosen.bincount(minlength=len(self.rates)).tolist()
-            layout += [dict(zip(self.rates, counts)).get(one, 0) for one in RATES]
+            layout += [counts.get(one, 0) for one in RATES]
         codec = SpectralCodec(self.dim, layout=layout)
         errors = torch.tensor([shares[rate] for rate in self.rates], dtype=torch.float64)
         return Fitted(codec, codec.allocate(squared_norms(table), importance, is_small, errors))
-
-    def _direction_rates(self, variances: Tensor, rate: float, errors: Tensor) -> Tensor:
-        """The place of every direction's rate among `rates`, for rows as long as trellis codes of `rate`."""
-        total = rate * self.dim + max(RATES)  # the bits of the first state are not those of a step
-        while True:
-            chosen = direction_bits(variances, self.rates, errors, total)
-            counts = chosen.bincount(minlength=len(self.rates)).tolist()
-            runs = tuple((one, count) for one, count in zip(self.rates, counts) if one * count)
-            if stream_bytes(steps_for(runs[::-1])) <= self.row_bytes(rate):
-                return chosen
-            total -= 1
 
     def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
         """Reflections onto the principal directions."""

@@ -51,12 +51,7 @@ ERRORS = {
 
 
 class Step(NamedTuple):
-    """What one state of a path stands for.
-
-    Attributes:
-        bits: the bits between the state before and this one.
-        numbers: the numbers that it gives.
-    """
+    """A state of a path: the bits between the state before and this one, and how many numbers it gives."""
 
     bits: int
     numbers: int
@@ -233,7 +228,9 @@ def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -
     # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
     entries = torch.stack([book.square(), -2 * book], dim=-1)
     costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
-    for place, (step, own) in enumerate(zip(steps, _columns_of(steps))):
+    ends = itertools.accumulate(step.numbers for step in steps)
+    columns_of = [slice(end - step.numbers, end) for end, step in zip(ends, steps)]
+    for place, (step, own) in enumerate(zip(steps, columns_of)):
         factors = torch.stack([torch.ones_like(columns[own]), columns[own]], dim=1)
         factors = (factors * weights[own, None, None]).flatten(0, 1)
         powers = entries[: step.numbers].transpose(0, 1).flatten(1)
@@ -242,41 +239,20 @@ def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -
             costs[1 << START_BITS :] = torch.inf
         else:
             heads = _STATES >> step.bits  # the states without their last bits
-            _minimum(costs.view(-1, heads, count), lowest[place, :heads])
+            least = costs.view(-1, heads, count)  # the minimum over the first axis, in halves
+            while (half := least.size(0) // 2) > 1:
+                least = torch.minimum(least[:half], least[half:])
+            torch.minimum(least[0], least[1], out=lowest[place, :heads])
             by_head = costs.view(heads, -1, count)
             torch.add(errors.view(heads, -1, count), lowest[place, :heads].unsqueeze(1), out=by_head)
-    return _traced(costs.argmin(dim=0), lowest, entries, columns, steps, weights)
-
-
-def _columns_of(steps: Steps) -> list[slice]:
-    """The numbers of each step."""
-    ends = list(itertools.accumulate(step.numbers for step in steps))
-    return [slice(end - step.numbers, end) for end, step in zip(ends, steps)]
-
-
-def _minimum(costs: Tensor, out: Tensor) -> None:
-    """The minimum over the first axis, whose length is a power of two."""
-    while (half := costs.size(0) // 2) > 1:
-        costs = torch.minimum(costs[:half], costs[half:])
-    torch.minimum(costs[0], costs[1], out=out)
-
-
-def _traced(
-    last: Tensor, lowest: Tensor, entries: Tensor, columns: Tensor, steps: Steps, weights: Tensor
-) -> Tensor:
-    """The states ``(n, T)`` of the paths that end in the states `last` ``(n,)``; see `nearest_paths`.
-
-    The costs of the states before a state are computed again: the choices of all states would take more time
-    to find than those on the paths.
-    """
-    states, places = [last], _columns_of(steps)
-    everyone = torch.arange(len(last), device=last.device)
+    # From the last state to the first. The costs of the states before a state are computed again: the choices
+    # of all states would take more time to find than those on the paths.
+    states, everyone = [costs.argmin(dim=0)], torch.arange(count, device=rows.device)
     for place in range(len(steps) - 2, -1, -1):
-        bits = steps[place + 1].bits
-        before = torch.arange(0, _STATES, _STATES >> bits, device=last.device).unsqueeze(1)
+        bits, own = steps[place + 1].bits, columns_of[place]
+        before = torch.arange(0, _STATES, _STATES >> bits, device=rows.device).unsqueeze(1)
         candidates = before + (states[-1] >> bits)
         squares, slopes = entries[: steps[place].numbers, candidates].unbind(-1)
-        own = places[place]
         costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
         if place == 0:
             costs = costs.masked_fill(candidates >= 1 << START_BITS, torch.inf)
