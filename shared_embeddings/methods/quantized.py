@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
     summary = "every number of the table in few bits"
-    grid_choice = "trellis codes, the most bits; 32 bits of codes count as a parameter"
+    grid_choice = f"codec {DEFAULT_CODEC}, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
 
@@ -46,19 +46,9 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
     # Evaluated in every check, which includes codecs that are registered later.
     codec: Literal[tuple(codecs())] = option(  # type: ignore[valid-type]
-        lambda: (
-            f"All but {' and '.join(_codecs_that(lambda codec: not codec.rotates))} rotate the rows first. "
-            + " ".join(f"{name}: {codec.about}." for name, codec in codecs().items())
-        ),
-        DEFAULT_CODEC,
+        lambda: " ".join(f"{name}: {codec.about}." for name, codec in codecs().items()), DEFAULT_CODEC
     )
-    group_size: int = option(
-        lambda: (
-            "The numbers that share a scale, for codec "
-            f"{' and '.join(_codecs_that(lambda codec: codec.has_groups))} only."
-        ),
-        DEFAULT_GROUP,
-    )
+    group_size: int = option("The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP)
     count_exponent: float = option(
         "Words get bits by their count to this power when token counts are known; 0 ignores the counts.", 0.5
     )
@@ -68,11 +58,8 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
     directions: tuple[int, ...] = option(
         lambda: (
-            " ".join(
-                f"For codec {name}: {codecs()[name].about_layout}."
-                for name in _codecs_that(lambda codec: bool(codec.about_layout))
-            )
-            + " Set when the embedding is fitted."
+            "Set when the embedding is fitted. "
+            + " ".join(f"{name}: {one.about_layout}." for name, one in codecs().items() if one.about_layout)
         ),
         (),
     )
@@ -86,7 +73,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
             f"option 'group_size' has no effect with codec {self.codec}; remove it or choose codec "
-            + " or ".join(_codecs_that(lambda codec: codec.has_groups)),
+            + " or ".join(name for name, codec in codecs().items() if codec.has_groups),
         )
         require(
             0.0 <= self.count_exponent <= 1.0,
@@ -140,20 +127,9 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
         """Every codec, and bits that differ between words."""
-        return {
-            "": {"bits": 4.0},
-            "mixed": {"bits": 2.5},
-            **{
-                name: {"bits": codec.example_bits, "codec": name}
-                for name, codec in codecs().items()
-                if name != DEFAULT_CODEC
-            },
-        }
-
-
-def _codecs_that(is_wanted: Callable[[type[Codec]], bool]) -> list[str]:
-    """The names of some of the codecs."""
-    return [name for name, codec in codecs().items() if is_wanted(codec)]
+        others = {name: codec for name, codec in codecs().items() if name != DEFAULT_CODEC}
+        named = {name: {"bits": codec.example_bits, "codec": name} for name, codec in others.items()}
+        return {"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}
 
 
 @register("quantized", QuantizedOptions)

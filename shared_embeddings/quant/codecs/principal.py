@@ -71,7 +71,7 @@ class PrincipalCodec(Codec):
     directions have as many bits as the rate.
     """
 
-    about = "more bits for principal directions with more variance, no scales, for word vectors"
+    about = "more bits for principal directions with more variance, no scales or rotation, for word vectors"
     about_layout = "for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits"
     rotates = False
     example_bits = 3.0

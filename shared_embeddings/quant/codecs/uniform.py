@@ -36,7 +36,7 @@ def decode_uniform(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) 
 class UniformCodec(Codec):
     """See the module. The last group of a row may be smaller."""
 
-    about = "evenly spaced levels, a scale for each group, as in ONNX Runtime"
+    about = "evenly spaced levels, a scale for each group, no rotation, as in ONNX Runtime"
     rotates = False
     has_groups = True
     onnx_rates = (4, 8)
