@@ -1,4 +1,4 @@
-"""Imports without cycles in one direction, short files and functions, and documents that match the code."""
+"""Imports without cycles in one direction, and documents that match the code."""
 
 from __future__ import annotations
 
@@ -115,31 +115,6 @@ def test_folders_of_the_library_are_floors() -> None:
         return 1 + max(map(floor, below[folder]), default=0)
 
     assert max(map(floor, below)) <= MOST_FLOORS, {folder: floor(folder) for folder in below}
-
-
-def python_files(*folders: str) -> list[Path]:
-    """The Python files of some folders of the repository."""
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
-def test_public_methods_are_documented() -> None:
-    """By their own docstring, or by that of the method that they override."""
-    classes = [
-        node
-        for path in python_files(*PACKAGES, "benchmarks")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
-    methods = [(owner, node) for owner in classes for node in owner.body if isinstance(node, ast.FunctionDef)]
-    documented = {node.name for _, node in methods if ast.get_docstring(node)}
-    missing = [
-        f"{owner.name}.{node.name}"
-        for owner, node in methods
-        if not (node.name.startswith("_") or ast.get_docstring(node))
-        and not (owner.bases and node.name in documented)
-        and not any(ast.unparse(decorator).endswith(".setter") for decorator in node.decorator_list)
-    ]
-    assert missing == []
 
 
 DOCUMENTS = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tests.drills.runner import Drill, Running, Try, error_lines, remains, run
+from tests.drills.runner import Drill, Running, Try, error_lines, read_process, remains, run
 from tests.files.commands import WRITERS, Writer, make_inputs
 
 # The number of kills per command; the other drills run half as often.
@@ -131,13 +132,9 @@ def stopped(number: int, name: str, given: Try) -> str:
 
 
 def is_ours(process: int) -> bool:
-    """Whether a process already handles SIGTERM; before that, Python is still starting."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return True
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    """Whether a process has ended or handles SIGTERM; before that, Python is still starting."""
+    caught = re.search(r"SigCgt:\s+(\w+)", read_process(process, "status"))
+    return caught is None or bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def full(name: str, given: Try) -> str:

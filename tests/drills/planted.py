@@ -10,6 +10,7 @@ the command may replace the output, is followed by design, and not planted.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from shared_embeddings.words.classes import WordClasses
 from tests.drills import commands
-from tests.drills.runner import Drill, Running, Try
+from tests.drills.runner import Drill, Running, Try, read_process
 from tests.drills.training import script
 from tests.files.commands import WRITERS, Writer, content, plant
 from tests.helpers import alter, compress
@@ -142,11 +143,8 @@ def attempt(cases: list[tuple[str, str, Planting]], wanted: tuple[int, ...], giv
 
 def peak(process: int) -> int:
     """The largest memory of a process so far in bytes; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
+    found = re.search(r"VmHWM:\s+(\d+)", read_process(process, "status"))
+    return int(found[1]) << 10 if found else 0
 
 
 def leftovers(command: str, data: bytes, work: Path, home: Path) -> None:
@@ -178,7 +176,6 @@ def index(prefix: str, folder: str, work: Path, home: Path) -> None:
 
 def claim(name: str, changed: Mapping[str, Any], work: Path, home: Path) -> None:
     """Change settings in a JSON file or in a checkpoint."""
-    del home
     path = work / name
     if path.suffix == ".json":
         path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **changed}))
@@ -188,13 +185,11 @@ def claim(name: str, changed: Mapping[str, Any], work: Path, home: Path) -> None
 
 def zeros(name: str, work: Path, home: Path) -> None:
     """Compress a file, with 3 GB of zeros."""
-    del home
     compress(work / name, 48)
 
 
 def header(name: str, size: int, text: bytes, work: Path, home: Path) -> None:
     """Write weights whose header claims sizes."""
-    del home
     (work / name).write_bytes((size or len(text)).to_bytes(8, "little") + text)
 
 

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,20 +30,13 @@ class Try(NamedTuple):
 
 
 class Drill(NamedTuple):
-    """A disturbance of a program, tried many times.
-
-    Attributes:
-        name: name in the table.
-        wanted: the outcome that every try should have, in a few words.
-        attempt: runs one try and returns its outcome, `wanted` or other words.
-        tries: default number of tries.
-        prepare: makes what all tries share, in the main thread: only there can commands handle signals.
-    """
+    """A disturbance of a program, tried many times."""
 
     name: str
-    wanted: str
-    attempt: Callable[[Try], str]
-    tries: int
+    wanted: str  # the outcome that every try should have, in a few words
+    attempt: Callable[[Try], str]  # runs one try and returns its outcome, `wanted` or other words
+    tries: int  # unless others are asked for
+    # Makes what all tries share, in the main thread: only there can commands handle signals.
     prepare: Callable[[], object] = lambda: None
 
 
@@ -66,16 +59,9 @@ class Running:
         command: the program and its arguments.
         log: file for its output; replaced if it exists.
         largest_file: file size in bytes at which writes fail, as on a full disk; None for no limit.
-        environment: variables in addition to those of this process.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        log: Path,
-        largest_file: int | None = None,
-        environment: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str | Path], log: Path, largest_file: int | None = None) -> None:
         self.log = log
 
         def limit() -> None:
@@ -87,14 +73,13 @@ class Running:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **(environment or {})}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if largest_file is not None else file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **own},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
                 preexec_fn=limit,
             )
@@ -102,9 +87,7 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.send_to_all(signal.SIGKILL)
         self.end(10)
         self.wait_for_empty_group(10)  # its children exit a moment later
@@ -137,22 +120,20 @@ class Running:
 
     def send_to_all(self, number: int) -> None:
         """Send a signal to its whole process group, as a terminal does."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def children(self) -> list[int]:
         """Its child processes in start order, without the resource tracker of multiprocessing."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         numbers = [int(number) for number in found.read_text().split()] if found.exists() else []
-        return [number for number in numbers if "resource_tracker" not in _read(number, "cmdline")]
+        return [number for number in numbers if "resource_tracker" not in read_process(number, "cmdline")]
 
     def members(self) -> list[int]:
         """The live processes of its group."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
-            state, _, group, *_ = _read(int(entry.name), "stat").rpartition(")")[2].split() or "Z00"
+            state, _, group, *_ = read_process(int(entry.name), "stat").rpartition(")")[2].split() or "Z00"
             if state != "Z" and int(group) == self.process.pid:
                 found.append(int(entry.name))
         return found
@@ -175,7 +156,7 @@ class Running:
         return self.process.returncode
 
 
-def _read(process: int, name: str) -> str:
+def read_process(process: int, name: str) -> str:
     """A file about a process in /proc; empty when it has ended."""
     try:
         return Path(f"/proc/{process}/{name}").read_text(errors="replace")
@@ -208,15 +189,7 @@ def error_lines(output: str, program: str) -> list[str]:
 def perform(
     drills: Iterable[Drill], folder: Path, seed: int, tries: int | None = None, jobs: int = 1
 ) -> list[Result]:
-    """Run every drill many times and print its outcomes.
-
-    Args:
-        drills: run one after the other.
-        folder: gets a folder for each try.
-        seed: seed of the random moments.
-        tries: tries per drill; None for the drill's default.
-        jobs: tries of a drill to run in parallel.
-    """
+    """Run every drill many times, some in parallel, in a folder for each try, and print the outcomes."""
     results = []
     with ThreadPoolExecutor(jobs) as pool:
         for drill in drills:
