@@ -59,7 +59,7 @@ def _nmt(folder: Path) -> tuple[Path, Path]:
 
 def _hf(folder: Path) -> tuple[Path, Path]:
     pytest.importorskip("transformers")
-    from tests.shared_embeddings.hf.trimming import save, sentences
+    from tests.shared_embeddings.hf.models import save, sentences
 
     (folder / "text").write_text("\n".join(sentences(30, 1)) + "\n", encoding="utf-8")
     return save(folder / "model", "gpt2"), folder / "text"

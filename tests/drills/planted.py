@@ -30,8 +30,7 @@ from tests.drills.training import script
 from tests.files.commands import WRITERS, Writer, content, plant
 from tests.helpers import alter, compress
 from tests.lm.runs import settings
-from tests.shared_embeddings.hf.models import shrink
-from tests.shared_embeddings.hf.trimming import save
+from tests.shared_embeddings.hf.models import save, shrink
 
 HARMLESS = "harmless"
 SECONDS = 30

@@ -21,7 +21,7 @@ def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """Sentences from a small vocabulary."""
-    from tests.shared_embeddings.hf.trimming import sentences
+    from tests.shared_embeddings.hf.models import sentences
 
     path = tmp_path / "text"
     path.write_text("\n".join(sentences(30, 1)) + "\n", encoding="utf-8")

@@ -24,11 +24,13 @@ from tests.shared_embeddings.hf.models import (
     KINDS,
     WORDS,
     compress,
+    save,
     scores,
+    sentences,
+    trim,
     write,
 )
 from tests.shared_embeddings.hf.test_hf_from_pretrained import hidden
-from tests.shared_embeddings.hf.trimming import save, sentences, trim
 
 # Every architecture once, with a table or at full rank by turns.
 FULL_SIZE = {

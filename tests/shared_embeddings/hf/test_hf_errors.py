@@ -19,8 +19,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import Adapter
 from tests.helpers import flip, names_file, offsets
-from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, compress, write
-from tests.shared_embeddings.hf.trimming import save, trim
+from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, compress, save, trim, write
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:

@@ -25,17 +25,18 @@ from shared_embeddings.hosts.hf.folder import INDEX
 from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes
 from shared_embeddings.hosts.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
-from tests.shared_embeddings.hf.models import KINDS as MODELS
-from tests.shared_embeddings.hf.models import add_tokenizer, compress
-from tests.shared_embeddings.hf.trimming import (
+from tests.shared_embeddings.hf.models import (
     KINDS,
-    error_line,
+    TRIMMED,
+    add_tokenizer,
+    compress,
     log_probabilities,
     make_model,
     output_of,
     save,
     sentences,
     trim,
+    trim_error,
     unigram,
 )
 
@@ -47,7 +48,7 @@ def new_ids(output: Path) -> dict[int, int]:
 
 
 @pytest.mark.slow_except("gpt2", "bert", "t5_untied")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRIMMED)
 def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = save(tmp_path / "model", kind), tmp_path / "trimmed"
     before = {file.name: file.read_bytes() for file in model.iterdir()}
@@ -116,7 +117,7 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
         (text / "trimmed", ["--text", text], "cannot be written"),
         (output, ["--text", text, "--dry-run"], "give either --output or --dry-run"),
     ):
-        assert reason in error_line(capsys, "--model", model, "--output", written, *given)
+        assert reason in trim_error(capsys, "--model", model, "--output", written, *given)
     found = ["--model", model, "--output", output, "--text", text]
     with pytest.raises(SystemExit):
         main(["trim", *map(str, found), "--coverage", "150%"])
@@ -124,12 +125,12 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
 
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
-    assert "needs code that comes with it" in error_line(capsys, *found)
+    assert "needs code that comes with it" in trim_error(capsys, *found)
     (model / "config.json").write_text(config)
     (model / "generation_config.json").write_text('{"bad_words_ids": [["a"]]}')
-    assert "bad_words_ids is [['a']], expected a list of lists" in error_line(capsys, *found)
+    assert "bad_words_ids is [['a']], expected a list of lists" in trim_error(capsys, *found)
     (model / "tokenizer.json").unlink()
-    assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, *found)
+    assert "cannot be loaded (there is no tokenizer.json; " in trim_error(capsys, *found)
     assert not output.exists()
 
 
@@ -196,11 +197,11 @@ def test_second_vocabularies_fail() -> None:
 
 def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = unigram()
-    half = transformers.BertConfig(**{**MODELS["bert"][1], "vocab_size": len(tokenizer)})
+    half = transformers.BertConfig(**{**KINDS["bert"][1], "vocab_size": len(tokenizer)})
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)
     transformers.EncoderDecoderModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    line = error_line(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
+    line = trim_error(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
     assert "is made of several models (encoder-decoder)" in line
 
 
@@ -359,10 +360,10 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
     whole = content["model"]["vocab"]
     content["model"] |= {"vocab": {word: whole[word] for word in list(whole)[:100]}, "merges": []}
     file.write_text(json.dumps(content))
-    assert "belongs to another model" in error_line(capsys, *asked)
+    assert "belongs to another model" in trim_error(capsys, *asked)
     content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
     file.write_text(json.dumps(content))
-    assert "token '<far>' has the id 10000, but the model has" in error_line(capsys, *asked)
+    assert "token '<far>' has the id 10000, but the model has" in trim_error(capsys, *asked)
     assert compress(model, "standard", tmp_path / "small") == 2
     assert "belongs to another model" in capsys.readouterr().err
 
@@ -413,7 +414,7 @@ def test_words_without_own_rows_are_kept(
     model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
     options = ["--vocab-shape", "20,30", "--dim-shape", "4,4", "--rank", 2, "--fit-steps", 5]
     assert compress(model, "tensor_train", small, *options) == 0
-    line = error_line(capsys, "--model", small, "--text", text, "--output", output)
+    line = trim_error(capsys, "--model", small, "--text", text, "--output", output)
     assert "trim the plain model first" in line and not output.exists()
 
 

@@ -18,7 +18,7 @@ from shared_embeddings.cli.main import main  # noqa: E402
 from shared_embeddings.hosts import hf  # noqa: E402
 from shared_embeddings.hosts.hf.tokenizer import check_growth  # noqa: E402
 from shared_embeddings.utils.errors import UserError  # noqa: E402
-from tests.shared_embeddings.hf.trimming import save, sentences, unigram  # noqa: E402
+from tests.shared_embeddings.hf.models import save, sentences, unigram  # noqa: E402
 
 COMMANDS: dict[str, list[str]] = {
     "trim": ["trim"],
