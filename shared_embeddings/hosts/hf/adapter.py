@@ -44,7 +44,6 @@ from shared_embeddings.hosts.hf.tokenizer import Vocabulary
 from shared_embeddings.hosts.hf.trim import TrimmableFolder
 from shared_embeddings.hosts.hf.word_layers import (
     ENTRY,
-    KEY,
     WordTable,
     check_scoring,
     dense_model,
@@ -107,8 +106,6 @@ class FolderModel(host.TrainedModel):
         self.path = path
         config = read_config(path)
         self.is_compressed = find_entry(config) is not None
-        if config.get(KEY) is not None and not self.is_compressed:
-            raise UserError(f"model {path}: is quantized; compress the original model")
         # The names of tensors that the model does not use.
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}

@@ -97,7 +97,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     ``models--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH``.
 
     Raises:
-        UserError: the file is missing or not a JSON object, or a link or a setting leads out of the folder.
+        UserError: the file is missing or not a JSON object, a link or a setting leads out of the folder, or
+            the model is quantized by another program.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
@@ -110,6 +111,8 @@ def read_config(folder: Path) -> dict[str, Any]:
                 "followed; copy the file into the folder, or remove the link"
             )
     config = read_json(folder / CONFIG)
+    if config.get(KEY) is not None and find_entry(config) is None:
+        raise UserError(f"model {folder}: is quantized; use the original model")
     # transformers would load other files than those that are checked here.
     if config.get("transformers_weights") is not None:
         raise UserError(

@@ -81,10 +81,7 @@ class TrimmableFolder(TrimmableModel):
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_config(path)
-        is_compressed = find_entry(config) is not None
-        if config.get(KEY) is not None and not is_compressed:
-            raise UserError(f"model {path}: is quantized; trim the original model")
-        if CODE in config and not is_compressed:
+        if CODE in config and find_entry(config) is None:
             raise UserError(
                 f"model {path}: needs code that comes with it, which is not run; it cannot be trimmed"
             )

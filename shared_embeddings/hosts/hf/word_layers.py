@@ -109,11 +109,9 @@ def _word_layers(model: Any) -> list[tuple[str, Any]]:
     """The input and output layers of a model, by name; encoders and classifiers have no output for words.
 
     Raises:
-        UserError: it is quantized, or takes more than text.
+        UserError: it takes more than text, or does not say where they are.
     """
     kind, config = type(model).__name__, model.config
-    if getattr(config, KEY, None) is not None:
-        raise UserError(f"{kind}: its weights are quantized; compress the original model")
     other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if other:
         raise UserError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
