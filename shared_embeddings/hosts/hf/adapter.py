@@ -17,27 +17,7 @@ from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.graph import OnnxBody
-from shared_embeddings.hosts.hf.folder import (
-    CODE,
-    CONFIG,
-    check_output,
-    check_sizes,
-    check_weights,
-    copy_rest,
-    load,
-    mapped_tensors,
-    model_class,
-    notes_on_code,
-    quiet,
-    read_config,
-    read_json,
-    read_model,
-    reading,
-    replacing_folder,
-    save_pretrained,
-    weight_files,
-    write_card,
-)
+from shared_embeddings.hosts.hf import folder
 from shared_embeddings.hosts.hf.onnx_body import trace
 from shared_embeddings.hosts.hf.quality import perplexity, probe
 from shared_embeddings.hosts.hf.tokenizer import Vocabulary
@@ -68,29 +48,29 @@ class Adapter(host.Adapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
-        file = path / CONFIG
+        file = path / folder.CONFIG
         try:
             if not file.is_file() or file.stat().st_size > _LONGEST_CONFIG:
                 return False
-            config = read_json(file)
+            config = folder.read_json(file)
         except (ValueError, OSError):
             return False
         return "model_type" in config or "architectures" in config
 
     def read(self, path: Path) -> FolderModel:
-        with reading(path):
+        with folder.reading(path):
             return FolderModel(path)
 
     def read_tables(self, path: Path) -> FolderModel:
         """Read a model that is not run, tensor by tensor where its files have the names of its class."""
-        with reading(path):
+        with folder.reading(path):
             try:
                 return UnbuiltModel(path)
             except RuntimeError:  # NotImplementedError, or what torch raises for tensors without values
                 return FolderModel(path)
 
     def read_trimmable(self, path: Path) -> TrimmableFolder:
-        with reading(path):
+        with folder.reading(path):
             return TrimmableFolder(path)
 
 
@@ -104,7 +84,7 @@ class FolderModel(host.TrainedModel):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = read_config(path)
+        config = folder.read_config(path)
         self.is_compressed = find_entry(config) is not None
         # The names of tensors that the model does not use.
         self._dropped: list[str] = []
@@ -115,9 +95,9 @@ class FolderModel(host.TrainedModel):
     def _read(self, config: dict[str, Any]) -> None:
         """Read the module and its tables."""
         if self.is_compressed:
-            self.module = load(self.path)
+            self.module = folder.load(self.path)
             return
-        self.module, self._dropped = read_model(self.path, model_class(self.path, config))
+        self.module, self._dropped = folder.read_model(self.path, folder.model_class(self.path, config))
         self._tables = {table.name: table for table in find_tables(self.module.eval())}
 
     def embeddings(self) -> list[WordEmbedding]:
@@ -134,7 +114,7 @@ class FolderModel(host.TrainedModel):
     def tables(self) -> list[host.EmbeddingTable]:
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
-        with reading(self.path):
+        with folder.reading(self.path):
             self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
         check_scoring(self.module)
         return [
@@ -188,9 +168,9 @@ class FolderModel(host.TrainedModel):
         for name, embedding in fitted.items():
             embedding.to(self._tables[name].weight.dtype)
         place(self.module, fitted, {name: table.placement for name, table in self._tables.items()})
-        vars(self.module.config).pop(CODE, None)
+        vars(self.module.config).pop(folder.CODE, None)
         kind = type(self.module).__name__
-        notes = notes_on_code(self.path, kind)
+        notes = folder.notes_on_code(self.path, kind)
         if self._dropped:
             named = ", ".join([*self._dropped[:_NAMED], *["…"] * (len(self._dropped) > _NAMED)])
             notes.append(f"tensors that {kind} does not use are dropped ({len(self._dropped)}: {named})")
@@ -210,24 +190,25 @@ class FolderModel(host.TrainedModel):
             plain[name].weight.copy_(table.weight)
         if plain:
             self.place(plain)
-        return trace(self.module, sum(file.stat().st_size for file in weight_files(self.path)))
+        return trace(self.module, sum(file.stat().st_size for file in folder.weight_files(self.path)))
 
     def sources(self) -> list[Path]:
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        check_output(output, force=True)
+        folder.check_output(output, force=True)
         return [output]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
-        check_output(output, force=True)
+        folder.check_output(output, force=True)
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
         state = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
-        with replacing_folder(output) as temporary:
-            save_pretrained(self.module, temporary, state_dict=state)
-            copy_rest(self.path, temporary)
-            write_card(self.path, temporary, "Word embeddings compressed", type(self.module).__name__, card)
+        done, kind = "Word embeddings compressed", type(self.module).__name__
+        with folder.replacing_folder(output) as temporary:
+            folder.save_pretrained(self.module, temporary, state_dict=state)
+            folder.copy_rest(self.path, temporary)
+            folder.write_card(self.path, temporary, done, kind, card)
 
     def write_dense(self, output: Path, force: bool) -> int:
         """Write a folder that any program reads that reads the original; returns the bytes of its weights.
@@ -236,13 +217,13 @@ class FolderModel(host.TrainedModel):
             UserError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
             OSError: it cannot be written.
         """
-        check_output(output, force)
+        folder.check_output(output, force)
         if not self.is_compressed:
             raise UserError(f"model {self.path}: is not compressed, so its tables are dense already; use it")
         plain = dense_model(self.module)
-        with replacing_folder(output) as temporary:
-            save_pretrained(plain, temporary)
-            copy_rest(self.path, temporary)
+        with folder.replacing_folder(output) as temporary:
+            folder.save_pretrained(plain, temporary)
+            folder.copy_rest(self.path, temporary)
             return sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
 
 
@@ -257,14 +238,14 @@ class UnbuiltModel(FolderModel):
         """Put the model on the meta device, and find its tensors in the files."""
         if self.is_compressed:
             raise NotImplementedError
-        chosen, files = model_class(self.path, config), weight_files(self.path)
-        with reading(self.path):
-            check_weights(files)
-        check_sizes(self.path, chosen)
-        with quiet():
+        chosen, files = folder.model_class(self.path, config), folder.weight_files(self.path)
+        with folder.reading(self.path):
+            folder.check_weights(files)
+        folder.check_sizes(self.path, chosen)
+        with folder.quiet():
             settings = chosen.config_class.from_pretrained(self.path, local_files_only=True)
         self.module = without_weights(chosen, settings).eval()
-        self._files = {name: file for file in files for name in mapped_tensors(file)}
+        self._files = {name: file for file in files for name in folder.mapped_tensors(file)}
         for name in self._files:
             check_finite({name: self._value(name)}, f"model {self.path}")
         # Every name of a tensor in the model -> the name of its values in the files.

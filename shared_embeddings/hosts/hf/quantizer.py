@@ -53,11 +53,7 @@ class EmbeddingsQuantizer(HfQuantizer):
         self._conversions: list[WeightConverter] = []
 
     def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The map, with the device of its first part for the embeddings if it was made for the original.
-
-        Raises:
-            UserError: it puts the embeddings on the disk.
-        """
+        """The map, with the device of its first part for the embeddings if it was made for the original."""
         if not isinstance(device_map, dict) or "" in device_map:
             return device_map
         if device_map.get(ENTRY) == "disk":
@@ -137,11 +133,7 @@ class _Held(ConversionOps):
 
 
 def _packed_conversions(files: Sequence[Path], names: Collection[str]) -> list[WeightConverter]:
-    """How to load the tensors `names` of a model; nothing if none of them is packed in the files.
-
-    Raises:
-        StorageError: they do not match their description.
-    """
+    """How to load the tensors `names` of a model; nothing if none of them is packed in the files."""
     state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
     packing = packing_of(state)
     if packing is None:

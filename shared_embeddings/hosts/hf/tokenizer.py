@@ -73,14 +73,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class Vocabulary:
-    """The vocabulary of the tokenizer in a model's folder; without a tokenizer, the words are the ids.
-
-    Args:
-        folder: the folder of the model.
-
-    Raises:
-        UserError: the tokenizer cannot be loaded.
-    """
+    """The vocabulary of the tokenizer in a model's folder; without a tokenizer, the words are the ids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,22 +109,14 @@ class Vocabulary:
         return self._tokenizer
 
     def encode(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of the tokenizer's beginning mark, if any, and of a text.
-
-        Raises:
-            UserError: there is no tokenizer.
-        """
+        """The ids of the tokenizer's beginning mark, if any, and of a text; UserError without a tokenizer."""
         tokenizer = self._required()
         first = tokenizer("")["input_ids"][:1]
         begin = first if first == [tokenizer.bos_token_id] else []
         return begin, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
-        """The ids of lines with sentence marks, truncated to `longest` tokens.
-
-        Raises:
-            UserError: there is no tokenizer.
-        """
+        """The ids of lines with sentence marks, up to `longest`; UserError without a tokenizer."""
         found = self._required()(list(lines), truncation=True, max_length=longest)
         return list(found["input_ids"])
 

@@ -19,27 +19,7 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints.checksums import save_safetensors
 from shared_embeddings.compress.host import TrimmableModel, Vocabulary
-from shared_embeddings.hosts.hf.folder import (
-    CODE,
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    add_remote_code,
-    check_output,
-    check_sizes,
-    check_weights,
-    copy_folders,
-    copy_settings,
-    folders_of,
-    mapped_tensors,
-    model_class,
-    notes_on_code,
-    read_config,
-    read_json,
-    replacing_folder,
-    weight_files,
-    write_card,
-)
+from shared_embeddings.hosts.hf import folder
 from shared_embeddings.hosts.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
 from shared_embeddings.hosts.hf.word_layers import (
     ENTRY,
@@ -62,17 +42,14 @@ _SIDES = ("decoder_vocab_size",)
 # Settings with similar names that do not count words.
 _OTHER_SIZES = ("type_vocab_size", "type_vocab_sizes", "task_type_vocab_size", "entity_vocab_size")
 # Files in which settings name tokens by their ids.
-_SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json")
+_SETTINGS = (folder.CONFIG, "generation_config.json", "tokenizer_config.json")
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
 _COPIED = (".json", ".jinja", ".md", "LICENSE")
-_LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", INDEX)
+_LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", folder.INDEX)
 
 
 class TrimmableFolder(TrimmableModel):
     """A model with a fast tokenizer: what has tokens that are left out is cut into smaller ones.
-
-    Args:
-        path: the folder.
 
     Raises:
         UserError: a part is missing, needs custom code, or is of a kind that cannot be trimmed.
@@ -80,8 +57,8 @@ class TrimmableFolder(TrimmableModel):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = read_config(path)
-        if CODE in config and find_entry(config) is None:
+        config = folder.read_config(path)
+        if folder.CODE in config and find_entry(config) is None:
             raise UserError(
                 f"model {path}: needs code that comes with it, which is not run; it cannot be trimmed"
             )
@@ -90,8 +67,8 @@ class TrimmableFolder(TrimmableModel):
                 f"model {path}: has a vocabulary for each side, but one tokenizer; only models whose sides "
                 "share their embeddings can be trimmed"
             )
-        chosen = model_class(path, config)
-        check_sizes(path, chosen)
+        chosen = folder.model_class(path, config)
+        folder.check_sizes(path, chosen)
         self.config = require("transformers").AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
@@ -106,7 +83,7 @@ class TrimmableFolder(TrimmableModel):
         self.tokenizer = _load_fast_tokenizer(path)
         is_stored = (path / TOKENIZER).is_file()
         self.file = TokenizerFile(
-            read_json(path / TOKENIZER) if is_stored else json.loads(self.tokenizer.to_str())
+            folder.read_json(path / TOKENIZER) if is_stored else json.loads(self.tokenizer.to_str())
         )
         check_tokens(self.file.ids, self.rows)
         odd = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items() ^ self.file.ids.items())
@@ -119,7 +96,7 @@ class TrimmableFolder(TrimmableModel):
         model = without_weights(chosen, self.config)
         self.first_position = first_position(model)
         self.weights = Weights(path, word_axes(model), self.rows, config)
-        self.settings = {name: read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
+        self.settings = {name: folder.read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
         self.named: set[int] = set()
         for name, settings in self.settings.items():
             check_ids(f"model {path}: {name}", settings)
@@ -175,9 +152,9 @@ class TrimmableFolder(TrimmableModel):
                 "without a token before it; it cannot be trimmed"
             )
         self.weights.select(kept[NAME])
-        with tempfile.TemporaryDirectory() as folder:
-            self._write_settings(Path(folder))
-            self.trimmed = _load_fast_tokenizer(Path(folder))
+        with tempfile.TemporaryDirectory() as temporary:
+            self._write_settings(Path(temporary))
+            self.trimmed = _load_fast_tokenizer(Path(temporary))
         for new, old in enumerate(self.kept):
             token = self.file.tokens[old]
             if (found := self.trimmed.token_to_id(token)) != new:
@@ -190,9 +167,9 @@ class TrimmableFolder(TrimmableModel):
             notes.append(f"{empty:,} rows had no token, and go as well")
         if gone := sorted(self.named - self.file.tokens.keys()):
             notes.append(f"ids that were no tokens are null in the settings now: {', '.join(map(str, gone))}")
-        notes += notes_on_code(self.path, self.kind)
-        written = {self.path / name for name in (TOKENIZER, INDEX, *self.settings)}
-        written.update(self._copied(), folders_of(self.path), self.weights.files)
+        notes += folder.notes_on_code(self.path, self.kind)
+        written = {self.path / name for name in (TOKENIZER, folder.INDEX, *self.settings)}
+        written.update(self._copied(), folder.folders_of(self.path), self.weights.files)
         left = [file.name for file in sorted(self.path.iterdir()) if file not in written]
         return [*notes, f"left out: {', '.join(left)}"] if left else notes
 
@@ -209,18 +186,18 @@ class TrimmableFolder(TrimmableModel):
         return [self.path]
 
     def files(self, output: Path) -> list[Path]:
-        check_output(output, force=True)
+        folder.check_output(output, force=True)
         return [output]
 
     def write_trimmed(self, output: Path, card: str) -> None:
-        with replacing_folder(output) as folder:
-            self._write_settings(folder)
+        with folder.replacing_folder(output) as target:
+            self._write_settings(target)
             for file in self._copied():
-                copy_settings(file, folder / file.name)
-            copy_folders(self.path, folder)
-            self.weights.write(folder, torch.tensor(self.kept))
-            add_remote_code(folder)
-            write_card(self.path, folder, "Vocabulary trimmed", self.kind, card)
+                folder.copy_settings(file, target / file.name)
+            folder.copy_folders(self.path, target)
+            self.weights.write(target, torch.tensor(self.kept))
+            folder.add_remote_code(target)
+            folder.write_card(self.path, target, "Vocabulary trimmed", self.kind, card)
 
     def _copied(self) -> list[Path]:
         """The files that go into the new folder as they are."""
@@ -228,34 +205,30 @@ class TrimmableFolder(TrimmableModel):
         files = [file for file in self.path.iterdir() if file.is_file() and file.name.endswith(_COPIED)]
         return [file for file in files if file.name not in others]
 
-    def _write_settings(self, folder: Path) -> None:
+    def _write_settings(self, target: Path) -> None:
         """Write the tokenizer and the settings with ids, or the number of words, in them."""
         new_ids = {old: new for new, old in enumerate(self.kept)}
         written = {TOKENIZER: self.file.trimmed(self.kept)}
         for name, settings in self.settings.items():
             written[name] = with_new_ids(settings, new_ids)
-            written[name].pop(CODE, None)
+            written[name].pop(folder.CODE, None)
         text = self.config.get_text_config()
-        part = written[CONFIG] if text is self.config else written[CONFIG][_TEXT]
+        part = written[folder.CONFIG] if text is self.config else written[folder.CONFIG][_TEXT]
         part[text.attribute_map.get("vocab_size", "vocab_size")] = len(self.kept)
         part.update({name: len(self.kept) for name in _SIDES if part.get(name) is not None})
         if self.weights.entry is not None:
-            written[CONFIG][KEY] = self.weights.entry
+            written[folder.CONFIG][KEY] = self.weights.entry
         for name, content in written.items():
             document = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (folder / name).write_text(document, encoding="utf-8")
+            (target / name).write_text(document, encoding="utf-8")
 
 
-def _load_fast_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder as the library tokenizers has it, without truncation and padding.
-
-    Raises:
-        UserError: it cannot be loaded, or is a slow one.
-    """
-    loaded = load_tokenizer(folder)
+def _load_fast_tokenizer(path: Path) -> Any:
+    """The tokenizer of a folder as the library tokenizers has it, without truncation and padding."""
+    loaded = load_tokenizer(path)
     if not loaded.is_fast:
         raise UserError(
-            f"model {folder}: {type(loaded).__name__} is a slow tokenizer, whose rules are code; only fast "
+            f"model {path}: {type(loaded).__name__} is a slow tokenizer, whose rules are code; only fast "
             "tokenizers can be trimmed"
         )
     tokenizer = loaded.backend_tokenizer
@@ -327,7 +300,7 @@ class Weights:
     """The tensors in the files of a model, some of which have a row for every word.
 
     Args:
-        folder: the folder of the model.
+        path: the folder of the model.
         axes: the output of `word_axes`.
         rows: V.
         config: the content of ``config.json``, which describes the embeddings of a compressed model.
@@ -342,15 +315,15 @@ class Weights:
     """
 
     def __init__(
-        self, folder: Path, axes: Mapping[str, int | None], rows: int, config: Mapping[str, Any]
+        self, path: Path, axes: Mapping[str, int | None], rows: int, config: Mapping[str, Any]
     ) -> None:
-        self.folder, self.files, self.rows = folder, weight_files(folder), rows
-        check_weights(self.files)
+        self.path, self.files, self.rows = path, folder.weight_files(path), rows
+        folder.check_weights(self.files)
         self._sizes: dict[str, int] = {}  # bytes of tensors that do not belong to embeddings
         self._axes: dict[str, int | None] = {}
         self._embedded: dict[str, Tensor] = {}  # those that do, as in the files
         for file in self.files:
-            for name, tensor in mapped_tensors(file).items():
+            for name, tensor in folder.mapped_tensors(file).items():
                 if name == HEADER or name.startswith(f"{ENTRY}."):
                     self._embedded[name] = tensor
                 else:
@@ -375,11 +348,7 @@ class Weights:
                 ) from error
 
     def select(self, kept: Tensor) -> None:
-        """Drop all words of embeddings except `kept` ``(n,)``.
-
-        Raises:
-            UserError: the method of an embedding cannot drop words.
-        """
+        """Drop all words of embeddings except `kept` ``(n,)``; UserError if a method cannot do that."""
         if self.entry is None:
             return
         packing, before = packing_of(self._embedded), unpack(self._embedded)
@@ -401,14 +370,14 @@ class Weights:
             total += size if self._axes[name] is None else size // self.rows * rows
         return total
 
-    def write(self, folder: Path, kept: Tensor) -> None:
+    def write(self, target: Path, kept: Tensor) -> None:
         """Write the weights with only the rows `kept` ``(n,)`` to a folder, one file at a time.
 
         The embeddings of a compressed model, already trimmed, are written to the last file.
         """
         where: dict[str, str] = {}
         for file in self.files:
-            selected = {name: t for name, t in mapped_tensors(file).items() if name in self._axes}
+            selected = {name: t for name, t in folder.mapped_tensors(file).items() if name in self._axes}
             for name, tensor in selected.items():
                 if (axis := self._axes[name]) is not None:
                     selected[name] = tensor.index_select(axis, kept)
@@ -416,13 +385,13 @@ class Weights:
                 selected.update(self._embedded)
             with safe_open(file, "pt") as opened:
                 metadata = opened.metadata()
-            save_safetensors(selected, folder / file.name, metadata)
+            save_safetensors(selected, target / file.name, metadata)
             where.update(dict.fromkeys(selected, file.name))
-        if [file.name for file in self.files] != [WEIGHTS]:
-            index = read_json(self.folder / INDEX)
+        if [file.name for file in self.files] != [folder.WEIGHTS]:
+            index = folder.read_json(self.path / folder.INDEX)
             index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
             index["weight_map"] = where
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            (target / folder.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None], rows: int) -> int | None:

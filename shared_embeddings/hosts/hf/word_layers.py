@@ -301,13 +301,9 @@ class _Side(nn.Module):
 
 
 class InputSide(_Side, nn.Embedding):
-    """Replaces an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)``.
+    """Replaces an ``nn.Embedding``: ids ``(B, T)`` to vectors ``(B, T, D)`` times a scale, as in Gemma.
 
     PEFT adapts instances of ``nn.Embedding``, whose attributes it reads.
-
-    Args:
-        embedding: looks up the vectors.
-        scale: factor of the vectors, as in Gemma.
     """
 
     def __init__(self, embedding: SharedEmbedding, scale: float) -> None:
@@ -318,7 +314,6 @@ class InputSide(_Side, nn.Embedding):
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The vectors ``(..., D)`` of ids ``(...)``."""
         vectors = self.embedding(self._moved(ids))
         # Round to the dtype of the vectors first, as the models do.
         if self.embed_scale == 1.0:
@@ -330,13 +325,9 @@ class InputSide(_Side, nn.Embedding):
 
 
 class OutputSide(_Side, nn.Linear):
-    """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``.
+    """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``, plus a bias ``(V,)``.
 
     PEFT adapts instances of ``nn.Linear``, whose attributes it reads.
-
-    Args:
-        embedding: computes the scores.
-        bias: ``(V,)``, added to the scores, or None.
     """
 
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch's stub leaves out None
@@ -347,7 +338,6 @@ class OutputSide(_Side, nn.Linear):
         self.in_features, self.out_features = embedding.score_dim, embedding.num_embeddings
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The scores ``(..., V)`` of hidden states ``(..., D)``."""
         scores = self.embedding.logits(self._moved(hidden))
         return scores if self.bias is None else scores + self._moved(self.bias)
 
@@ -356,10 +346,7 @@ class OutputSide(_Side, nn.Linear):
 
 
 def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]) -> None:
-    """Insert embeddings into a transformers model and its configuration.
-
-    Output layers keep their biases.
-    """
+    """Insert embeddings into a transformers model and its configuration; output layers keep their biases."""
 
     def replace(path: str, new: nn.Module) -> None:
         parent, _, name = path.rpartition(".")
