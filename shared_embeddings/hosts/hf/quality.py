@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,18 +44,8 @@ _SHARPNESS = 20.0
 _LONGEST_WINDOW = 1024
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a model and the positions at which its predictions are compared.
-
-    Attributes:
-        inputs: the arguments of its ``forward``, each ``(B, T)``.
-        positions: ``(B, T)``, a mask over its scores.
-        of: describes the tokens.
-    """
-
-    inputs: dict[str, Tensor]
-    positions: Tensor
-    of: str
+# The arguments of ``forward``, each ``(B, T)``, a mask ``(B, T)`` of the scores to compare, and a description.
+_Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 
 def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
@@ -74,24 +64,22 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
         if model.get_output_embeddings() is None:
             return _probe_neighbors(model, vocabulary, texts, seed)
         make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
-        given = make(model, vocabulary, texts, seed)
+        inputs, positions, of = make(model, vocabulary, texts, seed)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         # Each model class fails in its own way without its other inputs.
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
-    of = f"{given.of}; pass a real text with --text"
-    if texts:
-        of = f"{given.of} of {names_of(texts)}".lstrip()
+    of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
 
     @torch.no_grad()
     def predict() -> Predictions:
         found = []
-        for first in range(0, len(given.positions), _TEXTS):
+        for first in range(0, len(positions), _TEXTS):
             rows = slice(first, first + _TEXTS)
-            scores = model.eval()(**{name: part[rows] for name, part in given.inputs.items()}).logits
-            found.append(Predictions.of(scores[given.positions[rows]], lambda part: part))
+            scores = model.eval()(**{name: part[rows] for name, part in inputs.items()}).logits
+            found.append(Predictions.of(scores[positions[rows]], lambda part: part))
         return Predictions.joined(found)
 
-    return Probe(f"{int(given.positions.sum()):,} tokens {of}", predict)
+    return Probe(f"{int(positions.sum()):,} tokens {of}", predict)
 
 
 def _probe_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
@@ -143,11 +131,11 @@ def _decoder_or_encoder_inputs(
     mask = None if model.can_generate() or texts is None else vocabulary.mask()
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"
-        return _Inputs({"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool), "" if texts else drawn)
+        return {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool), "" if texts else drawn
     draw = torch.Generator().manual_seed(seed)
     positions = torch.rand(ids.shape, generator=draw) < 1 / _MASKED
     positions[:, -1] |= ~positions.any(dim=1)
-    return _Inputs({"input_ids": ids.masked_fill(positions, mask)}, positions, "masked")
+    return {"input_ids": ids.masked_fill(positions, mask)}, positions, "masked"
 
 
 def _encoder_decoder_inputs(
@@ -173,7 +161,7 @@ def _encoder_decoder_inputs(
     if end is not None:  # up to the end of each output
         is_end = torch.isin(wanted, torch.as_tensor(end))
         positions = is_end.cumsum(dim=1) - is_end.long() == 0
-    return _Inputs(inputs, positions, "of its outputs" if texts else "of its outputs for random tokens")
+    return inputs, positions, "of its outputs" if texts else "of its outputs for random tokens"
 
 
 def _longest(model: Any, limit: int) -> int:
