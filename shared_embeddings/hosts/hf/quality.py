@@ -44,7 +44,7 @@ _SHARPNESS = 20.0
 _LONGEST_WINDOW = 1024
 
 
-# The arguments of ``forward``, each ``(B, T)``, a mask ``(B, T)`` of the scores to compare, and a description.
+# The arguments of ``forward``, each ``(B, T)``, a mask ``(B, T)`` of the scores to compare, and their name.
 _Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 

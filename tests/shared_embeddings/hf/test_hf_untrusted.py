@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-pytest.importorskip("transformers")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from shared_embeddings.cli.main import main  # noqa: E402
-from shared_embeddings.hosts import hf  # noqa: E402
-from shared_embeddings.hosts.hf.tokenizer import check_growth  # noqa: E402
-from shared_embeddings.utils.errors import UserError  # noqa: E402
-from tests.shared_embeddings.hf.models import save, sentences, unigram  # noqa: E402
+from shared_embeddings.cli.main import main
+from shared_embeddings.hosts import hf
+from shared_embeddings.hosts.hf.tokenizer import check_growth
+from shared_embeddings.utils.errors import UserError
+from tests.shared_embeddings.hf.models import save, sentences, unigram
 
 COMMANDS: dict[str, list[str]] = {
     "trim": ["trim"],
     "compress": ["compress", "--method", "projective", "--rank", "4"],
     "compress --no-check": ["compress", "--method", "projective", "--rank", "4", "--no-check"],
 }
+Check = Callable[..., None]
 SECRET = "-----BEGIN PRIVATE KEY-----\n"
 
 
@@ -49,17 +48,20 @@ def run(command: str, model: Path, original: Path, output: Path) -> int:
     return main([*COMMANDS[command], "--model", str(model), "--output", str(output), *text])
 
 
-def check_refused(
-    model: Path, original: Path, capsys: pytest.CaptureFixture[str], reason: str, *commands: str
-) -> None:
-    """Commands fail with one line that gives the reason, and write nothing."""
-    output = model.parent / "output"
-    for command in commands or COMMANDS:
-        capsys.readouterr()
-        assert run(command, model, original, output) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and reason in error and str(model) in error, error
-        assert not output.exists()
+@pytest.fixture
+def check_refused(original: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Checks that commands fail with one line that gives the reason, and write nothing."""
+
+    def check(reason: str, *commands: str, model: Path = model) -> None:
+        output = original.parent / "refused"
+        for command in commands or COMMANDS:
+            capsys.readouterr()
+            assert run(command, model, original, output) == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1 and reason in error and str(model) in error, error
+            assert not output.exists()
+
+    return check
 
 
 def change(file: Path, **settings: Any) -> None:
@@ -69,15 +71,13 @@ def change(file: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
-def test_an_index_names_files_elsewhere(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str], is_absolute: bool
-) -> None:
+def test_an_index_names_files_elsewhere(model: Path, is_absolute: bool, check_refused: Check) -> None:
     away = model.parent / "away.safetensors"
     names = load_file(model / "model.safetensors")
     (model / "model.safetensors").rename(away)
     where = str(away) if is_absolute else "../away.safetensors"
     change(model / "model.safetensors.index.json", metadata={}, weight_map=dict.fromkeys(names, where))
-    check_refused(model, original, capsys, "is not a safetensors file in the folder")
+    check_refused("is not a safetensors file in the folder")
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,7 @@ def test_an_index_names_files_elsewhere(
         *("1_Pooling/a.json", "additional_chat_templates"),
     ],
 )
-def test_links_out_of_the_folder(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_links_out_of_the_folder(model: Path, name: str, check_refused: Check) -> None:
     secret, link = model.parent / "secret", model / name
     if link.exists():
         link.rename(secret)
@@ -100,11 +98,11 @@ def test_links_out_of_the_folder(
         secret.write_text(SECRET)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(secret)
-    check_refused(model, original, capsys, f"{name} is a link out of the folder", "trim", "compress")
+    check_refused(f"{name} is a link out of the folder", "trim", "compress")
 
 
 def test_links_of_the_hugging_face_cache(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    original: Path, model: Path, capsys: pytest.CaptureFixture[str], check_refused: Check
 ) -> None:
     """They lead to the files of the same model, and nowhere else."""
     cache = model.parent / "models--a--b"
@@ -121,7 +119,7 @@ def test_links_of_the_hugging_face_cache(
     (model.parent / "secret").write_text(SECRET)
     (blobs / "LICENSE").symlink_to(model.parent / "secret")
     (snapshot / "LICENSE").symlink_to("../../blobs/LICENSE")
-    check_refused(snapshot, original, capsys, "LICENSE is a link out of the folder", "compress --no-check")
+    check_refused("LICENSE is a link out of the folder", "compress --no-check", model=snapshot)
 
 
 def test_loading_follows_no_links(original: Path, tmp_path: Path) -> None:
@@ -135,14 +133,12 @@ def test_loading_follows_no_links(original: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["transformers_weights", "adapter"])
-def test_settings_that_name_other_weights(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_settings_that_name_other_weights(model: Path, name: str, check_refused: Check) -> None:
     if name == "adapter":
         change(model / "adapter_config.json", peft_type="LORA", base_model_name_or_path="../other")
     else:
         change(model / "config.json", transformers_weights="other.safetensors.index.json")
-    check_refused(model, original, capsys, name, "trim", "compress --no-check")
+    check_refused(name, "trim", "compress --no-check")
 
 
 @pytest.mark.parametrize(
@@ -159,24 +155,20 @@ def test_settings_that_name_other_weights(
     ],
     ids=str,
 )
-def test_claims_of_size(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str], claimed: dict[str, int]
-) -> None:
+def test_claims_of_size(model: Path, claimed: dict[str, int], check_refused: Check) -> None:
     change(model / "config.json", **claimed)
     start = time.monotonic()
-    check_refused(model, original, capsys, "", "trim", "compress --no-check")
+    check_refused("", "trim", "compress --no-check")
     assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_missing_tensors(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_missing_tensors(model: Path, command: str, check_refused: Check) -> None:
     file = model / "model.safetensors"
     save_file(
         {name: one for name, one in load_file(file).items() if "mlp" not in name}, file, {"format": "pt"}
     )
-    check_refused(model, original, capsys, "missing keys: model.layers.0.mlp.down_proj.weight", command)
+    check_refused("missing keys: model.layers.0.mlp.down_proj.weight", command)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -241,11 +233,9 @@ def test_tokenizers_that_lengthen_texts(name: str) -> None:
         check_growth({**json.loads(unigram().backend_tokenizer.to_str()), **GROWING[name]})
 
 
-def test_commands_refuse_tokenizers_that_lengthen_texts(
-    original: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_refuse_tokenizers_that_lengthen_texts(model: Path, check_refused: Check) -> None:
     change(model / "tokenizer.json", normalizer=replacing("a" * 1000, times=4))
-    check_refused(model, original, capsys, "1,000 characters for one", "trim", "compress")
+    check_refused("1,000 characters for one", "trim", "compress")
 
 
 def test_tokenizers_in_use_are_read() -> None:
