@@ -66,14 +66,8 @@ def test_fit_comes_close(method: str) -> None:
     assert found.stored_bits == emb.counts()["stored_bits"]
     assert found.compression == pytest.approx(VOCABULARY * DIMENSION / found.parameters)
     assert torch.equal(emb.table()[PADDING], torch.zeros(DIMENSION))
-
-
-@pytest.mark.parametrize("method", se.methods())
-def test_fit_can_be_stored_and_built_again(method: str) -> None:
-    emb, found = fitted(method, steps=5)
-    again = se.build(
-        method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, padding_idx=PADDING, **found.options
-    )
+    sizes = {"num_embeddings": VOCABULARY, "embedding_dim": DIMENSION, "padding_idx": PADDING}
+    again = se.build(method, **sizes, **found.options)
     again.load_state_dict(emb.state_dict())
     assert torch.equal(again.table(), emb.table())
     assert again.counts() == emb.counts()
@@ -213,6 +207,8 @@ def test_report_by_hand() -> None:
     ("changes", "words"),
     [
         ({"teacher": torch.full((4, 2), float("nan"))}, ["4 rows", "row 0"]),
+        ({"teacher": torch.eye(4).to_sparse()}, ["of layout torch.sparse_coo"]),
+        ({"teacher": torch.ones(4, 4, device="meta")}, ["on the meta device"]),
         ({"teacher": torch.zeros(3)}, ["(3,)", "words by dimensions"]),
         ({"teacher": [[1.0]]}, ["list", "words by dimensions"]),
         ({"teacher": torch.ones(4, 2), "token_counts": torch.ones(5)}, ["(5,)", "4 words"]),
@@ -317,18 +313,6 @@ def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
     if method == "uncle":
         with pytest.raises(se.OptionError, match="option 'unique_dim' is '2', but it must be a whole number"):
             se.fit(method, table, unique_dim="2")
-
-
-@pytest.mark.parametrize(
-    ("teacher", "words"),
-    [
-        (torch.eye(4).to_sparse(), "of layout torch.sparse_coo"),
-        (torch.ones(4, 4, device="meta"), "on the meta device"),
-    ],
-)
-def test_a_teacher_without_dense_values_fails(teacher: torch.Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        se.fit("projective", teacher, rank=2)
 
 
 def test_the_loss_is_the_mean_distance_of_all_words_but_padding() -> None:
