@@ -1,4 +1,4 @@
-"""Adaptive input and softmax: by hand, by plain loops, against torch, and with published sizes."""
+"""Adaptive input and softmax: by hand, by plain loops, against torch, with published sizes, and tied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import shared_embeddings as se
 from tests.shared_embeddings.cases import CASES, Case, by_name
@@ -344,6 +345,288 @@ def test_a_lookup_never_builds_the_table() -> None:
     assert meter.largest < VOCABULARY * WIDTH * 4 / 4
 
 
-# Errors
+WORDS, DIM, NARROW, CUTOFFS = 37, 24, 10, [9, 20]
+SIZES: dict[str, Any] = {"num_embeddings": WORDS, "embedding_dim": DIM, "cutoffs": CUTOFFS}
+CODES = {"map": "compositional_code", "map_options": {"num_codebooks": 3, "codebook_size": 4}}
 
-SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
+
+def build(seed: int = 0, **options: Any) -> Any:
+    """An embedding in double precision, its bias drawn, too."""
+    torch.manual_seed(seed)
+    emb = se.build("adaptive", **SIZES, **options).double()
+    for name, parameter in emb.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return emb
+
+
+def loaded(emb: se.SharedEmbedding, **values: Any) -> Any:
+    """An embedding with these parameters, dots in their names written as double underscores."""
+    state = {name.replace("__", "."): torch.tensor(value) for name, value in values.items()}
+    emb.load_state_dict(state)
+    return emb
+
+
+# Worked by hand
+
+
+def test_a_first_projection_on_the_input_only_worked_by_hand() -> None:
+    """Words {0, 1} and {2}, D = 2: W_1 swaps the axes of the input; scores do not use it."""
+    sizes = {"num_embeddings": 3, "embedding_dim": 2, "cutoffs": [2], "factor": 2}
+    values: dict[str, Any] = {
+        "tables__0": [[log(2), 7.0], [0.0, 5.0]],
+        "tables__1": [[3.0]],
+        "projections__0": [[0.0, 1.0], [1.0, 0.0]],
+        "projections__1": [[4.0, 6.0]],
+        "clusters": [[log(5), 0.0]],
+    }
+    emb = loaded(se.build("adaptive", **sizes, head_projection="input"), **values)
+    torch.testing.assert_close(emb.table(), torch.tensor([[7.0, log(2)], [5.0, 0.0], [12.0, 18.0]]))
+    probabilities = emb.log_prob(torch.tensor([1.0, 0.0])).exp()
+    assert probabilities.tolist() == pytest.approx([2 / 8, 1 / 8, 5 / 8], rel=1e-5)
+    both = loaded(se.build("adaptive", **sizes, head_projection="both"), **values)
+    assert torch.equal(both.table(), emb.table())
+    # Swapped, the hidden state meets the second axis of words and of clusters.
+    weights = torch.tensor([7.0, 5.0, 0.0]).exp()
+    expected = (weights / weights.sum()).tolist()
+    assert both.log_prob(torch.tensor([1.0, 0.0])).exp().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_narrow_bands_worked_by_hand() -> None:
+    """Words {0} and {1, 2}, D = 2, all bands one wide, a projection for each."""
+    sizes = {"num_embeddings": 3, "embedding_dim": 2, "cutoffs": [1], "factor": 1, "width": 1}
+    emb = loaded(
+        se.build("adaptive", **sizes, output_bias=True),
+        tables__0=[[log(2)]],
+        tables__1=[[0.0], [log(2)]],
+        projections__0=[[1.0, 3.0]],
+        projections__1=[[0.0, 2.0]],
+        clusters=[[0.0]],
+        bias=[0.0, 0.0, log(3)],
+        cluster_bias=[log(4)],
+    )
+    torch.testing.assert_close(emb.table(), torch.tensor([[1.0, 3.0], [0.0, 0.0], [0.0, 2.0]]) * log(2))
+    # The head sees 1 * 1 + 3 * 0 = 1: 2 against 4. The tail sees 2 * 0 = 0: 1 against 3.
+    probabilities = emb.log_prob(torch.tensor([1.0, 0.0])).exp()
+    assert probabilities.tolist() == pytest.approx([1 / 3, 2 / 3 / 4, 2 / 3 * 3 / 4], rel=1e-5)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("width", "printed"), [(410, 110.04), (384, 103.08), (256, 69.20), (128, 34.73), (64, 17.50)]
+)
+def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None:
+    """V n + V, four times 384 n where n is not 384, and n + 1 for each of three clusters."""
+    words, dim = 267_735, max(width, 384)
+    sizes = {"num_embeddings": words, "cutoffs": [20_000, 40_000, 200_000], "factor": 1, "output_bias": True}
+    narrow = {"width": width} if width < dim else {}
+    projections = 4 * width * dim if narrow else 0
+    expected = words * width + words + projections + 3 * (width + 1)
+    assert se.num_parameters("adaptive", embedding_dim=dim, **sizes, **narrow) == expected
+    assert expected / 1e6 == pytest.approx(printed, abs=0.005)
+    if narrow:
+        own = {"score_dim": dim, "tie": "tables"}
+        assert se.num_parameters("adaptive", embedding_dim=width, **sizes, **own) == expected
+
+
+# One table for all bands
+
+
+def test_another_table_replaces_all_bands() -> None:
+    emb = build(factor=1, width=NARROW, output_bias=True)
+    plain = emb.inner_embedding()
+    assert plain.method == "standard" and plain.weight.shape == (WORDS, NARROW)
+    fitted, _ = se.fit("projective", plain.weight.detach(), rank=NARROW, progress=False, output_bias=True)
+    new = emb.with_inner_embedding(fitted.double())
+    assert new.inner_embedding().method == "projective" and not new.inner_embedding().options.output_bias
+    hidden = torch.randn(5, DIM, dtype=torch.float64)
+    torch.testing.assert_close(new.log_prob(hidden), emb.log_prob(hidden), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(new.table(), emb.table(), rtol=1e-4, atol=1e-5)
+    assert new.counts()["total"] == emb.counts()["total"] + NARROW * NARROW
+    # The stored options rebuild it.
+    again = se.build("adaptive", num_embeddings=WORDS, embedding_dim=DIM, **new.stored_options()).double()
+    again.load_state_dict(new.state_dict())
+    assert torch.equal(again.table(), new.table())
+
+
+def test_a_map_with_dropout_draws_per_input_token() -> None:
+    alone = {"hidden_dim": 40, "codebook_size": 5, "relu_dropout": 0.5}
+    emb = build(factor=1, width=NARROW, map="alone", map_options=alone).train()
+    first, second, other = emb(torch.tensor([5, 5, 30]))
+    assert not torch.equal(first, second)
+    hidden = torch.randn(4, DIM, dtype=torch.float64)
+    assert torch.equal(emb.log_prob(hidden), emb.log_prob(hidden))
+    of_word = emb.table()[30]
+    torch.testing.assert_close(emb(torch.full((4000,), 30)).mean(0), of_word, rtol=0, atol=0.05)
+    assert (other - of_word).abs().max() > 1e-3
+    torch.testing.assert_close(emb.eval()(torch.tensor([30]))[0], of_word)
+
+
+@pytest.mark.parametrize("options", [{"factor": 2}, {"factor": 1, "tie": "none"}], ids=str)
+def test_bands_without_a_shared_table_cannot_be_replaced(options: dict[str, Any]) -> None:
+    emb = build(**options)
+    assert emb.inner_embedding() is emb
+
+
+def test_stored_options_of_a_map_name_no_file() -> None:
+    classes = [number % 5 for number in range(WORDS)]
+    emb = build(factor=1, map="uncle", map_options={"unique_dim": 6, "classes": classes})
+    stored = emb.stored_options()
+    assert stored["map_options"]["classes"] == "stored"
+    again: Any = se.build("adaptive", num_embeddings=WORDS, embedding_dim=DIM, **stored).double()
+    again.load_state_dict(emb.state_dict())
+    assert torch.equal(again.table(), emb.table())
+    assert emb.map.classes[:, 0].tolist() == again.map.classes[:, 0].tolist() == classes
+
+
+def test_words_are_removed_from_the_table_of_all_bands() -> None:
+    emb = build(factor=1, **CODES, output_bias=True)
+    ids = torch.tensor([0, 4, 8, 9, 15, 20, 33])
+    kept: Any = emb.select_rows(ids)
+    assert kept.options.cutoffs == (3, 5)
+    torch.testing.assert_close(kept.table(), emb.table()[ids])
+    assert torch.equal(kept.bias, emb.bias[ids]) and torch.equal(kept.clusters, emb.clusters)
+
+
+# Fits
+
+
+def test_narrow_bands_are_fitted_with_the_least_squared_error() -> None:
+    teacher = torch.randn(WORDS, DIM, generator=torch.Generator().manual_seed(1))
+    emb, _ = se.fit("adaptive", teacher, cutoffs=CUTOFFS, factor=1, width=4, progress=False)
+    missed = 0.0
+    for block in teacher.split([9, 11, 17]):
+        missed += float(torch.linalg.svdvals(block)[4:].square().sum())
+    assert (emb.table() - teacher).square().sum().item() == pytest.approx(missed, rel=1e-4)
+
+
+@pytest.mark.parametrize("side", ["none", "input", "both"])
+def test_a_fit_gives_clusters_the_scores_of_their_mean_words(side: str) -> None:
+    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+    emb: Any
+    emb, report = se.fit(
+        "adaptive", teacher, cutoffs=[20, 40], factor=1, head_projection=side, progress=False
+    )
+    assert report.relative_error < 1e-5
+    torch.testing.assert_close(emb.output_table(), teacher, rtol=1e-4, atol=1e-5)
+    head = emb.projections["0"] if side == "both" else torch.eye(8)
+    means = torch.stack([teacher[20:40].mean(0), teacher[40:].mean(0)])
+    torch.testing.assert_close(emb.clusters @ head, means, rtol=1e-4, atol=1e-5)
+
+
+def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> None:
+    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+    options = {"cutoffs": [20, 40], "factor": 1, "score_dim": 12, "tie": "tables"}
+    emb: Any
+    emb, report = se.fit("adaptive", teacher, **options, progress=False)
+    assert report.relative_error == 0.0
+    assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0
+
+
+# Against torch's own adaptive softmax
+
+
+def test_agrees_with_the_adaptive_softmax_of_torch() -> None:
+    emb = se.build("adaptive", num_embeddings=53, embedding_dim=32, cutoffs=[10, 17, 40], factor=2)
+    other = nn.AdaptiveLogSoftmaxWithLoss(32, 53, [10, 17, 40], div_value=2.0)
+    with torch.no_grad():
+        other.head.weight.copy_(torch.cat([emb.tables["0"], emb.clusters]))
+        for band, (down, up) in enumerate(other.tail, start=1):
+            down.weight.copy_(emb.projections[str(band)])
+            up.weight.copy_(emb.tables[str(band)])
+    hidden, targets = torch.randn(200, 32, requires_grad=True), torch.randint(53, (200,))
+    torch.testing.assert_close(emb.log_prob(hidden), other.log_prob(hidden), rtol=1e-4, atol=1e-5)
+    output, loss = other(hidden, targets)
+    torch.testing.assert_close(-emb.cross_entropy(hidden, targets, reduction="none"), output)
+    mean, predictions = emb.cross_entropy_and_predictions(hidden, targets)
+    torch.testing.assert_close(mean, loss)
+    assert torch.equal(predictions, other.predict(hidden))
+    (wanted,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(torch.autograd.grad(mean, hidden)[0], wanted)
+    head = torch.autograd.grad(other(hidden, targets)[1], other.head.weight)[0]
+    found = gradients(emb, emb.cross_entropy(hidden, targets))
+    torch.testing.assert_close(torch.cat([found["tables.0"], found["clusters"]]), head)
+
+
+# Initialization
+
+
+@pytest.mark.parametrize("options", [{}, {"head_projection": "both", "tie": "none"}], ids=["plain", "untied"])
+def test_vectors_of_every_band_start_with_the_same_std(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    emb = large(**options)
+    for table in (emb.table(), emb.output_table()):
+        for low, high in ((2, 200), (200, 1000), (1000, VOCABULARY)):
+            assert table[low:high].std().item() == pytest.approx(WIDTH**-0.5, rel=0.3)
+    assert emb.clusters.std().item() == pytest.approx(WIDTH**-0.5, rel=0.3)
+
+
+# Sizes and tying
+
+
+@pytest.mark.parametrize(
+    ("factor", "bands", "ratio"),
+    [
+        (4, (15000, 21000, 4728), 1.96),
+        (4, (4000, 8000, 28728), 5.12),
+        (4, (2000, 4000, 34728), 7.64),
+        (4, (600, 1200, 38928), 11.66),
+        (8, (1000, 5000, 34728), 18.18),
+        (8, (500, 4500, 35724), 24.06),
+    ],
+)
+def test_reductions_of_the_uncle_paper(factor: int, bands: tuple[int, ...], ratio: float) -> None:
+    """Table 12: Eq. 9 without the projection of the first band; it leaves out the clusters."""
+    words = sum(bands)
+    count = se.num_parameters(
+        "adaptive",
+        num_embeddings=words,
+        embedding_dim=512,
+        cutoffs=[bands[0], bands[0] + bands[1]],
+        factor=factor,
+        output="none",
+    )
+    assert words * 512 / count == pytest.approx(ratio, abs=0.01)
+
+
+TABLES, PROJECTIONS, CLUSTERS = 9 * 24 + 11 * 12 + 17 * 6, (12 + 6) * 24, 2 * 24
+
+
+@pytest.mark.parametrize(
+    ("options", "sides"),
+    [
+        ({}, (0, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"head_projection": "both"}, (0, CLUSTERS, TABLES + PROJECTIONS + 24 * 24)),
+        ({"head_projection": "input"}, (24 * 24, CLUSTERS, TABLES + PROJECTIONS)),
+        ({"factor": 1}, (0, CLUSTERS, 37 * 24)),
+        ({"factor": 1, "width": 10}, (0, 2 * 10, 37 * 10 + 3 * 10 * 24)),
+        ({"factor": 1, "tie": "tables", "score_dim": 30}, (0, 3 * 24 * 30 + CLUSTERS, 37 * 24)),
+        ({"factor": 1, "map": "projective", "map_options": {"rank": 4}}, (0, CLUSTERS, 4 * (37 + 24))),
+        ({"tie": "tables"}, (PROJECTIONS, PROJECTIONS + CLUSTERS, TABLES)),
+        ({"tie": "none"}, (TABLES + PROJECTIONS, TABLES + PROJECTIONS + CLUSTERS, 0)),
+        ({"output": "none"}, (TABLES + PROJECTIONS, 0, 0)),
+    ],
+    ids=[
+        "all",
+        "head projection",
+        "input projection",
+        "factor one",
+        "narrow",
+        "other states",
+        "map",
+        "tables",
+        "none",
+        "input only",
+    ],
+)
+def test_parameters_of_each_side_counted_by_hand(
+    options: dict[str, Any], sides: tuple[int, int, int]
+) -> None:
+    """37 words in bands of 9, 11 and 17, with widths 24, 12 and 6."""
+    settings: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24, "cutoffs": [9, 20], "factor": 2}
+    settings |= options
+    counts = se.build("adaptive", **settings).counts()
+    assert (counts["input"], counts["output"], counts["shared"]) == sides
+    assert counts["total"] == sum(sides) == se.num_parameters("adaptive", **settings)
