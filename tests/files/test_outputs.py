@@ -287,7 +287,6 @@ def test_token_files_are_not_a_corpus(inputs: Path, tmp_path: Path) -> None:
 
 
 WRITING = [call for call in CALLS if any(not place.is_read for place in places(call))]
-KEEPING = [call for call in CALLS if any(place.kind == ">" for place in places(call))]
 # Options of OpenNMT that mention files in their help but do not name one.
 NO_FILES = {"data", "dump_beam", "log_file_level", "save_data", "src_subword_type", "tgt_subword_type"}
 
@@ -309,39 +308,35 @@ def error_line(call: str, given: list[str], folder: Path) -> str:
 def test_no_output_replaces_an_input(call: str, tmp_path: Path) -> None:
     """By its own name, by a link or by a hard link, even if the command may replace outputs."""
     arguments(call, tmp_path, {})
-    inputs = [place.name for place in places(call) if place.is_read]
-    for output in (place.name for place in places(call) if not place.is_read):
-        for name in inputs:
-            symbolic, hard = tmp_path / f"{name} link", tmp_path / f"{name} hard link"
-            if not hard.exists():
-                symbolic.symlink_to(tmp_path / name)
-                hard.hardlink_to(tmp_path / name)
+    for name in (place.name for place in places(call) if place.is_read):
+        symbolic, hard = tmp_path / f"{name} link", tmp_path / f"{name} hard link"
+        symbolic.symlink_to(tmp_path / name)
+        hard.hardlink_to(tmp_path / name)
+        for output in (place.name for place in places(call) if not place.is_read):
             for path in (tmp_path / name, symbolic, hard):
                 line = error_line(call, arguments(call, tmp_path, {output: path}, force=True), tmp_path)
                 assert f"{path} would replace the file of " in line
 
 
 @pytest.mark.parametrize("call", WRITING)
-def test_no_two_outputs_are_one_file(call: str, tmp_path: Path) -> None:
-    first, *others = [place.name for place in places(call) if not place.is_read]
-    for name in others:
-        given = arguments(call, tmp_path, {name: tmp_path / first})
-        error_line(call, given, tmp_path)
-
-
-@pytest.mark.parametrize("call", KEEPING)
-def test_existing_files_are_replaced_only_on_request(call: str, tmp_path: Path) -> None:
-    for place in places(call):
+def test_outputs_that_cannot_be_written_fail_before_any_work(call: str, tmp_path: Path) -> None:
+    """Below a file, as another output, or where a file or a link is, without ``--force``."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    first, *others = [place for place in places(call) if not place.is_read]
+    for place in (first, *others):
+        error_line(call, arguments(call, tmp_path, {place.name: file / "below"}), tmp_path)
         if place.kind == ">":
-            given = arguments(call, tmp_path, {})
-            (tmp_path / place.name).write_text("mine")
-            line = error_line(call, given, tmp_path)
+            given, path = arguments(call, tmp_path, {}), tmp_path / place.name
+            path.write_text("mine")
             wanted = "add -overwrite" if call == "onmt_build_vocab" else "add --force"
-            assert f"{tmp_path / place.name} already exists; {wanted}" in line
-            (tmp_path / place.name).unlink()
-            (tmp_path / place.name).symlink_to(tmp_path / "home")  # a link to nothing would create that
+            assert f"{path} already exists; {wanted}" in error_line(call, given, tmp_path)
+            path.unlink()
+            path.symlink_to(tmp_path / "home")  # a link to nothing would create that
             assert "already exists" in error_line(call, given, tmp_path)
-            (tmp_path / place.name).unlink()
+            path.unlink()
+    for place in others:
+        error_line(call, arguments(call, tmp_path, {place.name: tmp_path / first.name}), tmp_path)
 
 
 @pytest.mark.slow_except("lm_generate", "onmt_characters split")
@@ -363,15 +358,6 @@ def test_inputs_are_regular_files(call: str, tmp_path: Path) -> None:
             assert str(path) in line and words in line
         line = error_line(call, arguments(call, tmp_path, {place.name: "a\0b"}), tmp_path)
         assert "NUL byte" in line or "special characters are not allowed" in line
-
-
-@pytest.mark.parametrize("call", WRITING)
-def test_outputs_that_cannot_be_written_fail_before_any_work(call: str, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    for place in places(call):
-        if not place.is_read:
-            error_line(call, arguments(call, tmp_path, {place.name: file / "below"}), tmp_path)
 
 
 def test_every_command_is_covered() -> None:
