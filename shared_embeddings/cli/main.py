@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shared_embeddings.cli import catalog, compress, export, trim, words
+from shared_embeddings.cli import catalog, models, words
 from shared_embeddings.utils.command_line import Parser, run
 from shared_embeddings.utils.errors import UserError
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_result(arguments: Sequence[str]) -> None:
     parser = Parser(prog="shared-embeddings", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (catalog, compress, export, trim, words):
+    for module in (catalog, models, words):
         module.register(commands)
     known, rest = parser.parse_known_args(arguments)
     if rest and not known.takes_options:

@@ -84,7 +84,7 @@ def test_user_errors_are_one_line_before_the_fit(
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("a fit began")
 
-    monkeypatch.setattr("shared_embeddings.compress.tables.fit", fit)
+    monkeypatch.setattr("shared_embeddings.compress.session.fit", fit)
     monkeypatch.chdir(tmp_path)
     files = {"text": b"a b c\n", "empty": b"", "short": b"\n", "latin": b"a b\n\xff c\n"}
     for name, content in files.items():

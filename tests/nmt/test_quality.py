@@ -65,7 +65,7 @@ def test_user_errors_are_one_line_before_the_fit(
     def fit(*arguments: object, **options: object) -> None:
         raise AssertionError("a fit began")
 
-    monkeypatch.setattr("shared_embeddings.compress.tables.fit", fit)
+    monkeypatch.setattr("shared_embeddings.compress.session.fit", fit)
     asked = ["--model", model, "--method", "projective", "--rank", 4, "--output", output]
     given, wanted = "--validation-source", "--validation-target"
     for arguments, message in [

@@ -38,9 +38,8 @@ from shared_embeddings.compress.measure import (
     kept_quality,
     sampled_lines,
 )
-from shared_embeddings.compress.session import Target
+from shared_embeddings.compress.session import Errors, Target
 from shared_embeddings.compress.sizing import options_within, stored_bytes
-from shared_embeddings.compress.tables import Errors
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words, counts_of, read_counts
 

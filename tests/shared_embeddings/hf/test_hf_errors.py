@@ -283,7 +283,7 @@ def test_existing_outputs(
     (other / "letter").write_text("dear")
     with monkeypatch.context() as patch:
         # A fit may take long, so unwritable outputs fail before it.
-        patch.setattr("shared_embeddings.compress.tables.fit", lambda *_, **__: pytest.fail("was fitted"))
+        patch.setattr("shared_embeddings.compress.session.fit", lambda *_, **__: pytest.fail("was fitted"))
         assert "is not a model" in error_line(capsys, model, "standard", other, "--force")
         inside = other / "letter" / "small"
         assert "cannot be written" in error_line(capsys, model, "standard", inside)

@@ -1,10 +1,10 @@
-"""The command `compress`: replaces the embeddings of a trained model with smaller ones."""
+"""The commands `compress`, `export` and `trim`: trained models."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared_embeddings.cli.arguments import add, add_flags, add_model, percentage, read_options
 from shared_embeddings.compress.measure import SUBWORDS, Validation
@@ -12,15 +12,37 @@ from shared_embeddings.quant.storage import STORES
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import require_seed
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.path_options import PathOption, check_new_files
 
 if TYPE_CHECKING:
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, Settings
 
+# Files of the command trim.
+_FILES = {
+    "text": "texts whose words to keep, preprocessed like the training data",
+    "source-text": "the same for the source of a translation model",
+    "target-text": "the same for the target of a translation model",
+    "held-out": "held-out texts: report how many of their lines round-trip",
+    "keep": "more words to keep, one per line",
+}
+# Formats of the command export.
+_FORMATS = {
+    "onnx": "the whole model for ONNX Runtime",
+    "onnx-embeddings": "only its embeddings and output layer",
+    "vec": "its word vectors in the text format of word2vec and fastText",
+    "dense": "a Hugging Face folder with dense tables and the original names, for example for llama.cpp",
+}
+
 
 def register(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the command."""
+    """Add the commands."""
+    _add_compress(commands)
+    _add_export(commands)
+    _add_trim(commands)
+
+
+def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     title = "replace the embeddings of a trained model"
     command = add(commands, "compress", title, _compress, takes_options=True)
     add_model(command)
@@ -173,3 +195,104 @@ def _choose(
         ratio = 32 / bits
     target = Target(ratio, known.target_bytes) if known.max_loss is None else None
     return choose(model, output, target, known.max_loss, settings)
+
+
+def _add_export(commands: argparse._SubParsersAction[Parser]) -> None:
+    command = add(commands, "export", "write a trained model for other runtimes", _export)
+    add_model(command)
+    command.add_argument(
+        "--output",
+        required=True,
+        type=PathOption.NEW,
+        help="output file, or folder for dense; models with several embeddings get one file each for "
+        "onnx-embeddings and vec",
+    )
+    formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
+    command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
+    add_flags(command, "force")
+
+
+def _export(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.compress.host import find_host
+    from shared_embeddings.export.onnx_file import export_embedding, export_model
+    from shared_embeddings.words.vectors import WordVectors, write_vectors
+
+    host, adapter = find_host(known.model)
+    if known.format == "dense" and host != "hf":
+        raise UserError(
+            f"--format dense: writes Hugging Face models, but {known.model} is of the host '{host}'"
+        )
+    model: Any = adapter.read(known.model)
+    output = Path(known.output)
+    if known.format == "dense":
+        written = model.write_dense(output, known.force)
+        return f"wrote {output}: dense tables, {written:,} bytes of weights"
+    if known.format == "onnx":
+        check_new_files([output], known.force, known.model)
+        return export_model(model.onnx_body(), output).described()
+    embeddings = model.embeddings()
+    outputs = [
+        output if len(embeddings) == 1 else output.with_name(f"{output.stem}.{one.name}{output.suffix}")
+        for one in embeddings
+    ]
+    check_new_files(outputs, known.force, known.model)
+    lines = []
+    for embedding, path in zip(embeddings, outputs):
+        if known.format == "onnx-embeddings":
+            lines.append(export_embedding(embedding, path).described())
+            continue
+        table = embedding.table().numpy()
+        write_vectors(path, WordVectors(list(embedding.words), table))
+        lines.append(f"{path}: {table.shape[0]:,} words in {table.shape[1]:,} dimensions as text")
+    return "\n".join(lines)
+
+
+def _add_trim(commands: argparse._SubParsersAction[Parser]) -> None:
+    command = add(commands, "trim", "remove the words that given texts do not use", _trim)
+    add_model(command)
+    argument = command.add_argument
+    for name, description in _FILES.items():
+        argument(f"--{name}", nargs="+", default=[], type=PathOption.FILE, metavar="FILE", help=description)
+    argument("--output", type=PathOption.NEW, help="output path, in the format of --model")
+    argument(
+        "--dry-run", action="store_true", help="only report the words to keep and the size; writes no model"
+    )
+    argument("--keep-first", type=int, default=0, metavar="N", help="also keep the first N words")
+    argument(
+        "--min-count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="remove words that are less frequent in the texts (default: 1)",
+    )
+    argument("--top-k", type=int, metavar="N", help="keep the N most frequent words of the texts")
+    argument(
+        "--coverage",
+        type=percentage,
+        help="keep the most frequent words that cover this fraction of the texts, such as 99.9%%",
+    )
+    argument(
+        "--drop-characters",
+        action="store_true",
+        help="also remove unused single characters; other texts may then contain unknown words",
+    )
+    add_flags(command, "force")
+
+
+def _trim(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.compress.trim import Keep, Texts, read_words, trim
+
+    if known.dry_run == bool(known.output):
+        raise UserError("give either --output or --dry-run")
+    if known.dry_run and known.force:
+        raise UserError("--force has no effect with --dry-run; remove one of them")
+    keep = Keep(
+        min_count=known.min_count,
+        words=[word for path in known.keep for word in read_words(path)],
+        first=known.keep_first,
+        top=known.top_k,
+        coverage=known.coverage,
+        characters=not known.drop_characters,
+    )
+    texts = Texts(known.text, known.source_text, known.target_text, known.held_out)
+    return trim(known.model, texts, known.output, keep, known.force).described()
