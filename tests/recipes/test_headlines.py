@@ -19,7 +19,7 @@ from recipes import __main__ as command
 from recipes import headlines
 from recipes.common.recipe import find_recipe, padded_vocabulary
 from recipes.common.results import read_results
-from recipes.common.table import controls_length, headline_table, records_of
+from recipes.common.table import controls_length
 from recipes.common.tools import run_main
 from recipes.headlines import News, clean_news, clean_text, hash_of
 from recipes.translation.subwords import join_bpe
@@ -186,27 +186,6 @@ def test_scores_compare_lengths_and_cut_to_the_requested_bytes() -> None:
     assert scores["recall"]["rouge1"]["mean"] == pytest.approx(100 * 2 / 3)
     assert scores["f1"]["rouge1"]["mean"] == 100
     assert "bytes:10|" in scores["recall"]["signature"] and "bytes:all|" in scores["f1"]["signature"]
-
-
-def test_table_has_a_line_per_length_and_marks_missing_rows() -> None:
-    scores = headlines.score_headlines(["oil prices rise"], [["oil prices fall"]], 10)
-    record = {
-        "row": "table3_alone_real_512",
-        "config": {"embedding": {"method": "alone"}},
-        "counts": {"embedding": 524_800, "compression": 15.6},
-        "metrics": {"length_75": scores, "length_30": scores, "training_seconds": 60},
-        "data_checksum": "",
-        "date": "2020-01-01",
-    }
-    text = headline_table(GIGAWORD, records_of(GIGAWORD.rows, [record]))
-    table = [line for line in text.splitlines() if line.startswith("| table3_")]
-    assert len(table) == 6
-    measured = [line.split(" | ") for line in table if "real_512" in line]
-    assert [cells[3] for cells in measured] == ["30", "75"]
-    assert measured[0][4:10] == ["66.7", "50.0", "66.7", "66.7", "50.0", "66.7"]
-    assert measured[0][-3:] == ["31.96", "11.50", "27.74 |"]
-    assert all("not run" in line for line in table if "real_512" not in line)
-    assert table[0].startswith("| table3_standard | not run |") and "32.29" in table[0]
 
 
 @pytest.mark.parametrize("name", ["agnews_headline", "gigaword_headline"])

@@ -197,6 +197,12 @@ def test_second_training_starts_from_the_best_of_the_first(recipe: Recipe, comma
     assert read_results(recipe.home)[0]["metrics"]["training_seconds"] == 14.0
 
 
+def test_files_of_an_embedding_are_relative_to_the_runs(recipe: Recipe, commands: Commands) -> None:
+    train(recipe, recipe.row("small_uncle"), [])
+    settings = yaml.safe_load(Path(commands.calls[0][1][1]).read_text())
+    assert settings["embedding"]["classes"] == str(recipe.home / "data" / "c.npz")
+
+
 def test_only_the_first_torchrun_process_records_results(
     recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

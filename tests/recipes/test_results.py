@@ -102,38 +102,6 @@ rows:
   funnel_8x: {embedding: {method: funnel}, variants: [fitted]}
   funnel_16x: {embedding: {method: funnel}}
 """
-MODELS = r"""
-kind: language_model
-groups: {common: {}}
-readme:
-- {marker: small, rows: small_*, quality: perplexity}
-- marker: published
-  rows: table*
-  columns: "row,pointer_perplexity,paper_perplexity,paper_training_ms,training_ms,paper_inference_ms,\
-    inference_ms"
-rows:
-  small_standard: {embedding: {method: standard}}
-  small_funnel: {embedding: {method: funnel}}
-  small_alone: {embedding: {method: alone}}
-tables:
-- paper: P
-  table: Table 1
-  title: t
-  rows:
-  - row: A
-    name: table1_standard
-    figures: {perplexity: 57.3, training_ms: 298}
-    embedding: {method: standard}
-  - {row: B, name: table1_funnel, figures: {inference_ms: 131}, embedding: {method: funnel, rank: 2}}
-"""
-
-
-def recipe_of(folder: Path, rows: str, *markers: str) -> Recipe:
-    folder.mkdir()
-    (folder / "rows.yaml").write_text(rows)
-    parts = [f"before\n<!-- BEGIN {name} -->\nold\n<!-- END {name} -->\n" for name in markers]
-    (folder / "README.md").write_text("".join(parts) + "after\n")
-    return Recipe(folder)
 
 
 @pytest.fixture
@@ -141,7 +109,12 @@ def recipe(tmp_path: Path) -> Recipe:
     """A recipe with four rows, two of them run."""
     write(tmp_path / "runs", "standard", bleu=30.0, embedding=1_000_000)
     write(tmp_path / "runs", "funnel_16x", bleu=29.44, embedding=62_500)
-    return recipe_of(tmp_path / "recipe", ROWS, "results", "scratch")
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    (folder / "rows.yaml").write_text(ROWS)
+    parts = [f"before\n<!-- BEGIN {name} -->\nold\n<!-- END {name} -->\n" for name in ("results", "scratch")]
+    (folder / "README.md").write_text("".join(parts) + "after\n")
+    return Recipe(folder)
 
 
 def test_tables_are_written_between_the_markers(recipe: Recipe, tmp_path: Path) -> None:
@@ -168,33 +141,6 @@ def test_tables_are_written_between_the_markers(recipe: Recipe, tmp_path: Path) 
     assert readme.read_text().count("not run") == 4 * 10
 
 
-def write_perplexity(folder: Path, row: str, perplexity: float) -> None:
-    write_result(
-        folder,
-        row,
-        config={"embedding": {"method": row.split("_")[1]}},
-        counts={"embedding": 1000, "stored_bits": 32_000, "total": 2000, "dense_embedding": 4000},
-        metrics={"perplexity": perplexity, "valid_perplexity": 70.0, "pointer_perplexity": 50.0}
-        | {"training_ms": 41.52, "inference_ms": 9.0},
-        data_checksum="c",
-    )
-
-
-def test_table_of_language_models(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path / "recipe", MODELS, "small", "published")
-    for row, perplexity in (("small_standard", 120.0), ("small_funnel", 124.06), ("table1_standard", 60.0)):
-        write_perplexity(tmp_path, row, perplexity)
-    update_tables(recipe, tmp_path, recipe.folder / "README.md")
-    text = (recipe.folder / "README.md").read_text()
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    assert [line[0] for line in lines[4:7]] == ["small_standard", "small_alone", "small_funnel"]
-    assert lines[4][7:10] == ["70.0", "120.0", "–"]
-    assert lines[5][3:] == ["not run"] * 10
-    assert lines[6][7:10] == ["70.0", "124.1", "+4.1"]
-    assert "| table1_standard | 50.0 | 57.3 | 298 | 41.5 | – | 9.0 |" in text
-    assert "| table1_funnel | not run | – | – | not run | 131 | not run |" in text
-
-
 def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recipe.folder / "rows.yaml").write_text(ROWS.replace("row,paper_perplexity", "row,blue"))
     with pytest.raises(UserError, match="no column 'blue'; there are: row, "):
@@ -217,7 +163,7 @@ def test_readme_tables_match_the_results(name: str, tmp_path: Path) -> None:
     assert readme.read_text(encoding="utf-8") == original
 
 
-def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline(tmp_path: Path) -> None:
+def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline() -> None:
     teacher = {"row": "fp32", "config": {}, "metrics": {"bleu": 30.0}}
     plain = {"row": "standard", "config": {}, "metrics": {"bleu": 35.0}}
     for key in ("fit", "distill"):
@@ -227,10 +173,11 @@ def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline(tmp_path: 
         *_, found = table.with_differences([plain, student])
         assert "bleu_difference" not in found["metrics"]
     scores = {"a_standard": 10.0, "a_b_standard": 20.0, "a_b_x": 26.0, "a_x": 13.0, "c_x": 1.0}
-    for row, perplexity in scores.items():
-        write_perplexity(tmp_path, row, perplexity)
-    records = table.with_differences(read_results(tmp_path))
-    differences = {record["row"]: record["metrics"].get("perplexity_difference") for record in records}
+    records = [
+        {"row": name, "config": {}, "metrics": {"perplexity": score}} for name, score in scores.items()
+    ]
+    found = {record["row"]: record["metrics"] for record in table.with_differences(records)}
+    differences = {name: metrics.get("perplexity_difference") for name, metrics in found.items()}
     assert differences == {"a_standard": 0.0, "a_b_standard": 0.0, "a_b_x": 6.0, "a_x": 3.0, "c_x": None}
 
 
