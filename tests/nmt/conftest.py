@@ -177,6 +177,27 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> ErrorLine:
     return expect
 
 
+def weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint by name."""
+    from nmt.checkpoints import read_weights
+
+    _, body, head = read_weights(str(path))
+    return {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}
+
+
+def built(path: str | Path) -> Any:
+    """The model of a checkpoint."""
+    from nmt.models import build_from_checkpoint
+
+    return build_from_checkpoint(str(path))[0]
+
+
+def nearest(table: torch.Tensor, rank: int = 4) -> torch.Tensor:
+    """The best approximation of a table at a rank."""
+    left, values, right = torch.linalg.svd(table.detach().double(), full_matrices=False)
+    return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
+
+
 def command(name: str, *arguments: str) -> list[str]:
     """The command line for a new process."""
     return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
 from shared_embeddings.quant.storage import HEADER, STORES
 from tests.helpers import alter
-from tests.nmt.conftest import Capture, Host, Patch, Trained, run
+from tests.nmt.conftest import Capture, Host, Patch, Trained, built, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 
 pytestmark = pytest.mark.usefixtures("installed_host")
@@ -51,12 +48,6 @@ def scores(path: Path) -> torch.Tensor:
     """The log-probabilities ``(B, T, V - 1)`` of all words but the padding, for generated sentences."""
     model, vocabs, _, _ = build_from_checkpoint(str(path))
     return scores_of(model, vocabs)
-
-
-def write_scores(output: str, *files: str) -> None:
-    """Write the scores of models, by the names of their files."""
-    torch.set_num_threads(1)
-    torch.save({Path(file).name: scores(Path(file)) for file in files}, output)
 
 
 def scores_of(model: Any, vocabs: Any) -> torch.Tensor:
@@ -146,21 +137,33 @@ def test_result_translates_trains_and_stays_tied(trained: Trained, tmp_path: Pat
 
 
 @pytest.mark.slow_except("quantized")
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "standard"])
-def test_every_method_is_loaded_as_fitted(method: str, trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_loaded_as_fitted(
+    method: str, trained: Trained, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """In every storage format, what is loaded computes what was in memory."""
     _, model = trained(embedding=STANDARD)
-    output = tmp_path / "small.pt"
+    kept: dict[str, torch.Tensor] = {}
+    write = CheckpointModel.write
+
+    def recording(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
+        kept[path.name] = scores_of(self.module, self.vocabs)
+        write(self, path, weights, *card)
+
+    monkeypatch.setattr(CheckpointModel, "write", recording)
     options = {name: value for name, value in METHODS[method].items() if name != "method"}
-    compress(model, method, output, *as_arguments(options), "--fit-steps", 30, "--seed", 3, "--store", "fp32")
+    for store in STORES:
+        fitting = ("--fit-steps", 30, "--seed", 3, "--store", store)
+        compress(model, method, tmp_path / f"{store}.pt", *as_arguments(options), *fitting)
+        assert torch.equal(scores(tmp_path / f"{store}.pt"), kept[f"{store}.pt"])
     before, vocabs, *_ = build_from_checkpoint(str(model))
     asked = {"words": vocabs["src"].ids_to_tokens, "padding_idx": vocabs["src"]["<blank>"]}
     fitted, _ = se.fit(method, words_module(before, "source").table(), seed=3, steps=30, **asked, **options)
-    after, *_ = build_from_checkpoint(str(output))
-    (embedding,) = shared_embeddings_of(after)
-    assert after.generator.embedding is embedding
+    (embedding,) = shared_embeddings_of(built(tmp_path / "fp32.pt"))
     hidden = torch.randn(5, embedding.score_dim, generator=torch.Generator().manual_seed(2))
     assert torch.equal(embedding.table(), fitted.table())
     assert torch.equal(embedding.log_prob(hidden), fitted.eval().log_prob(hidden))
+    _check_ties(tmp_path / "int8.pt")
 
 
 def as_arguments(settings: dict[str, Any]) -> list[str]:
@@ -253,33 +256,6 @@ def test_bytes_on_disk_match_the_report(host: Host, tmp_path: Path) -> None:
         assert each * 9000 < others <= each * 9008 + 4 * 24 * (32 + 8)
         # Adam stores two numbers per weight.
         assert written["bytes_on_disk"]["before"] > 3 * written["bytes_of_weights"]["before"]
-
-
-@pytest.mark.slow
-def test_a_new_process_computes_the_same(trained: Trained, tmp_path: Path, monkeypatch: Patch) -> None:
-    _, model = trained(embedding=STANDARD)
-    kept: dict[str, torch.Tensor] = {}
-    write = CheckpointModel.write
-
-    def recording(self: CheckpointModel, path: Path, weights: dict[str, torch.Tensor], *card: str) -> None:
-        kept[path.name] = scores_of(self.module, self.vocabs)
-        write(self, path, weights, *card)
-
-    monkeypatch.setattr(CheckpointModel, "write", recording)
-    for method, settings in METHODS.items():
-        for store in STORES:
-            steps = ["--fit-steps", 5, "--store", store]
-            compress(model, method, tmp_path / f"{method}_{store}.pt", *as_arguments(settings), *steps)
-    files, found = sorted(map(str, tmp_path.iterdir())), tmp_path / "found"
-    code = "import sys; from tests.nmt.test_compression import write_scores; write_scores(*sys.argv[1:])"
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code, found, *files], cwd=root, env=environment, check=True)
-    computed = torch.load(found, weights_only=True)
-    assert computed.keys() == kept.keys() and len(kept) == len(STORES) * len(METHODS)
-    assert [name for name in kept if not torch.equal(kept[name], computed[name])] == []
-    for method in METHODS:
-        _check_ties(tmp_path / f"{method}_int8.pt")
 
 
 def _check_ties(path: Path) -> None:

@@ -24,9 +24,8 @@ from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
 from nmt.models import describe_checkpoint
 from nmt.server import Text, read_models
-from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, run
+from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
 from tests.nmt.test_compression import UNTIED, compress
-from tests.nmt.test_output_embedding import built
 from tests.nmt.test_training import METHODS
 from tests.nmt.test_trim_and_export import SOURCE, TARGET, trim
 
@@ -175,17 +174,9 @@ def test_several_models_copy_together(learned: Any) -> None:
 
 @pytest.mark.slow
 def test_unknown_words_are_learned_to_be_copied(some_words: Host) -> None:
-    path = some_words.train(
-        "model",
-        **UNTIED,
-        copy_attn=True,
-        dropout=[0.0],
-        hidden_size=32,
-        word_vec_size=32,
-        learning_rate=0.003,
-        train_steps=500,
-        save_checkpoint_steps=500,
-    )
+    options = {"copy_attn": True, "dropout": [0.0], "hidden_size": 32, "word_vec_size": 32}
+    steps = {"learning_rate": 0.003, "train_steps": 500, "save_checkpoint_steps": 500}
+    path = some_words.train("model", **UNTIED, **options, **steps)
     found = some_words.translate(path)
     wanted = (some_words.folder / "test.src").read_text().splitlines()
     words = [pair for lines in zip(found, wanted) for pair in zip(*map(str.split, lines))]
@@ -254,21 +245,6 @@ def test_tensors_and_counts(is_tied: bool, trained: Trained) -> None:
     assert counts["dense_total"] == tables * 88 * 16 + gate + counts["rest"]
 
 
-def test_training_resumes_from_a_checkpoint(host: Host) -> None:
-    options = {"embedding": FUNNEL, "copy_attn": True}
-    whole = read_weights(str(host.train("whole", **options)))[1:]
-    half = host.folder / "whole_step_3.pt"
-    host.train("half", "-train_from", half, **options)
-    again = read_weights(str(host.folder / "half_step_6.pt"))[1:]
-    for part, resumed in zip(whole, again, strict=True):
-        assert part.keys() == resumed.keys() and all(torch.equal(part[name], resumed[name]) for name in part)
-
-
-def test_half_precision_trains(host: Host) -> None:
-    path = host.train("model", embedding=FUNNEL, copy_attn=True, autocast="bf16", train_steps=2)
-    assert all(torch.isfinite(tensor).all() for tensor in read_weights(str(path))[1].values())
-
-
 def test_server_copies(trained: Trained, tmp_path: Path) -> None:
     _, path = trained(embedding=FUNNEL, copy_attn=True)
     shutil.copy(path, tmp_path / "model.pt")
@@ -320,25 +296,3 @@ def test_trimmed_model_copies(options: dict[str, Any], trained: Trained, tmp_pat
 def _table(module: Any) -> Tensor:
     """The table of an output layer of either kind."""
     return module.table() if isinstance(module, se.SharedEmbedding) else module.weight.detach()
-
-
-@pytest.mark.slow_except("tied")
-@pytest.mark.parametrize("options", [{}, UNTIED], ids=["tied", "untied"])
-def test_distilled_from_a_copying_teacher(options: dict[str, Any], trained: Trained, host: Host) -> None:
-    _, teacher = trained(copy_attn=True, **options)
-    full = built(teacher).generator
-    asked = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}, "copy_attn": True}
-    embedding = "output_embedding" if options else "embedding"
-    still = {"train_steps": 1, "learning_rate": 0.0}
-    student = built(
-        host.train("student", **{embedding: {"method": "projective", "rank": 4}}, **asked, **still, **options)
-    )
-    assert torch.equal(student.generator.linear_copy.weight, full.linear_copy.weight)
-    fitted = student.generator.linear.embedding
-    torch.testing.assert_close(fitted.output_bias(), full.linear.bias, rtol=0, atol=1e-6)
-    table = full.linear.weight.detach().double()
-    if not options:
-        table[PADDING] = 0  # ignored in a lookup
-    left, values, right = torch.linalg.svd(table, full_matrices=False)
-    nearest = ((left[:, :4] * values[:4]) @ right[:4]).float()
-    torch.testing.assert_close(fitted.table(), nearest, rtol=1e-4, atol=1e-5)

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from nmt.checkpoints import read_checkpoint, read_weights, save_checkpoint
+from nmt.checkpoints import read_checkpoint, save_checkpoint
 from nmt.data.vocabulary import vocabulary_counts
 from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import parse_distillation, token_counts
 from shared_embeddings.utils.errors import UserError
-from tests.nmt.conftest import Host, Patch, Trained, free_port, run
+from tests.nmt.conftest import Host, Patch, Trained, free_port, nearest, run, weights
 from tests.nmt.test_training import METHODS
 
 STANDARD = METHODS["standard"]
@@ -48,12 +48,6 @@ def distilled(host: Host, teacher: Path, embedding: dict[str, Any] | None, **opt
     return host.train("student", embedding=embedding, resume="overwrite", **settings, **options)
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    """All weights of a checkpoint by name."""
-    _, body, head = read_weights(str(path))
-    return {**body, **{f"generator.{name}": tensor for name, tensor in head.items()}}
-
-
 def network(path: Path) -> dict[str, torch.Tensor]:
     """The weights outside the word embeddings."""
     return {name: tensor for name, tensor in weights(path).items() if "emb_luts.0" not in name}
@@ -68,10 +62,9 @@ def table(path: Path) -> torch.Tensor:
 
 def svd(full: torch.Tensor, rank: int) -> torch.Tensor:
     """The best approximation of a table at a rank; its padding row (id 1) is zero before and after."""
-    full = full.double().clone()
+    full = full.clone()
     full[1] = 0.0
-    left, values, right = torch.linalg.svd(full, full_matrices=False)
-    return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
+    return nearest(full, rank)
 
 
 @pytest.mark.slow_except("standard")

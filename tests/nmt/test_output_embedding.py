@@ -11,19 +11,14 @@ import torch
 import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.embeddings import shared_embeddings_of, words_module
-from nmt.models import build_from_checkpoint, describe_checkpoint
+from nmt.models import describe_checkpoint
 from shared_embeddings.quant.storage import STORES
-from tests.nmt.conftest import FUNNEL, Capture, Host, Trained, run
+from tests.nmt.conftest import FUNNEL, Capture, Host, Trained, built, nearest, run
 from tests.nmt.test_compression import UNTIED, as_arguments, compress, scores
 from tests.nmt.test_training import METHODS
 from tests.nmt.test_trim_and_export import SOURCE, TARGET, assert_same_scores, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
-
-
-def built(path: Path) -> Any:
-    """The model of a checkpoint."""
-    return build_from_checkpoint(str(path))[0]
 
 
 @pytest.mark.slow_except("uncle")
@@ -53,14 +48,8 @@ def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> 
 
 
 def test_each_side_has_its_own_embedding(host: Host, capfd: Capture) -> None:
-    checkpoint = host.train(
-        "model",
-        src_embedding=METHODS["projective"],
-        tgt_embedding=FUNNEL,
-        output_embedding=METHODS["structured"],
-        **UNTIED,
-    )
-    model = built(checkpoint)
+    own = {"src_embedding": METHODS["projective"], "output_embedding": METHODS["structured"]}
+    model = built(host.train("model", tgt_embedding=FUNNEL, **own, **UNTIED))
     methods = [embedding.method for embedding in shared_embeddings_of(model)]
     assert methods == ["projective", "funnel", "structured"]
     assert "output: structured StructuredOptions" in capfd.readouterr().err
@@ -124,23 +113,28 @@ def test_trimmed_output_keeps_its_scores(
 
 
 @pytest.mark.slow_except("untied teacher")
-@pytest.mark.parametrize("is_tied", [False, True], ids=["untied teacher", "tied teacher"])
-def test_distilled_from_the_output_layer_of_the_teacher(is_tied: bool, trained: Trained, host: Host) -> None:
-    ties = {"share_embeddings": False, "share_decoder_embeddings": is_tied}
-    _, teacher = trained(**ties)
+@pytest.mark.parametrize(
+    ("is_tied", "copying"),
+    [(False, {}), (True, {}), (False, {"copy_attn": True})],
+    ids=["untied teacher", "tied teacher", "copying"],
+)
+def test_distilled_from_the_output_layer_of_the_teacher(
+    is_tied: bool, copying: dict[str, Any], trained: Trained, host: Host
+) -> None:
+    _, teacher = trained(share_embeddings=False, share_decoder_embeddings=is_tied, **copying)
     full = built(teacher)
-    settings: dict[str, Any] = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}}
+    settings: dict[str, Any] = {"embedding_distillation": {"teacher": str(teacher), "alpha": 0.5}, **copying}
     settings["output_embedding"] = {"method": "projective", "rank": 4}
-    still = {"train_steps": 1, "learning_rate": 0.0}
-    student = host.train("student", **UNTIED, **settings, **still)
-    model = built(student)
+    student = host.train("student", **UNTIED, **settings, train_steps=1, learning_rate=0.0)
+    model, layer = built(student), full.generator.linear if copying else full.generator
     (embedding,) = shared_embeddings_of(model)
-    left, values, right = torch.linalg.svd(full.generator.weight.detach().double(), full_matrices=False)
-    nearest = ((left[:, :4] * values[:4]) @ right[:4]).float()
-    torch.testing.assert_close(embedding.table(), nearest, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(embedding.output_bias(), full.generator.bias, rtol=0, atol=1e-6)
+    torch.testing.assert_close(embedding.table(), nearest(layer.weight), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedding.output_bias(), layer.bias, rtol=0, atol=1e-6)
     for side in ("source", "target"):
         tables = [words_module(one, side).weight for one in (model, full)]  # type: ignore[union-attr]
         assert torch.equal(*tables)
+    if copying:
+        assert torch.equal(model.generator.linear_copy.weight, full.generator.linear_copy.weight)
     assert read_checkpoint(student)["opt"].output_embedding["method"] == "projective"
-    run("onmt_train", "-config", host.config("further"), "-train_from", student, "-train_steps", "2")
+    again = host.config("further", **copying)
+    run("onmt_train -train_steps 2 -config", again, "-train_from", student)

@@ -17,14 +17,14 @@ import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.compression import CheckpointModel
 from nmt.embeddings import SharedGenerator, shared_embeddings_of
-from nmt.models import build_from_checkpoint, describe_checkpoint
+from nmt.models import describe_checkpoint
 from nmt.train.training import restore_dropout
 from shared_embeddings.compress.measure import Validation
 from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, Trained, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, Trained, built, run, weights
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
 DEFINE_MAP = {"method": "define", "map_dim": 8, "expand_dim": 32, "depth": 2, "max_groups": 2}
 DEFINE_MAP["output_projection"] = True
 RNN = {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False}
+KINDS = {"funnel": {"embedding": FUNNEL}, "plain": {}, "copying": {"embedding": FUNNEL, "copy_attn": True}}
 MODES = METHODS | {"define_delight": {**METHODS["define"], "unit": "delight"}}
 
 
@@ -40,7 +41,7 @@ MODES = METHODS | {"define_delight": {**METHODS["define"], "unit": "delight"}}
 @pytest.mark.parametrize("method", MODES)
 def test_train_save_load_translate(method: str, trained: Trained) -> None:
     host, checkpoint = trained(embedding=MODES[method])
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     assert isinstance(model.generator, SharedGenerator)
     (embedding,) = shared_embeddings_of(model)
     assert model.encoder.embeddings.emb_luts[0] is embedding
@@ -98,7 +99,7 @@ def test_checkpoint_has_each_tensor_once(trained: Trained) -> None:
 )
 def test_kinds_of_tying(options: dict[str, Any], distinct: int, tied: bool, host: Host) -> None:
     checkpoint = host.train("model", **{"embedding": FUNNEL, **options})
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     assert len(shared_embeddings_of(model)) == distinct
     assert isinstance(model.generator, SharedGenerator) == tied
     assert len(host.translate(checkpoint)) == 7
@@ -108,7 +109,7 @@ def test_define_on_both_inputs_with_plain_output(host: Host) -> None:
     """DeFINE's translation experiment: its `output` becomes none if nothing is tied to it."""
     settings = {key: value for key, value in METHODS["define"].items() if key != "output"}
     checkpoint = host.train("model", embedding=settings, share_decoder_embeddings=False)
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     assert not shared_embeddings_of(model)[0].has_output
 
 
@@ -150,7 +151,7 @@ def test_loss_equals_the_dense_one(trained: Trained) -> None:
     from onmt.utils.loss import LossCompute
 
     _, checkpoint = trained(embedding=FUNNEL)
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     criterion = torch.nn.CrossEntropyLoss(ignore_index=1, reduction="sum", label_smoothing=0.1)
     compute = LossCompute(criterion, model.generator)
     target = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 1]])[:, :, None]
@@ -174,7 +175,7 @@ def test_loss_equals_the_dense_one(trained: Trained) -> None:
 
 def test_embedding_initialization_survives_param_init(host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, param_init=0.9, train_steps=1, learning_rate=0.0)
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     spread = float(shared_embeddings_of(model)[0].table()[4:].detach().std())
     assert 0.5 < spread * math.sqrt(16) < 2
     assert float(model.decoder.transformer_layers[0].feed_forward.w_1.weight.abs().max()) > 0.5
@@ -183,7 +184,7 @@ def test_embedding_initialization_survives_param_init(host: Host) -> None:
 @pytest.mark.parametrize("options", [{}, RNN])
 def test_all_layers_use_fast_dropout_masks(options: dict[str, Any], host: Host) -> None:
     checkpoint = host.train("model", embedding=FUNNEL, train_steps=1, dropout=[0.3], **options)
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     assert layers and all(type(layer) is Dropout for layer in layers)
     model.update_dropout(0.4, 0.0)
@@ -200,17 +201,12 @@ def test_start_reports_ties_and_sizes(host: Host, caplog: pytest.LogCaptureFixtu
     assert "100% done" in text
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    """All weights of a checkpoint."""
-    return read_weights(str(path))[1]
-
-
 @pytest.mark.slow_except("funnel-pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-@pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
-def test_resume_is_exact(save_format: str, embedding: Any, host: Host) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_is_exact(save_format: str, kind: str, host: Host) -> None:
     """Six steps equal three, a stop, and three more: same data, dropout, optimizer and patience."""
-    options = {"embedding": embedding, "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
+    options = {**KINDS[kind], "save_format": save_format, "early_stopping": 9, "valid_steps": 2}
     options |= {"dropout": [0.1, 0.3], "attention_dropout": [0.0, 0.2], "dropout_steps": [0, 2]}
     whole = host.train("whole", **options)
     first = host.train("part", **options, train_steps=3)
@@ -265,10 +261,10 @@ def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch:
 
 
 @pytest.mark.slow_except("plain")
-@pytest.mark.parametrize("embedding", [FUNNEL, None], ids=["funnel", "plain"])
-def test_autocast(embedding: Any, host: Host) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind: str, host: Host) -> None:
     """Products in bfloat16 change results slightly; weights stay in 32 bits, and resuming is exact."""
-    options = {"embedding": embedding, "valid_steps": 2}
+    options = {**KINDS[kind], "valid_steps": 2}
     exact = weights(host.train("exact", **options))
     mixed = weights(host.train("mixed", **options, autocast="bf16"))
     assert any(not torch.equal(mixed[name], tensor) for name, tensor in exact.items())
@@ -325,7 +321,7 @@ def test_ensemble_of_different_methods(trained: Trained) -> None:
 def test_language_model(host: Host) -> None:
     """Upstream's decoder-only model, whose target embedding is also the output."""
     checkpoint = host.train("model", embedding=FUNNEL, **host.language_model())
-    model, *_ = build_from_checkpoint(str(checkpoint))
+    model = built(checkpoint)
     assert model.generator.embedding is model.decoder.embeddings.emb_luts[0]
     assert len(host.translate(checkpoint)) == 7
 

@@ -198,14 +198,8 @@ def test_every_table_trains_and_translates(
     tmp_path: Path, positions: list[str], embedding: dict[str, Any] | None, layout: str
 ) -> None:
     host = counting_host(tmp_path)
-    checkpoint = host.train(
-        "model",
-        embedding=embedding,
-        decoder_positions=positions,
-        position_encoding_type=layout,
-        train_steps=2,
-        save_checkpoint_steps=2,
-    )
+    options = {"decoder_positions": positions, "position_encoding_type": layout}
+    checkpoint = host.train("model", embedding=embedding, **options, train_steps=2, save_checkpoint_steps=2)
     assert read_checkpoint(checkpoint)["opt"].decoder_positions == positions
     lines = host.translate(checkpoint, "-desired_length", "3", "-min_length", "1")
     assert [bool(line) for line in lines] == [True, True, False, True, True, True]
