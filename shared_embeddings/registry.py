@@ -145,20 +145,10 @@ def num_parameters(
     Raises:
         OptionError: as in `build`.
     """
-    found = resolve(method, num_embeddings, embedding_dim, options)
-    return found.count_parameters(num_embeddings, embedding_dim) + found.count_bias(num_embeddings)
-
-
-def resolve(
-    method: str | EmbeddingOptions[Any], num_embeddings: int, embedding_dim: int, given: dict[str, object]
-) -> EmbeddingOptions[Any]:
-    """The checked options of a method for an embedding of V words in D dimensions.
-
-    Raises:
-        OptionError: as in `build`.
-    """
-    spec, given = spec_of(method, given)
-    return spec.resolve(*_checked_sizes(spec.method, num_embeddings, embedding_dim), given)
+    spec, given = spec_of(method, options)
+    sizes = _checked_sizes(spec.method, num_embeddings, embedding_dim)
+    found = spec.resolve(*sizes, given)
+    return found.count_parameters(*sizes) + found.count_bias(sizes[0])
 
 
 def spec_of(

@@ -18,7 +18,6 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.compress import sizing
 from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.methods import tensor_train
-from shared_embeddings.registry import resolve
 from tests.recipes.browser import browser_page, find_browser
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
@@ -103,7 +102,7 @@ each_method = pytest.mark.parametrize("method", se.methods())
 
 def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DIMENSION) -> int:
     """The size that is compared with the budget."""
-    return resolve(method, v, d, options).search_size(v, d)
+    return se.options(method).resolve(v, d, options).search_size(v, d)
 
 
 def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> sizing.Suggestion:
@@ -278,7 +277,9 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(grids) == se.methods()
     for method, found in grids.items():
         for points, grid in zip(found, se.options(method).search_grids(800, 32), strict=True):
-            ends = [resolve(method, 800, 32, grid.options_at(step)) for step in (0, grid.steps - 1)]
+            ends = [
+                se.options(method).resolve(800, 32, grid.options_at(step)) for step in (0, grid.steps - 1)
+            ]
             sizes = [end.search_size(800, 32) for end in ends]
             assert len(points) <= 6 and [points[0][1], points[-1][1]] == sizes
             counts = [point[1] for point in points]
@@ -286,7 +287,7 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
             text, count, *stored = points[-1]
             options = yaml.safe_load(text)
             assert options.pop("method") == method
-            assert resolve(method, 800, 32, options).search_size(800, 32) == count
+            assert se.options(method).resolve(800, 32, options).search_size(800, 32) == count
             assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
 
 

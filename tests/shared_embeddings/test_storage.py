@@ -164,28 +164,6 @@ def test_fp16_is_that_of_torch() -> None:
     assert torch.equal(unpack(packed)["t"], table.half().float())
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize(
-    "codes",
-    [
-        torch.randint(13, (90, 5)).to(torch.uint8),
-        torch.randint(1000, (90, 7)).to(torch.int16),
-        torch.stack((torch.randint(2, (300,)), torch.randint(900, (300,))), dim=1),
-        torch.randint(5, (301,)).to(torch.int32),
-        torch.rand(4, 10, 9) < 0.5,
-        torch.zeros(256, 2, dtype=torch.uint8),
-    ],
-    ids=["four bits", "ten bits", "two widths", "one axis", "masks", "zeros"],
-)
-def test_codes_lose_nothing(codes: Tensor, store: str) -> None:
-    packed = pack({"codes": codes}, ["codes"], store)
-    found = unpack(packed)["codes"]
-    assert torch.equal(found, codes) and found.dtype == codes.dtype
-    columns = codes.long().flatten(1) if codes.dim() == 2 else codes.long().reshape(-1, 1)
-    bits = sum(len(f"{int(column.max()):b}") if column.max() else 0 for column in columns.T)
-    assert stored(packed) == -(-bits * len(columns) // 8)
-
-
 def test_tensors_that_are_not_packed() -> None:
     state = {
         "e.bias": torch.full((500,), -math.inf),
