@@ -104,16 +104,12 @@ def fit_line(name: str, report: FitReport) -> str:
 
 
 def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str, remedy: str) -> None:
-    """Copy every tensor of a network from its teacher's.
+    """Copy every tensor of a network from its teacher's; `OptionError` if one is missing or differs in shape.
 
     Args:
         own: the student's tensors by name, without those of its embeddings.
         found: those of the teacher.
-        path: of the teacher, for messages.
-        remedy: what to do about a mismatch.
-
-    Raises:
-        OptionError: names the first tensor that only one of the two has, or that has another shape.
+        path, remedy: of the teacher and what to do about a mismatch, for messages.
     """
     for name, tensor in own.items():
         other = found.get(name)
@@ -152,15 +148,11 @@ def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
 
 
 class Reconstruction(NamedTuple):
-    """The reconstruction loss.
+    """The reconstruction loss."""
 
-    Attributes:
-        pairs: each embedding with the frozen table ``(V, D)`` of its teacher.
-        alpha: the weight of the loss; the cross entropy has 1 - alpha.
-    """
-
+    # Each embedding with the frozen table ``(V, D)`` of its teacher.
     pairs: Sequence[tuple[SharedEmbedding, Tensor]]
-    alpha: float
+    alpha: float  # the weight of the loss; the cross entropy has 1 - alpha
 
     def loss(self) -> Tensor:
         """The mean L2 distance of the words' vectors to the teacher's (Eq. 5), without padding; a scalar.
@@ -194,15 +186,10 @@ class Reconstruction(NamedTuple):
 
 
 class SoftTargets(NamedTuple):
-    """A teacher whose predictions are soft targets.
+    """A teacher whose predictions are soft targets."""
 
-    Attributes:
-        teacher: the frozen teacher in evaluation mode.
-        share: the weight of its predictions; the words of the text have the rest.
-    """
-
-    teacher: Any
-    share: float
+    teacher: Any  # the frozen teacher in evaluation mode
+    share: float  # the weight of its predictions; the words of the text have the rest
 
     @classmethod
     def of(cls, teacher: nn.Module, share: float, device: torch.device) -> SoftTargets | None:
