@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
-from shared_embeddings.fitting import nonnegative
-from shared_embeddings.fitting.factorization import restore_scale
+from shared_embeddings.fitting.factorization import (
+    least_mean_distance,
+    mean_distance,
+    restore_scale,
+    without_negatives,
+)
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_std, entry_std, zero_padding_row
 from shared_embeddings.methods.projective import LowRankOptions
@@ -104,16 +108,16 @@ class FunnelEmbedding(SharedEmbedding):
         activation, table = embedding.options.activation, scaled.teacher
         is_good = False
         if activation == "relu":
-            codes, basis = nonnegative.least_mean_distance(table, embedding.options.rank, task.progress)
-            best = nonnegative.mean_distance(table, codes, basis)
-            codes, basis = nonnegative.without_negatives(codes, basis)
+            codes, basis = least_mean_distance(table, embedding.options.rank, task.progress)
+            best = mean_distance(table, codes, basis)
+            codes, basis = without_negatives(codes, basis)
             with torch.no_grad():
                 embedding.codes.copy_(codes)
                 embedding.basis.copy_(basis)
                 # The row of padding is zero and does not count.
                 zero_padding_row(embedding.codes, task.padding_idx)
             allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
-            is_good = nonnegative.mean_distance(table, codes, basis) <= allowed
+            is_good = mean_distance(table, codes, basis) <= allowed
         if not is_good:
             reconstruct(embedding, scaled)
         restore_scale(scale, activation, embedding.codes, embedding.basis)

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.fitting import nonnegative
 from shared_embeddings.fitting.factorization import (
     best_basis,
     blocks,
     codes_in,
     restore_scale,
     shrink_codes,
+    without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
@@ -582,7 +582,7 @@ class GroupReduceEmbedding(SharedEmbedding):
             embedding.groups.copy_(found.groups)
             for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
                 if options.activation == "relu":
-                    codes, basis = nonnegative.without_negatives(codes, basis)
+                    codes, basis = without_negatives(codes, basis)
                 embedding.codes[group].copy_(codes)
                 embedding.bases[group].copy_(basis)
         if options.activation is not None:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.fitting.clustering import class_centers
-from shared_embeddings.fitting.codes import product_quantization
+from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.loss import (

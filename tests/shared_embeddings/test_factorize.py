@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared_embeddings.fitting import clustering, factorization
 from shared_embeddings.fitting import codes as codes_of
-from shared_embeddings.fitting.clustering import class_centers, kmeans, nearest
-from shared_embeddings.fitting.codes import least_squares_codebooks
-from shared_embeddings.fitting.factorization import truncated_svd
-from shared_embeddings.fitting.nonnegative import (
+from shared_embeddings.fitting import factorization
+from shared_embeddings.fitting.codes import class_centers, kmeans, least_squares_codebooks, nearest
+from shared_embeddings.fitting.factorization import (
     common_direction,
     least_mean_distance,
     lifted,
     mean_distance,
     shifted,
+    truncated_svd,
     without_negatives,
 )
 from shared_embeddings.methods import group_reduce as group_reduction
@@ -421,9 +420,9 @@ def test_every_island_is_a_cluster() -> None:
 
 def test_parts_and_samples_find_the_islands_too(monkeypatch: pytest.MonkeyPatch) -> None:
     points, _ = islands()
-    monkeypatch.setattr(clustering, "_DRAWN_DISTANCES", 3000 * 40 // 3)
-    monkeypatch.setattr(clustering, "_LEAST_SAMPLE", 0)
-    monkeypatch.setattr(clustering, "_PER_CLUSTER", 30)
+    monkeypatch.setattr(codes_of, "_DRAWN_DISTANCES", 3000 * 40 // 3)
+    monkeypatch.setattr(codes_of, "_LEAST_SAMPLE", 0)
+    monkeypatch.setattr(codes_of, "_PER_CLUSTER", 30)
     codes, found = kmeans(points, 40, seed=1, products=2**40)
     assert codes.shape == (3000,) and found.shape == (40, 6)
     variance = points.var(dim=0).sum()
