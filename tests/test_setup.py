@@ -94,51 +94,33 @@ def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
         pins = tmp_path / "pins.txt"
         pins.write_text(f"pinned==1.0 --hash=sha256:{digest}\n")
         where = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / digest[:4])]
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            *options.split(),
-            *where,
-            "--requirement",
-            str(pins),
-        ]
+        command = [sys.executable, "-m", "pip", "install", *options.split(), *where, "--requirement", pins]
         assert subprocess.run(command, capture_output=True).returncode == status
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_pins_satisfy_the_ranges_of_pyproject(python: str) -> None:
-    pins = pinned_versions(python)
-    for line in PYPROJECT["project"]["dependencies"]:
-        wanted = Requirement(line)
-        if applies(wanted.marker, python):
-            version = pins.get(canonicalize_name(wanted.name))
-            assert version, f"{wanted.name} is not pinned on Python {python}"
-            assert wanted.specifier.contains(version, prereleases=True), (line, version)
-
-
-@pytest.mark.parametrize("python", PYTHONS)
-def test_pins_cover_what_opennmt_needs(python: str) -> None:
+def test_pins_satisfy_the_ranges_of_pyproject_and_opennmt(python: str) -> None:
     pins = pinned_versions(python)
     without_wheels = {"pyonmttok", "fasttext-wheel"} if python == "3.13" else set()
-    for line in metadata.requires("OpenNMT-py") or []:
-        needed = Requirement(line)
-        name = canonicalize_name(needed.name)
-        if needed.marker is None and name != "torch" and name not in without_wheels:
-            assert name in pins, f"{name} is not pinned on Python {python}"
-            assert needed.specifier.contains(pins[name]), (line, pins[name])
+    own = [
+        need
+        for need in map(Requirement, PYPROJECT["project"]["dependencies"])
+        if applies(need.marker, python)
+    ]
+    of_opennmt = [
+        need for need in map(Requirement, metadata.requires("OpenNMT-py") or []) if need.marker is None
+    ]
+    for needed in [*own, *(need for need in of_opennmt if need.name not in {"torch", *without_wheels})]:
+        version = pins.get(canonicalize_name(needed.name))
+        assert version, f"{needed.name} is not pinned on Python {python}"
+        assert needed.specifier.contains(version, prereleases=True), (needed, version)
     assert not without_wheels & set(pins)
 
 
 def test_setup_names_no_package_index() -> None:
-    files = [
-        ROOT / "Makefile",
-        ROOT / "pyproject.toml",
-        *(ROOT / "requirements").iterdir(),
-        *(ROOT / "scripts").iterdir(),
-    ]
-    for path in files:
+    folders = (ROOT / "requirements", ROOT / "scripts")
+    files = [ROOT / "Makefile", ROOT / "pyproject.toml"]
+    for path in files + [path for folder in folders for path in folder.iterdir()]:
         text = path.read_text(encoding="utf-8").replace(TORCH_BUILDS, "")
         assert not re.search(r"--(extra-)?index-url|--find-links|https?://", text), path
 

@@ -31,9 +31,8 @@ def test_steps_match_the_setup_in_order() -> None:
     assert taken == STEPS
     install = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
     assert f"steps=({' '.join(STEPS)})" in install
-    assert 'scripts/install.sh "$venv/bin/python"\n' in (ROOT / "scripts" / "setup.sh").read_text(
-        encoding="utf-8"
-    )
+    setup = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
+    assert 'scripts/install.sh "$venv/bin/python"\n' in setup
 
 
 @pytest.mark.parametrize("name", FINAL)
@@ -76,11 +75,8 @@ def test_only_the_server_has_a_health_check() -> None:
 
 
 def test_copied_files_are_not_ignored() -> None:
-    allowed = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-        if line.startswith("!")
-    }
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
     assert all((ROOT / name).exists() for name in allowed)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
     assert packages | {"requirements", "scripts", "docker", "pyproject.toml", "README.md"} <= allowed

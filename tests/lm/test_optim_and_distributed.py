@@ -173,18 +173,19 @@ def test_step_divides_after_each_of_its_epochs() -> None:
     assert factors == pytest.approx([1, 1, 1 / 4, 1 / 4, 1 / 16, 1 / 16])
 
 
-def test_plateau_divides_whenever_validation_does_not_improve() -> None:
-    schedule = PlateauOptions(decay_factor=2.0, decay_patience=1)
-    scores = (5.0, 4.0, 4.0, 4.5, 3.0, 3.1)
+@pytest.mark.parametrize(
+    ("factor", "patience", "scores", "wanted"),
+    [
+        (2.0, 1, (5.0, 4.0, 4.0, 4.5, 3.0, 3.1), [1, 1, 1, 0.5, 0.25, 0.25, 0.125]),
+        (10.0, 2, (5.0, 6.0, 6.0, 6.0, 6.0, 4.0, 6.0), [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01]),
+    ],
+)
+def test_plateau_divides_whenever_validation_does_not_improve(
+    factor: float, patience: int, scores: tuple[float, ...], wanted: list[float]
+) -> None:
+    schedule = PlateauOptions(decay_factor=factor, decay_patience=patience)
     factors = [schedule.factor(at(scores=scores[:count])) for count in range(len(scores) + 1)]
-    assert factors == [1, 1, 1, 0.5, 0.25, 0.25, 0.125]
-
-
-def test_plateau_waits_for_its_patience_repeatedly() -> None:
-    schedule = PlateauOptions(decay_factor=10.0, decay_patience=2)
-    scores = (5.0, 6.0, 6.0, 6.0, 6.0, 4.0, 6.0)
-    factors = [schedule.factor(at(scores=scores[:count])) for count in range(len(scores) + 1)]
-    assert factors == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01])
+    assert factors == pytest.approx(wanted)
 
 
 TRAIN = ("-m", "lm.train.command")

@@ -104,16 +104,6 @@ def test_warmup_and_schedule_multiply(data: Path) -> None:
     assert rates == pytest.approx([3 * up * down for up, down in zip(rise, cosine)])
 
 
-@pytest.mark.parametrize("model", ["awd_lstm", "transformer_xl"])
-def test_bfloat16_keeps_parameters_in_single_precision(data: Path, model: str) -> None:
-    sizes: dict[str, Any] = {}
-    if model == "transformer_xl":
-        sizes = {"hidden_dim": None, "num_layers": 1, "num_heads": 2, "feed_forward_dim": 8, "head_dim": 4}
-    subject = train(trainer(data, model=model, precision="bf16", steps=3, **sizes))
-    assert all(parameter.dtype == torch.float32 for parameter in subject.parameters)
-    assert math.isfinite(subject.scores[-1])
-
-
 def test_words_without_tokens_in_a_segment_need_no_gradient(data: Path) -> None:
     embedding = {"method": "adaptive", "cutoffs": [5, 20], "factor": 2}
     subject = train(trainer(data, embedding=embedding, sequence_length=5, batch_size=1, steps=4))
