@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.compress import trim as trimming
-from shared_embeddings.compress.host import Vocabulary
+from shared_embeddings.compress.host import Vocabulary, WordTokens
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hosts.hf.tokenizer import TokenizerFile
@@ -26,7 +26,7 @@ from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
 
 
-class Letters:
+class Letters(WordTokens):
     """A model of the letters a to e, which tokenizes "bb" differently once it is trimmed."""
 
     def __init__(self, spells: bool = False) -> None:
@@ -38,12 +38,6 @@ class Letters:
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [["abcde".index(letter) for letter in line] for line in lines]
-
-    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        return [Counter("abcde".index(letter) for line in lines for letter in line)]
-
-    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        return ids
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.kept = kept["letters"].tolist()
@@ -75,21 +69,17 @@ class Letters:
         output.write_text("model")
 
 
-class LettersAdapter:
-    """Its adapter."""
-
-    def __init__(self, spells: bool = False) -> None:
-        self.spells = spells
-
-    def read_trimmable(self, path: Path) -> Letters:
-        return Letters(self.spells)
+def open_letters(monkeypatch: pytest.MonkeyPatch, spells: bool = False) -> None:
+    """Let every path be a model of letters."""
+    adapter = SimpleNamespace(read_trimmable=lambda path: Letters(spells))
+    monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", adapter))
 
 
 @pytest.mark.parametrize(("text", "works"), [("ab\ncb\n", True), ("ab\ncbb\n", False)])
 def test_covered_lines_with_other_tokens_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, works: bool
 ) -> None:
-    monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", LettersAdapter()))
+    open_letters(monkeypatch)
     path, output = tmp_path / "text", tmp_path / "out"
     path.write_text(text)
     texts = Texts([path])
@@ -121,7 +111,7 @@ def test_covered_lines_with_other_tokens_fail(
     ],
 )
 def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Keep, letters: str) -> None:
-    monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", LettersAdapter(spells=True)))
+    open_letters(monkeypatch, spells=True)
     (tmp_path / "text").write_text("abababababab\naaaacccd\n")
     (tmp_path / "other").write_text("a\nae\ne\n")
     report = trimming.trim(tmp_path, Texts([tmp_path / "text"], held_out=[tmp_path / "other"]), None, keep)
@@ -210,14 +200,10 @@ def test_a_band_keeps_its_share_of_the_probability(bias: bool) -> None:
         torch.testing.assert_close(new.log_prob(hidden), expected, rtol=0, atol=1e-5)
 
 
-def test_removed_padding_is_unset() -> None:
-    assert by_name("projective").build().select_rows(torch.tensor([0, 1, 7])).padding_idx is None
-
-
-def test_dtype_and_mode_are_kept() -> None:
+def test_dtype_and_mode_are_kept_and_removed_padding_is_unset() -> None:
     old = by_name("funnel").build().to(torch.bfloat16)
-    new = old.select_rows(KEPT)
-    assert new.training and new.codes.dtype == torch.bfloat16
+    new = old.select_rows(torch.tensor([0, 1, 7]))
+    assert new.training and new.codes.dtype == torch.bfloat16 and new.padding_idx is None
 
 
 @pytest.mark.parametrize("ids", [[], [3, 3], [5, 2], [-1, 4], [0, 37]], ids=str)
