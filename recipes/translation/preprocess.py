@@ -305,6 +305,7 @@ class Preparation:
         settings["sentences"] = str(self.settings.sentences)
         self._step(f"{name}-learn", texts, [model], in_own_process, learn, **settings)
         split = partial(self._split_into_pieces, name, model)
+        (home / "shards").mkdir(exist_ok=True)  # see `main`
         for_each(self.processes, split, [*self.test_files(origin), *texts], name)
         sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         for side in sides:
@@ -461,6 +462,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         preparation.split_text(corpora, tests)
         if any(settings.pieces[name].kind == "bpe" for name in names):
             texts = [*preparation.test_files(TEXT), *preparation.training_files(TEXT)]
+            # A new folder appears with its first file in one rename, which only one worker can do.
+            (recipe.data / TOKENS).mkdir(exist_ok=True)
             for_each(options.processes, preparation.tokenize, texts, TOKENS)
         for name in names:
             preparation.make_pieces(name)
