@@ -240,11 +240,14 @@ def scored_cross_entropy(
     settings = LossSettings(False, hidden.dtype, **options)
     settings.check()
     size = tokens_per_block(len(targets), num_words, settings.block_size, hidden.device)
+    ignored, smoothing = settings.ignore_index, settings.label_smoothing
     losses, predictions = [], []
     for states, words in zip(hidden.split(size), targets.split(size)):
-        scores = scores_of(states).to(sum_dtype(hidden))
-        how = {"ignore_index": settings.ignore_index, "label_smoothing": settings.label_smoothing}
-        losses.append(F.cross_entropy(scores, words.long(), reduction="none", **how))  # type: ignore[arg-type]
+        scores, words = scores_of(states).to(sum_dtype(hidden)), words.long()
+        loss = F.cross_entropy(
+            scores, words, ignore_index=ignored, label_smoothing=smoothing, reduction="none"
+        )
+        losses.append(loss)
         predictions.append(scores.argmax(dim=-1))
     return _reduce(torch.cat(losses), targets, settings), torch.cat(predictions)
 
