@@ -238,7 +238,19 @@ def trim(
         OSError: a file cannot be read or written.
     """
     host, adapter = find_host(model)
-    trained = adapter.read_trimmable(model)
+    return _trim(model, host, adapter.read_trimmable(model), texts, output, keep, force)
+
+
+def _trim(
+    model: Path,
+    host: str,
+    trained: TrimmableModel,
+    texts: Texts,
+    output: Path | None,
+    keep: Keep,
+    force: bool,
+) -> TrimReport:
+    """As `trim`, for a model that has been read."""
     vocabularies = trained.vocabularies()
     maps = {} if output is None else map_files(trained, output, vocabularies)
     files = [] if output is None else trained.files(output)
@@ -346,7 +358,8 @@ def trimmed_copy(
         UserError: the model cannot be trimmed, its sides have their own vocabularies, or the paths clash.
         OSError: a file cannot be read or written.
     """
-    trained = find_host(model)[1].read_trimmable(model)
+    host, adapter = find_host(model)
+    trained = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
     if len(vocabularies) > 1:
         raise UserError(
@@ -362,7 +375,8 @@ def trimmed_copy(
         settings = dataclasses.replace(settings, beside=beside)
         if output is not None:
             check_files(trained, output, dataclasses.replace(settings, texts=texts))
-        report = trim(model, Texts(texts), small)
+        report = _trim(model, host, trained, Texts(texts), small, Keep(), force=False)
+        del trained  # it is read again, trimmed
         trimmed = dataclasses.replace(
             report,
             output=None if output is None else os.fspath(output),
