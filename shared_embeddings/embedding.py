@@ -250,7 +250,7 @@ class SharedEmbedding(CachingModule):
         return any(isinstance(tensor, PackedTensor) for tensor in tensors)
 
     def train(self: Embedding, mode: bool = True) -> Embedding:
-        """As in the base class; warns once if there are packed tensors, which are not trained."""
+        """Warn once if there are packed tensors, which are not trained."""
         if mode and any(isinstance(parameter, PackedTensor) for parameter in self.parameters()):
             warn_of_frozen()
         return super().train(mode)

@@ -554,7 +554,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return loss, softmax.predictions(hidden, best)
 
     def inner_embedding(self) -> SharedEmbedding:
-        """As in the base class: with factor 1 the table of all bands, which is the `map` or a copy."""
+        """With factor 1, the table of all bands, which is the `map` or a copy."""
         if self.map is not None:
             return self.map
         if self.options.factor > 1 or self.options.tie == "none":
@@ -570,7 +570,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return plain.train(self.training)  # type: ignore[no-any-return]
 
     def with_inner_embedding(self, part: SharedEmbedding) -> SharedEmbedding:
-        """As in the base class; the part's own bias is dropped, because the words have one here."""
+        """Drops the part's own bias, because the words have one here."""
         if self.inner_embedding() is self:
             return super().with_inner_embedding(part)
         of_map = {name: value for name, value in part.stored_options().items() if name != "output_bias"}
@@ -595,7 +595,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return options
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; every band keeps its width, and at least one word."""
+        """Every band keeps its width, and at least one word."""
         options, state = super().state_for_ids(ids)
         members = [ids[inside] for inside in self._positions(ids)]
         for band, (start, words) in enumerate(zip(self.starts, members)):
@@ -625,7 +625,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         return self.without_padding(table, self.all_ids(table.device))
 
     def set_output_bias(self, bias: Tensor) -> None:
-        """As in the base class; the bias of a cluster is the logsumexp of the biases of its words.
+        """The bias of a cluster becomes the logsumexp of the biases of its words.
 
         For hidden states of zero, words then have the same probabilities as in one softmax.
         """

@@ -181,11 +181,11 @@ class AloneEmbedding(SharedEmbedding):
 
     @property
     def draws_per_token(self) -> bool:
-        """As in the base class: in training, until `relu_dropout` ends."""
+        """In training, until `relu_dropout` ends."""
         return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        """As in the base class; with dropout, tokens of a word share only the work before it."""
+        """With dropout, tokens of a word share only the work before it."""
         if not self.draws_per_token:
             return super().token_rows(words, inverse)
         hidden = self.relu_dropout(F.embedding(inverse, self._hidden_function()(words)))

@@ -126,7 +126,7 @@ class StructuredEmbedding(SharedEmbedding):
         return torch.einsum("ngd,gkd->ngk", pieces, dense(self.centroids))
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """As in the base class; unused centroids are removed if there are more centroids than words."""
+        """Unused centroids are removed if there are more centroids than words."""
         options, state = super().state_for_ids(ids)
         if self.options.num_clusters <= len(ids):
             return options, state

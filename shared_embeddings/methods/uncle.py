@@ -480,7 +480,7 @@ class UncleEmbedding(SharedEmbedding):
     def flat_loss_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """As in the base class, with the scores of a class computed once for all of its words."""
+        """Computes the scores of a class once for all of its words."""
         if self.scores_by_blocks():
             return super().flat_loss_and_predictions(hidden, targets, **options)
         index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
