@@ -7,14 +7,8 @@ import types
 from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding_a_method.md"
-
-
-def source(number: int = 0) -> str:
-    """One of the Python files in the document."""
-    return DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1 + number].split("```")[0]
-
-
+SOURCE = DOCUMENT.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
 MODULE = types.ModuleType("documented_method")
 # Dataclasses look up their module there.
 sys.modules[MODULE.__name__] = MODULE
-exec(compile(source(), str(DOCUMENT), "exec"), MODULE.__dict__)
+exec(compile(SOURCE, str(DOCUMENT), "exec"), MODULE.__dict__)
