@@ -278,7 +278,7 @@ def runs() -> Iterator[Any]:
                 yield pytest.param(dtype, [*how, *options], id=f"{name}-{dtype}-{size}", marks=marks)
 
 
-@pytest.mark.parametrize(("dtype", "arguments"), runs())
+@pytest.mark.parametrize(("dtype", "arguments"), list(runs()))
 def test_every_method_and_codec_in_every_dtype(
     dtype: str, arguments: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
