@@ -102,7 +102,7 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
             ("opt", "vocab") if not isinstance(checkpoint, dict) else {"opt", "vocab"} - checkpoint.keys()
         )
         raise UserError(
-            f"checkpoint {path}: has no {' and no '.join(sorted(lacking))}; use one of onmt_train"
+            f"checkpoint {path}: has no {' and no '.join(sorted(lacking))}; use one written by onmt_train"
         )
     tensors.check_parts(checkpoint, PARTS, f"checkpoint {path}")
     for file in [] if "model" in checkpoint else safetensors_of(path):
@@ -142,7 +142,9 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
     if Path(path).is_dir():
         raise UserError(f"{option}: {path} is a folder; choose a file")
     if not can_be_created(path):
-        raise UserError(f"{option}: the folder {Path(path).parent} cannot be written to; choose another one")
+        raise UserError(
+            f"{option}: the folder {Path(path).parent} cannot be created or written to; choose another"
+        )
 
 
 def remove_leftovers(save_model: str) -> None:
@@ -385,7 +387,9 @@ def average_checkpoints(paths: list[str], fp32: bool = False) -> dict[str, Any]:
             sums = {name: t.double() if t.is_floating_point() else t for name, t in state.items()}
             continue
         if checkpoint["vocab"] != result["vocab"]:
-            raise UserError(f"{path}: another vocabulary than {paths[0]}; average checkpoints of one model")
+            raise UserError(
+                f"{path}: its vocabulary differs from {paths[0]}; average checkpoints of one model"
+            )
         _add(sums, state, path, paths[0])
     means = {
         name: (t / len(paths)).to(kinds[name]) if t.is_floating_point() else t for name, t in sums.items()
@@ -420,7 +424,9 @@ def _default_packing(opt: Namespace) -> Packing | None:
 def _add(total: dict[str, Tensor], state: dict[str, Tensor], path: str, first: str) -> None:
     odd = sorted(total.keys() ^ state.keys())
     if odd:
-        raise UserError(f"{path}: only this one or {first} has {odd[0]}; average checkpoints of one model")
+        raise UserError(
+            f"{path}: differs from {first} (only one of them has {odd[0]}); average checkpoints of one model"
+        )
     for name, tensor in state.items():
         if total[name].shape != tensor.shape:
             raise UserError(

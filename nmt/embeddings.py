@@ -41,7 +41,8 @@ def insert_embeddings(model: Any, plan: plans.EmbeddingPlan, opt: Namespace, voc
     """Replace the model's tables by the planned embeddings, tied as planned."""
     if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
         raise UserError(
-            "share_embeddings: true needs one vocabulary, but source and target differ; set share_vocab"
+            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) and "
+            f"target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or remove share_embeddings"
         )
     built = {}
     for side, settings in plan.sides().items():

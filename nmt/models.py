@@ -62,7 +62,10 @@ def dense_checkpoint(path: str) -> dict[str, Any]:
     model: Any
     model, _, options, checkpoint = build_from_checkpoint(path)
     if getattr(options, "copy_attn", False):
-        raise UserError(f"format: ctranslate2 does not support copy_attn: true of {path}; use pytorch")
+        raise UserError(
+            f"format: ctranslate2 does not support copy attention, which {path} has (copy_attn: true); use "
+            "format: pytorch with onmt_translate or onmt_server"
+        )
     shared = shared_embeddings_of(model)
     inner = {id(tensor) for embedding in shared for tensor in embedding.state_dict(keep_vars=True).values()}
     state = model.state_dict(keep_vars=True)
@@ -107,7 +110,8 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     if has_length_control(checkpoint["opt"]):
         shown = " ".join(checkpoint["opt"].decoder_positions)
         raise UserError(
-            f"format: ctranslate2 does not support decoder_positions: {shown} of {path}; use pytorch"
+            f"format: ctranslate2 does not support length control, which {path} has (decoder_positions: "
+            f"{shown}); use format: pytorch with onmt_translate or onmt_server"
         )
     # Two names of the same attention; CTranslate2 supports the older one.
     if getattr(checkpoint["opt"], "self_attn_type", "") == "scaled-dot-flash":

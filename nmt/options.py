@@ -494,7 +494,9 @@ def check_translation(opt: Namespace) -> None:
     if opt.n_best > opt.beam_size:
         raise UserError(f"n_best: {opt.n_best} is more than beam_size {opt.beam_size}; change one of them")
     if opt.min_length > opt.max_length:
-        raise UserError(f"min_length: {opt.min_length} is more than max_length {opt.max_length}; change one")
+        raise UserError(
+            f"min_length: {opt.min_length} is more than max_length {opt.max_length}; change one of them"
+        )
     if opt.phrase_table and not opt.replace_unk:
         raise UserError("phrase_table: has no effect without replace_unk; set replace_unk, or remove it")
     if opt.world_size > 1:

@@ -270,7 +270,10 @@ def read_models(path: str, allow_functions: bool) -> dict[int, Model]:
     for number, settings in enumerate(content.models, start=1):
         what = f"{where}: models {number}"
         if (settings.preprocess or settings.postprocess) and not allow_functions:
-            raise UserError(f"{what}: preprocess and postprocess name functions; add --allow_functions")
+            raise UserError(
+                f"{what}: preprocess and postprocess name Python functions; add --allow_functions to import "
+                "them"
+            )
         chosen = max(models, default=-1) + 1 if settings.id is None else settings.id
         if chosen in models:
             raise UserError(f"{what}: the id {chosen} is not unique; choose another one")

@@ -123,7 +123,10 @@ def read_corpora(opt: Namespace) -> dict[str, dict[str, Any]]:
         check_parallel(name, paths) if paths else None
     weights = {name: corpus.get("weight", 1) for name, corpus in corpora.items()}
     if not any(weight != 0 for name, weight in weights.items() if name != CorpusName.VALID):
-        raise UserError("data: there is no training corpus; add one with a weight of at least 1")
+        raise UserError(
+            "data: there is no training corpus; add one with a weight of at least 1 in addition to "
+            f"`{CorpusName.VALID}`"
+        )
     return corpora
 
 

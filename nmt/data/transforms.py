@@ -139,7 +139,8 @@ def applied(opt: Namespace) -> Iterator[str]:
         other = read_recorded(path)
         if _trained(recorded) != _trained(other) or recorded.files != other.files:
             raise UserError(
-                f"model: {path} and {recorded.path} have other transforms; add -transforms {NONE}"
+                f"model: {path} was trained with other transforms than {recorded.path}; translate tokenized "
+                f"text with -transforms {NONE}"
             )
     names, of_corpus = _trained(recorded) if not asked else (asked, {})
     opt.transforms = names
@@ -247,9 +248,14 @@ def _check_complete(opt: Namespace) -> None:
         for side in ("src", "tgt"):
             needed = name != "onmt_tokenize" or getattr(opt, f"{side}_subword_type") != NONE
             if needed and not getattr(opt, f"{side}_subword_model"):
-                raise UserError(f"transforms: {name} needs -{side}_subword_model")
+                raise UserError(
+                    f"transforms: {name} needs a subword model; name it with -{side}_subword_model"
+                )
     if subwords and opt.report_align:
-        raise UserError(f"report_align: does not align text that {subwords[0]} joins; add -transforms {NONE}")
+        raise UserError(
+            f"report_align: aligns tokens, but {subwords[0]} joins them in the output; translate tokenized "
+            f"text with -transforms {NONE}"
+        )
 
 
 def _describe(names: list[str], recorded: Recorded, is_asked: bool) -> str:

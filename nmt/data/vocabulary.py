@@ -150,7 +150,8 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
     if None in entries:
         number = entries.index(None)
         raise UserError(
-            f"vocabulary {path}: line {number + 1} is {lines[number]!r}; expected a token and its count"
+            f"vocabulary {path}: line {number + 1} is {lines[number]!r}, expected a token, a tab and its "
+            "count; create it again with onmt_build_vocab"
         )
     return [entry[0] for entry in entries if entry is not None and entry[1] >= minimum_count]
 

@@ -149,7 +149,8 @@ def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]
     found, wanted = count_lines(str(hypotheses)), n_best * count_lines(str(sources))
     if found != wanted:
         raise UserError(
-            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} for each source"
+            f"hypotheses: {hypotheses} has {found} lines, expected {wanted}: {n_best} (n_best) for each line "
+            f"of {sources}"
         )
     candidates = clean_lines(hypotheses)
     for source in clean_lines(sources):

@@ -219,11 +219,15 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
         raise UserError(f"{name}: has no effect on a model without {OPTION}: [pe, lrpe]; remove it")
     longest = desired if isinstance(desired, int) else max(desired)
     if opt.max_length <= longest:
-        raise UserError(f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1}")
+        raise UserError(
+            f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1} or more"
+        )
     defaults = ArgumentParser()
     onmt.opts.translate_opts(defaults)
     if translator.max_length_ratio not in (0, float(defaults.get_default("max_length_ratio"))):
-        raise UserError(f"max_length_ratio: has no effect with {name}; remove it")
+        raise UserError(
+            f"max_length_ratio: {translator.max_length_ratio} has no effect with {name}; remove it"
+        )
     translator.max_length_ratio = 0
     translator.desired = desired
 

@@ -173,7 +173,8 @@ def prepare_student(
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
         if asked.soft_targets > 0 and getattr(opt, name, False):
             raise UserError(
-                f"{OPTION}: soft_targets does not work with {name}: {getattr(opt, name)}; remove one"
+                f"{OPTION}: soft_targets: {asked.soft_targets:g} does not work with {name}: "
+                f"{getattr(opt, name)}; remove one of them"
             )
     distillation.freeze(model, embeddings.shared_embeddings_of(model), asked.freeze)
     if not is_new and asked.alpha == 0 and asked.soft_targets == 0:

@@ -105,7 +105,10 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     """Set the options to resume the last intact step of an existing run; see `begin`."""
     whole = intact_steps(opt.save_model)
     if not whole:
-        raise UserError(f"save_model: all checkpoints of {opt.save_model} are damaged; set resume: overwrite")
+        raise UserError(
+            f"save_model: the checkpoints {opt.save_model}_step_*.pt are damaged; set resume: overwrite to "
+            "remove them, or choose another save_model"
+        )
     path = f"{opt.save_model}_step_{whole[-1]}.pt"
     refuse_link(Path(path))  # the model of another run would become this one
     before = peek(path).get("run")

@@ -271,8 +271,8 @@ def test_token_files_are_not_text(name: str, inputs: Path, tmp_path: Path) -> No
     for place in [number for number, word in enumerate(given) if word.endswith(texts)]:
         ended = run(writer.command, [*given[:place], str(tokens), *given[place + 1 :]])
         line = error_of(name, ended)
-        assert ended.status == 2
-        assert str(tokens) in line and "UTF-8" in line or name == "onmt_rerank"  # counts lines first
+        assert ended.status == 2 and str(tokens) in line
+        assert "UTF-8" in line or name == "onmt_rerank"  # counts lines first
         assert not [path for path in folder.rglob("*") if path.is_file()]
 
 

@@ -258,8 +258,8 @@ def test_averaging_needs_one_model(trained: Trained, tmp_path: Path, error_line:
     words = saved["vocab"]["src"][::-1]
     torch.save({**saved, "vocab": {**saved["vocab"], "src": words, "tgt": words}}, reordered)
     for other, printed in (
-        (reordered, f"{reordered}: another vocabulary than {checkpoint}"),
-        (standard, f"{standard}: only this one or {checkpoint} has"),
+        (reordered, f"{reordered}: its vocabulary differs from {checkpoint}"),
+        (standard, f"{standard}: differs from {checkpoint} (only one of them has"),
     ):
         assert printed in error_line("onmt_average_models -models", checkpoint, other, "-output", mean)
     assert not mean.exists()
