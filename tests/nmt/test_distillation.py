@@ -306,7 +306,7 @@ def test_unsuitable_teachers_are_rejected(
         (
             teacher,
             {"soft_targets": 0.5, "truncated_decoder": 2},
-            "soft_targets does not work with truncated_decoder: 2",
+            "soft_targets: 0.5 does not work with truncated_decoder: 2",
         ),
         (teacher, {"embedding": {**METHODS["alone"], "seed": 3}}, "cannot have its own `seed`"),
         (host.folder / "none.pt", {}, "no such file"),
