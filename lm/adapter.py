@@ -20,7 +20,7 @@ from lm.data.vocabulary import Vocabulary as Words
 from lm.evaluate.evaluation import Reading, evaluate, evaluating, read_data
 from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints.tensors import contains_strings
+from shared_embeddings.checkpoints import contains_strings
 from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
@@ -44,7 +44,7 @@ from shared_embeddings.compress.measure import (
     sampled_lines,
 )
 from shared_embeddings.embedding import WordEmbedding
-from shared_embeddings.export.graph import OnnxBody
+from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words

@@ -16,8 +16,7 @@ import shared_embeddings as se
 from lm import models
 from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints.checksums import verified, with_checksum
-from shared_embeddings.checkpoints.tensors import (
+from shared_embeddings.checkpoints import (
     PartType,
     building,
     check_finite,
@@ -27,6 +26,8 @@ from shared_embeddings.checkpoints.tensors import (
     loaded,
     mapped,
     unreadable,
+    verified,
+    with_checksum,
 )
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import (

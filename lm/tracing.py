@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from lm.models.transformer_xl import TransformerXL
-from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require

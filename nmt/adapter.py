@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.checkpoints.tensors import contains_strings
+from shared_embeddings.checkpoints import contains_strings
 
 if TYPE_CHECKING:
     from nmt.compression import CheckpointModel, TrimmableCheckpoint

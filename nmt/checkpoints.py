@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nmt.embeddings import shared_embeddings_of, unique_state
-from shared_embeddings.checkpoints import checksums, tensors
+from shared_embeddings import checkpoints
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
 from shared_embeddings.registry import options
@@ -33,14 +33,16 @@ SUBWORDS = "subwords"
 
 
 def _is_vocabulary(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(tensors.is_words(value.get(side)) for side in ("src", "tgt")):
+    if not isinstance(value, dict) or not all(
+        checkpoints.is_words(value.get(side)) for side in ("src", "tgt")
+    ):
         return False
     features = value.get("src_feats", [])
     return (
         isinstance(value.get("data_task"), str)
         and isinstance(value.get("decoder_start_token", ""), str)
         and isinstance(features, list)
-        and all(map(tensors.is_words, features))
+        and all(map(checkpoints.is_words, features))
     )
 
 
@@ -51,7 +53,7 @@ def _is_optim(value: Any) -> bool:
     steps = (value.get("training_step"), value.get("decay_step", 1))
     inner = value.get("optimizer", [])
     return all(type(step) is int and step >= 0 for step in steps) and all(
-        map(tensors.is_optimizer, inner if isinstance(inner, list) else [inner])
+        map(checkpoints.is_optimizer, inner if isinstance(inner, list) else [inner])
     )
 
 
@@ -83,15 +85,15 @@ def _is_run(value: Any) -> bool:
     return isinstance(settings, dict) and "train_from" in settings
 
 
-PARTS: dict[str, tensors.PartType] = {
+PARTS: dict[str, checkpoints.PartType] = {
     "opt": ("the options of a model", lambda value: isinstance(value, Namespace)),
     "vocab": ("the words of both sides", _is_vocabulary),
-    "model": ("dense tensors by their names", tensors.is_state),
-    "generator": ("dense tensors by their names", lambda value: value is None or tensors.is_state(value)),
+    "model": ("dense tensors by their names", checkpoints.is_state),
+    "generator": ("dense tensors by their names", lambda value: value is None or checkpoints.is_state(value)),
     "optim": ("the state of an optimizer, or None", lambda value: value is None or _is_optim(value)),
     "resume": ("the state of every process, or None", lambda value: value is None or _is_resume(value)),
     "run": ("the settings of a run, or None", lambda value: value is None or _is_run(value)),
-    SUBWORDS: ("bytes by the names of options", tensors.is_state),
+    SUBWORDS: ("bytes by the names of options", checkpoints.is_state),
 }
 
 
@@ -104,13 +106,13 @@ def check_checkpoint(path: str, checkpoint: Any) -> None:
         raise UserError(
             f"checkpoint {path}: has no {' and no '.join(sorted(lacking))}; use one written by onmt_train"
         )
-    tensors.check_parts(checkpoint, PARTS, f"checkpoint {path}")
+    checkpoints.check_parts(checkpoint, PARTS, f"checkpoint {path}")
     for file in [] if "model" in checkpoint else safetensors_of(path):
         try:
-            found = checksums.recorded_checksum(file)  # reads the header only
+            found = checkpoints.recorded_checksum(file)  # reads the header only
         except (SafetensorError, OSError) as error:
             raise UserError(f"checkpoint {file}: is truncated or damaged ({error})") from error
-        if found != checkpoint.get(WEIGHTS) and checksums.is_verified():
+        if found != checkpoint.get(WEIGHTS) and checkpoints.is_verified():
             raise UserError(
                 f"checkpoint {path}: {file} has the weights of another checkpoint; use an earlier step, or "
                 "both files of the same step"
@@ -158,7 +160,7 @@ def remove_leftovers(save_model: str) -> None:
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
     with files.replacing(Path(path)) as temporary:
-        files.save_tensors(checksums.with_checksum(checkpoint), temporary)
+        files.save_tensors(checkpoints.with_checksum(checkpoint), temporary)
 
 
 def allow_checkpoint_types() -> None:
@@ -179,7 +181,7 @@ def reading_checkpoint(path: str) -> Iterator[None]:
     except UserError:
         raise
     except files.UNREADABLE as error:
-        raise tensors.unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
+        raise checkpoints.unreadable(f"checkpoint {path}", error, "OpenNMT-py") from error
 
 
 @contextlib.contextmanager
@@ -199,7 +201,7 @@ def checkpoint_errors(path: str | os.PathLike[str] | None) -> Iterator[None]:
             with safe_open(file, "pt") as opened:
                 count += len(opened.keys())
     try:
-        with tensors.building(count, sum(map(os.path.getsize, paths))):
+        with checkpoints.building(count, sum(map(os.path.getsize, paths))):
             yield
     except (torch.OutOfMemoryError, OSError):
         raise
@@ -218,16 +220,16 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read and verify a checkpoint without running code from it."""
     name = os.fspath(path)
     with reading_checkpoint(name):
-        checkpoint = tensors.loaded(name)
+        checkpoint = checkpoints.loaded(name)
         check_checkpoint(name, checkpoint)
-        return with_unpacked_tensors(name, checksums.verified(checkpoint, f"checkpoint {name}"), unpack)
+        return with_unpacked_tensors(name, checkpoints.verified(checkpoint, f"checkpoint {name}"), unpack)
 
 
 def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint without loading or verifying its tensors."""
     name = os.fspath(path)
     with reading_checkpoint(name):
-        checkpoint = tensors.mapped(name)
+        checkpoint = checkpoints.mapped(name)
         check_checkpoint(name, checkpoint)
         return checkpoint  # type: ignore[no-any-return]
 
@@ -236,7 +238,7 @@ def verify_checkpoint(path: str) -> None:
     """Compare a checkpoint with its checksum."""
     checkpoint = peek(path)
     with reading_checkpoint(path):
-        checksums.verified(checkpoint, f"checkpoint {path}")
+        checkpoints.verified(checkpoint, f"checkpoint {path}")
 
 
 def with_unpacked_tensors(
@@ -246,12 +248,12 @@ def with_unpacked_tensors(
 
     `opened` is what becomes of packed weights, `unpack` or `hold` of `shared_embeddings.quant.storage`.
     """
-    checkpoint = {name: value for name, value in checkpoint.items() if name != checksums.KEY}
+    checkpoint = {name: value for name, value in checkpoint.items() if name != checkpoints.KEY}
     if "model" not in checkpoint:
         return checkpoint
     stored = joined_generator(checkpoint["model"], checkpoint.get("generator"))
     state = opened(stored)
-    tensors.check_finite(state, f"checkpoint {path}")
+    checkpoints.check_finite(state, f"checkpoint {path}")
     if HEADER not in stored:
         return checkpoint
     body, head = split_generator(state)
@@ -280,12 +282,12 @@ def read_safetensors(
     """Return the tensors of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``; see above."""
     stored: dict[str, Tensor] = {}
     for file in safetensors_of(path):
-        stored.update(checksums.load_safetensors(file, f"checkpoint {file}"))
+        stored.update(checkpoints.load_safetensors(file, f"checkpoint {file}"))
     try:
         state = opened(stored)
     except StorageError as error:
         raise UserError(f"checkpoint {file}: {error}") from error
-    tensors.check_finite(state, f"checkpoint {file}")
+    checkpoints.check_finite(state, f"checkpoint {file}")
     return state
 
 
@@ -364,8 +366,8 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
             distinct[name] = tensor.contiguous()
     pair = f"{base}.pt", f"{base}.safetensors"
     with files.staged([Path(file) for file in pair]) as (checkpoint, separate):
-        checksum = checksums.save_safetensors(distinct, separate)
-        files.save_tensors(checksums.with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
+        checksum = checkpoints.save_safetensors(distinct, separate)
+        files.save_tensors(checkpoints.with_checksum({**saved, WEIGHTS: checksum}), checkpoint)
         shutil.copymode(checkpoint, separate)  # safetensors restricts permissions to the owner
     return pair
 

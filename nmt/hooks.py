@@ -35,11 +35,11 @@ from nmt.summarization.length_control import LengthControlledPositions
 from nmt.train.progress import check_finite
 from nmt.train.runs import CHOICES
 from shared_embeddings.compress import distillation, straight_through
-from shared_embeddings.layers.dropout import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, signals_delayed
+from shared_embeddings.utils.layers import Dropout
 
 
 def apply_patches() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shared_embeddings.cli.catalog import methods_table
+from shared_embeddings.cli.main import methods_table
 from shared_embeddings.utils.files import write_text
 
 README = Path(__file__).parents[1] / "README.md"

@@ -3,14 +3,13 @@
 The options dataclass of every method is here by its name, such as ``FunnelOptions``.
 """
 
-import shared_embeddings.utils.early_signals  # noqa: F401  # before all that takes seconds to import
+import shared_embeddings.utils.interrupts  # noqa: F401  # before all that takes seconds to import
 
 # isort: split
 import shared_embeddings.methods  # noqa: F401  # before the function of the same name below
 from shared_embeddings import accounting
 from shared_embeddings.compress.fit import FitReport, fit
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.methods.adaptive import AdaptiveOptions
 from shared_embeddings.methods.alone import AloneOptions
 from shared_embeddings.methods.compositional_code import CompositionalCodeOptions
@@ -25,6 +24,7 @@ from shared_embeddings.methods.tensor_train import TensorTrainOptions
 from shared_embeddings.methods.uncle import UncleOptions
 from shared_embeddings.registry import build, methods, num_parameters, options
 from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.options import STORED, OptionError
 
 __all__ = [

@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         options: some options of the method.
-        store: the storage dtype, see `shared_embeddings.checkpoints.storage`.
+        store: the storage dtype, see `shared_embeddings.quant.storage`.
     """
 
     options: Options

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nmt.checkpoints import allow_checkpoint_types
-from shared_embeddings.checkpoints.checksums import KEY, with_checksum
+from shared_embeddings.checkpoints import KEY, with_checksum
 from shared_embeddings.registry import options
 from shared_embeddings.spec import Options
 

@@ -28,10 +28,10 @@ from lm.train.config import Configuration
 from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, softened
-from shared_embeddings.layers.dropout import set_updates
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import refuse_link
 from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
+from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.results import Writer, Writers
 
 

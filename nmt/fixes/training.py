@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.checkpoints import reading_checkpoint
 from nmt.data.batches import Batches, QuietLoader
 from nmt.fixes import replace, wrap
-from shared_embeddings.checkpoints.tensors import loaded
+from shared_embeddings.checkpoints import loaded
 from shared_embeddings.utils.interrupts import Interrupted, leave_to_parent
 
 # Applies the fixes in data loader workers, too.

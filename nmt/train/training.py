@@ -27,7 +27,7 @@ from nmt.plan import OPTION_NAMES, read_plan
 from nmt.summarization.length_control import check_same_positions
 from nmt.train import embeddings
 from nmt.train.progress import ProgressReport, Stopping, check_finite
-from shared_embeddings.checkpoints.tensors import check_optimizer
+from shared_embeddings.checkpoints import check_optimizer
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.interrupts import Interrupted

@@ -27,7 +27,7 @@ from recipes.glove_reconstruction.train import (
     score,
     write_source,
 )
-from shared_embeddings.analysis.similarity import read_pairs
+from shared_embeddings.analysis import read_pairs
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError

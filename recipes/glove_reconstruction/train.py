@@ -25,7 +25,7 @@ from recipes.common.results import SMOKE_FOLDER, find_result, write_result
 from recipes.common.smoke import SMOKE
 from recipes.common.tools import parse_settings, read_json
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.analysis.similarity import WordPairs, read_pairs, word_similarity
+from shared_embeddings.analysis import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
 from shared_embeddings.compress.sizing import options_within
 from shared_embeddings.quant.packed_tensor import install

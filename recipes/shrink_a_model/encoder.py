@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import shared_embeddings.hosts.hf  # noqa: F401  (registers compressed models with transformers)
-from shared_embeddings.analysis.similarity import WordPairs, read_pairs, spearman, word_similarity
+from shared_embeddings.analysis import WordPairs, read_pairs, spearman, word_similarity
 from shared_embeddings.utils.extras import require
 
 _BATCH = 32

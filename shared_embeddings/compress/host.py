@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress.measure import Measured
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.export.graph import OnnxBody
+from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 

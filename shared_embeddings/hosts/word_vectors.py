@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints.checksums import KEY, state_digest, verified
+from shared_embeddings.checkpoints import KEY, state_digest, verified
 from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
 from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictions, Probe, Quality, Validation

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers.initialization import entry_std, zero_padding_row
 from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
 from shared_embeddings.registry import build, num_parameters, options, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.layers import entry_std, zero_padding_row
 from shared_embeddings.utils.options import option, require, require_at_least, require_effect
 from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.layers.dropout import EndingDropout
-from shared_embeddings.layers.initialization import code_bits, code_dtype, entry_std
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, entry_std
 from shared_embeddings.utils.options import (
     option,
     require,

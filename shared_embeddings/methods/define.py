@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.layers.initialization import entry_std
 from shared_embeddings.registry import build, methods, num_parameters, options, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.layers import entry_std
 from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_effect
 
 Transform = Literal["hgt", "glt", "linear"]

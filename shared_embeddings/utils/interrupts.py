@@ -1,18 +1,27 @@
-"""Handle SIGINT and SIGTERM: end a command with a message, after the current step or write."""
+"""Handle SIGINT and SIGTERM: end a command with a message, after the current step or write.
+
+Importing this module handles signals during the seconds in which a command imports its libraries, before
+`command_line.run`.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Name prefixes of this project's scripts, and packages with modules for ``python -m``.
+SCRIPTS = ("lm_", "onmt_", "shared-embeddings")
+PACKAGES = ("benchmarks", "lm", "nmt", "recipes", "shared_embeddings")
 # Signals within this many seconds are one request: a terminal, a launcher and a parent may each send one.
 # On a busy machine torchrun passes signals on late; it kills after 30 seconds.
 ONE_REQUEST = 30.0 if "TORCHELASTIC_RUN_ID" in os.environ else 2.0
@@ -208,6 +217,45 @@ def _restore(previous: Mapping[int, Any]) -> None:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+def report_signals() -> None:
+    """Make SIGINT and SIGTERM end a command of this project with one line and status 130 or 143.
+
+    Does nothing in programs that only import the library.
+    """
+    command = command_of(sys.orig_argv)
+    if command is None or threading.current_thread() is not threading.main_thread():
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        # Immediately: an exception during an import would print a traceback.
+        word = "interrupted" if number == signal.SIGINT else "terminated"
+        os.write(2, f"{command}: {word} during startup; nothing was changed\n".encode())
+        os._exit(128 + number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+    # While the interpreter shuts down, signals are ignored.
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in SIGNALS])
+
+
+def command_of(line: Sequence[str]) -> str | None:
+    """The command of this project that a Python command line runs; None for other programs."""
+    words = iter(line[1:])
+    for word in words:
+        if word == "-m":
+            module = next(words, "")
+            return module if module.split(".")[0] in PACKAGES else None
+        if word == "-c":
+            return None
+        if word in ("-X", "-W"):  # options of Python that take a value
+            next(words, None)
+        elif not word.startswith("-"):
+            name = Path(word).name
+            return name if name.startswith(SCRIPTS) else None
+    return None
+
+
 def leave_to_parent() -> None:
     """Let the parent process report signals.
 
@@ -223,3 +271,6 @@ def leave_to_parent() -> None:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = report
+
+
+report_signals()

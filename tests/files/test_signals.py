@@ -16,8 +16,8 @@ from unittest import mock
 
 import pytest
 
-from shared_embeddings.utils import command_line, early_signals, interrupts
-from shared_embeddings.utils.early_signals import command_of
+from shared_embeddings.utils import command_line, interrupts
+from shared_embeddings.utils.interrupts import command_of
 
 ROOT = Path(__file__).parents[2]
 # Replaces torch, so that the moment is certain.
@@ -85,11 +85,11 @@ def test_commands_are_recognized(line: str, command: str | None) -> None:
 def test_nothing_is_reported_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the interpreter shuts down, which takes long after so many imports."""
     at_the_end: list[Callable[[], None]] = []
-    monkeypatch.setattr(early_signals.atexit, "register", at_the_end.append)
+    monkeypatch.setattr(interrupts.atexit, "register", at_the_end.append)
     monkeypatch.setattr(sys, "orig_argv", ["python", "lm_prepare"])
-    before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
     try:
-        early_signals.report_signals()
+        interrupts.report_signals()
         at_the_end[0]()
         assert all(signal.getsignal(number) is signal.SIG_IGN for number in before)
     finally:
@@ -103,7 +103,7 @@ def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
     from nmt.hooks import apply_patches
 
     apply_patches()
-    before = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         onmt.bin.build_vocab.init_pool([])
@@ -114,7 +114,7 @@ def test_processes_that_count_words_leave_signals_to_their_parent() -> None:
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", early_signals.SIGNALS)
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_forked_processes_end_silently(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     """Even before they could set their own handlers."""
     with interrupts.signals_raised():

@@ -14,7 +14,6 @@ from lm import models
 from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.export import onnx_file
 from shared_embeddings.quant.storage import pack
 from tests.files.commands import content
 from tests.lm.runs import command, compress, tool, write_corpus, write_model
@@ -242,7 +241,7 @@ def test_whole_models(
 ) -> None:
     """Reading a text in parts, with the state of the previous part, gives the scores of torch."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
+    monkeypatch.setattr("shared_embeddings.export.onnx._SECONDS", 0.0)
     path, output = tmp_path / "model.pt", tmp_path / "model.onnx"
     words = ["<unk>", "<eos>", *(f"w{number}" for number in range(298))]
     config = {"model": kind, "embedding_dim": 16, **MODELS[kind], "embedding": embedding}

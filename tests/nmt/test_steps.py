@@ -173,7 +173,7 @@ def test_a_file_is_hashed_once(trained: Trained, monkeypatch: Patch, options: di
         hashed.append(name.removeprefix("checkpoint "))
         return {key: value for key, value in content.items() if key != "checksum"}
 
-    monkeypatch.setattr("shared_embeddings.checkpoints.checksums.verified", counted)
+    monkeypatch.setattr("shared_embeddings.checkpoints.verified", counted)
     build_from_checkpoint(str(model))
     files = [model, model.with_suffix(".safetensors")]
     assert hashed == [str(file) for file in files if file.exists()]

@@ -22,7 +22,7 @@ from recipes.shrink_a_model.models import (
     table,
     write_report,
 )
-from shared_embeddings.analysis.similarity import WordPair, WordPairs
+from shared_embeddings.analysis import WordPair, WordPairs
 from shared_embeddings.utils.errors import UserError
 
 RECIPE = find_recipe("shrink_a_model")

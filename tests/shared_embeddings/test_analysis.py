@@ -16,10 +16,12 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.analysis.correlation import CorrelationMap, LayerCorrelation, layer_correlations
-from shared_embeddings.analysis.similarity import (
+from shared_embeddings.analysis import (
+    CorrelationMap,
+    LayerCorrelation,
     WordPair,
     WordPairs,
+    layer_correlations,
     layer_cosines,
     read_pairs,
     spearman,

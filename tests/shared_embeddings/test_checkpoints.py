@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.checkpoints.checksums import (
+from shared_embeddings.checkpoints import (
     load_safetensors,
     recorded_checksum,
     save_safetensors,

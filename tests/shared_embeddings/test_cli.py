@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.cli.arguments import percentage
-from shared_embeddings.cli.main import main
+from shared_embeddings.cli.main import main, percentage
 from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, finite_number, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import (

@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
 from shared_embeddings.embedding import WordEmbedding
-from shared_embeddings.export import onnx_file
-from shared_embeddings.export.onnx_file import Exported, export_embedding
+from shared_embeddings.export.onnx import Exported, export_embedding
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codecs import trellis
 from shared_embeddings.quant.packed_tensor import install
@@ -194,7 +193,7 @@ def held(module: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
+    monkeypatch.setattr("shared_embeddings.export.onnx._SECONDS", 0.0)
     found = exported(case.build(), tmp_path / "embedding.onnx")
     assert found.error < 2e-3 and found.bytes == (tmp_path / "embedding.onnx").stat().st_size
 

@@ -13,8 +13,7 @@ import yaml
 
 import shared_embeddings as se
 from shared_embeddings import accounting
-from shared_embeddings.cli.catalog import storage_breakdown
-from shared_embeddings.cli.main import main
+from shared_embeddings.cli.main import main, storage_breakdown
 from shared_embeddings.compress import sizing
 from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.methods import tensor_train

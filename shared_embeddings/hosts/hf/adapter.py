@@ -12,11 +12,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints.tensors import check_finite
+from shared_embeddings.checkpoints import check_finite
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.export.graph import OnnxBody
+from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.hosts.hf import folder
 from shared_embeddings.hosts.hf.onnx_body import trace
 from shared_embeddings.hosts.hf.quality import perplexity, probe

@@ -17,8 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import shared_embeddings.utils.reading as documents
-from shared_embeddings.checkpoints.checksums import load_safetensors, recorded_checksum, stamp_safetensors
-from shared_embeddings.checkpoints.tensors import building, check_finite
+from shared_embeddings.checkpoints import (
+    building,
+    check_finite,
+    load_safetensors,
+    recorded_checksum,
+    stamp_safetensors,
+)
 from shared_embeddings.hosts.hf.word_layers import KEY, find_entry, from_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared_embeddings.export.builder import rename_values
-from shared_embeddings.export.graph import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hosts.hf.word_layers import ENTRY, InputSide, OutputSide
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from shared_embeddings.checkpoints.checksums import save_safetensors
+from shared_embeddings.checkpoints import save_safetensors
 from shared_embeddings.compress.host import TrimmableModel, Vocabulary
 from shared_embeddings.hosts.hf import folder
 from shared_embeddings.hosts.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from shared_embeddings.checkpoints.checksums import recorded_checksum
+from shared_embeddings.checkpoints import recorded_checksum
 from shared_embeddings.cli.main import main
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import Adapter

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 import shared_embeddings.hosts.hf as hf
 from shared_embeddings.cli.main import main
-from shared_embeddings.export import onnx_file
 from tests.shared_embeddings.hf.models import (
     FAMILIES,
     IDS,
@@ -35,7 +34,7 @@ UNIFORM = {"method": "quantized", "bits": 4, "codec": "uniform", "group_size": 1
 @pytest.fixture
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers.exporters.exporter_onnx")
-    monkeypatch.setattr(onnx_file, "_SECONDS", 0.0)
+    monkeypatch.setattr("shared_embeddings.export.onnx._SECONDS", 0.0)
 
 
 def export(model: Path, output: Path, *more: str) -> int:

@@ -1,1 +1,0 @@
-"""Analysis of word vectors: word similarity, and correlation between dimensions."""

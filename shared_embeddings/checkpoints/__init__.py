@@ -1,1 +1,0 @@
-"""Compressing and trimming trained models, for every host that has an adapter."""

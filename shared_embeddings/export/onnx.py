@@ -1,0 +1,735 @@
+"""ONNX graphs of embeddings, as small as their checkpoints, and of whole models around them.
+
+Inputs of an embedding: ``ids`` ``(n,)`` int64 and ``hidden`` ``(m, S)``; outputs: ``vectors`` ``(n, D)`` and,
+for embeddings with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits hold exactly are stored in 16
+bits.
+
+- `standard`, and tables that are a product of two factors: Gather and MatMul;
+- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: see `GraphBuilder`;
+- `structured` and `compositional_code`: Gather of centroids;
+- all others: the dense table.
+
+A model's body is traced with a `StandIn` for each embedding: look-ups and output layers are nodes ``Lookup``
+and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `joined` replaces them by the nodes of
+an embedding's graph; all uses of an embedding share its initializers.
+
+Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
+from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
+from shared_embeddings.methods.quantized import QuantizedEmbedding
+from shared_embeddings.methods.standard import StandardEmbedding
+from shared_embeddings.methods.structured import StructuredEmbedding
+from shared_embeddings.quant.packed_tensor import PackedTensor, dense
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import replacing
+
+
+class TableGraph(NamedTuple):
+    """The graph of an embedding, see the module.
+
+    Attributes:
+        builder: its nodes and initializers.
+        form: how the table is stored.
+        widths: the outputs, "vectors" and maybe "scores", and their last axis.
+        score_dim: S.
+    """
+
+    builder: GraphBuilder
+    form: str
+    widths: dict[str, int]
+    score_dim: int
+
+
+@torch.no_grad()
+def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
+    """The graph of an embedding on the CPU.
+
+    Raises:
+        ModuleNotFoundError: onnx is not installed.
+    """
+    graph, dim = GraphBuilder(), module.embedding_dim
+    has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
+    if isinstance(module, QuantizedEmbedding) and _is_packable(module):
+        # Both sides share the codes.
+        (rate,) = module.word_counts
+        codes, scales = module.codes(rate), dense(module.get_parameter("scales"))
+        scales, group = scales.view(len(codes), -1), module.options.group_size
+        table = graph.blocks("table", codes, scales, int(rate), dim, group, module.padding_idx)
+        graph.gathered(table, "ids", "vectors")
+        if has_output:
+            graph.products("hidden", table, "products")
+        form = table.form
+    elif isinstance(module, (StructuredEmbedding, CompositionalCodeEmbedding)):
+        form = _add_centroids(graph, module, has_output)
+    else:
+        form = _add_factors(graph, module, has_output)
+    if not has_output:
+        return TableGraph(graph, form, {"vectors": dim}, dim)
+    assert isinstance(module, SharedEmbedding)
+    bias = module.output_bias()
+    if bias is None:
+        graph.node("Identity", "products", "scores")
+    else:
+        graph.numbers("bias", bias)
+        graph.node("Add", "products bias", "scores")
+    return TableGraph(graph, form, {"vectors": dim, "scores": module.num_embeddings}, module.score_dim)
+
+
+def serialized(table: TableGraph) -> bytes:
+    """The graph of an embedding as an ONNX model."""
+    helper = table.builder.helper
+    make = helper.make_tensor_value_info
+    inputs = [make("ids", 7, ["n"])]
+    outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
+    if "scores" in table.widths:
+        inputs.append(make("hidden", 1, ["m", table.score_dim]))
+        outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
+    nodes, initializers = table.builder.nodes, table.builder.initializers
+    graph = helper.make_graph(nodes, "shared_embedding", inputs, outputs, initializers)
+    return finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
+
+
+def _is_packable(module: QuantizedEmbedding) -> bool:
+    """Whether ONNX Runtime reads the codes of an embedding."""
+    rates = list(module.word_counts)
+    has_size = block_size(module.embedding_dim, module.options.group_size) > 0
+    return len(rates) == 1 and rates[0] in module.codec.onnx_rates and has_size
+
+
+def _add_centroids(
+    graph: GraphBuilder, module: StructuredEmbedding | CompositionalCodeEmbedding, has_output: bool
+) -> str:
+    """Codes and centroids, whose pieces are joined or added; scores decode the whole table for each run."""
+    is_structured = isinstance(module, StructuredEmbedding)
+    centroids = dense(module.get_parameter("centroids" if is_structured else "codebooks"))
+    groups, clusters = centroids.shape[:2]
+    kind = np.uint8 if clusters <= 256 else np.uint16 if clusters <= 65536 else np.int32
+    graph.constant("codes", module.get_buffer("codes").long().numpy().astype(kind))
+    graph.constant("starts", (torch.arange(groups) * clusters).numpy())
+    graph.numbers("centroids", centroids.flatten(0, 1))
+    graph.node("Gather", "codes ids", "row_codes", axis=0)
+    for codes, name in (("row_codes", "vectors"), ("codes", "table"))[: 1 + has_output]:
+        graph.node("Cast", codes, f"{name}_codes", to=7)
+        graph.node("Add", f"{name}_codes starts", f"{name}_places")
+        graph.node("Gather", f"centroids {name}_places", f"{name}_pieces", axis=0)
+        if is_structured:
+            graph.constant("row_shape", np.array([-1, module.embedding_dim]))
+            graph.node("Reshape", f"{name}_pieces row_shape", f"{name}_rows")
+        else:
+            graph.constant("axis", np.array([1]))
+            graph.node("ReduceSum", f"{name}_pieces axis", f"{name}_rows", keepdims=0)
+    if module.padding_idx is None:
+        graph.node("Identity", "vectors_rows", "vectors")
+    else:  # the vector of the padding word is zero
+        graph.constant("padding", np.array(module.padding_idx))
+        graph.constant("axis", np.array([1]))
+        graph.node("Equal", "ids padding", "is_padding")
+        graph.node("Not", "is_padding", "is_word")
+        graph.node("Cast", "is_word", "word_factors", to=1)
+        graph.node("Unsqueeze", "word_factors axis", "row_factors")
+        graph.node("Mul", "vectors_rows row_factors", "vectors")
+    if has_output:
+        graph.node("Gemm", "hidden table_rows", "products", transB=1)
+    return f"codes of {groups} centroids"
+
+
+def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, has_output: bool) -> str:
+    """The table or two factors, if both sides use the same ones, or the dense tables of the sides."""
+    table, factors = _factors(module)
+    left = graph.matrix("left", factors[0], module.padding_idx)
+    if len(factors) == 1:
+        form = f"{left.form} table"
+        if isinstance(module, SharedEmbedding) and not (left.bits or isinstance(module, StandardEmbedding)):
+            form += f", since ONNX has no smaller form of '{module.method}' with these options"
+        graph.gathered(left, "ids", "vectors")
+    else:
+        right = graph.matrix("right", factors[1])
+        form = f"two factors of rank {left.width}" + (f" in {left.form}" if left.bits else "")
+        graph.gathered(left, "ids", "codes")
+        graph.node("MatMul", f"codes {graph.whole(right)}", "vectors")
+    if has_output:
+        assert isinstance(module, SharedEmbedding)
+        scored = module.output_table().detach().float()
+        if scored.shape != table.shape or not torch.allclose(scored, table, atol=1e-5):
+            graph.products("hidden", graph.matrix("output_table", scored), "products")
+        elif len(factors) == 1:
+            graph.products("hidden", left, "products")
+        else:
+            graph.node("Gemm", f"hidden {right.name}", "projected", transB=1)
+            graph.products("projected", left, "products")
+    return form
+
+
+def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tensor]]:
+    """The input table, and its stored form: itself, or two smaller matrices whose product it is."""
+    if isinstance(module, nn.Embedding):
+        return module.weight.detach().float(), [module.weight]
+    table = module.table().detach().float()
+    factors = [part for part in module.output_factors() if part is not None]
+    if sum(part.numel() for part in factors) > table.numel():
+        return table, [table]
+    left, *right = (dense(part).detach().float() for part in factors)
+    product = module.without_padding(left @ right[0] if right else left, module.all_ids(left.device))
+    is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
+    return table, factors if is_same else [table]
+
+
+DOMAIN = "shared_embeddings"
+_LOOKUP, _SCORES = "Lookup", "Scores"
+# Of each kind of node: what it reads and computes in the graph of an embedding.
+_SIDES = {_LOOKUP: ("ids", "vectors"), _SCORES: ("hidden", "scores")}
+
+
+class Example(NamedTuple):
+    """Inputs of a model, and what torch computes from them, by name."""
+
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class OnnxBody:
+    """A traced model.
+
+    Attributes:
+        program: the ``ModelProto``, with a node of `DOMAIN` for every use of an embedding.
+        tables: the embeddings by the name that these nodes have as their attribute ``table``.
+        examples: to check it; the first input has the ids. Speed is measured with the last one.
+        checkpoint_bytes: the size of the model's weights in its checkpoint.
+    """
+
+    program: Any
+    tables: Mapping[str, SharedEmbedding]
+    examples: list[Example]
+    checkpoint_bytes: int
+
+
+class StandIn(nn.Module):
+    """Replaces an embedding while a model is traced.
+
+    Args:
+        name: of the embedding in `OnnxBody.tables`.
+        embedding: the embedding.
+    """
+
+    def __init__(self, name: str, embedding: SharedEmbedding) -> None:
+        super().__init__()
+        self.name = name
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        # Hosts read the device and the dtype of an embedding from its parameters.
+        self.device_marker = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors ``(..., D)`` of ids ``(...)``."""
+        return self._node(_LOOKUP, ids, [*ids.shape, self.embedding_dim])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores ``(..., V)`` of hidden states ``(..., S)``."""
+        return self._node(_SCORES, hidden, [*hidden.shape[:-1], self.num_embeddings])
+
+    def _node(self, kind: str, given: Tensor, shape: list[int]) -> Tensor:
+        """A node of the traced graph."""
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{kind}", [given], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress of tracing, and warnings about operators that the model does not use."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
+    """The serialized model of a body and the graphs of its embeddings.
+
+    Raises:
+        UserError: it is larger than an ONNX file can be.
+    """
+    model = require("onnx").ModelProto()
+    model.CopyFrom(body.program)
+    inliner, nodes = _Inliner(tables), []
+    for node in model.graph.node:
+        nodes += inliner.inline(node) if node.domain == DOMAIN else [node]
+    replace_nodes(model.graph, [*inliner.constant_nodes, *nodes])
+    model.graph.initializer.extend(inliner.initializers.values())
+    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
+    return finished(model)
+
+
+class _Inliner:
+    """Copies nodes of embeddings into a model, under names that are unique in it.
+
+    Args:
+        tables: the graphs.
+
+    Attributes:
+        constant_nodes: nodes that depend on no input, each once.
+        initializers: those of the nodes that were copied, by name.
+    """
+
+    def __init__(self, tables: Mapping[str, TableGraph]) -> None:
+        self.tables = tables
+        self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
+        self.constant_nodes: list[Any] = []
+        self.initializers: dict[str, Any] = {}
+        self._uses = 0
+
+    def inline(self, call: Any) -> list[Any]:
+        """The nodes that replace a node of `DOMAIN`, between nodes that flatten its input and unflatten its
+        output.
+        """
+        name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
+        table, (source, result) = self.tables[name], _SIDES[call.op_type]
+        self._uses += 1
+        use = f"{DOMAIN}.{self._uses}"
+        nodes = self._copied(name, use, source, result)
+        given, found = f"{use}.{source}", f"{use}.{result}"
+        flat = [-1] if is_lookup else [-1, table.score_dim]
+        for own, values in ((f"{given}_shape", flat), (f"{found}_width", [table.widths[result]])):
+            self.initializers[own] = self.numpy_helper.from_array(np.array(values), own)
+        make, outer = self.helper.make_node, {} if is_lookup else {"end": -1}
+        return [
+            make("Reshape", [call.input[0], f"{given}_shape"], [given]),
+            *nodes,
+            make("Shape", [call.input[0]], [f"{found}_axes"], **outer),
+            make("Concat", [f"{found}_axes", f"{found}_width"], [f"{found}_shape"], axis=0),
+            make("Reshape", [found, f"{found}_shape"], [call.output[0]]),
+        ]
+
+    def _copied(self, table: str, use: str, source: str, result: str) -> list[Any]:
+        """The nodes from an input to an output of a table, for one use of it."""
+        builder = self.tables[table].builder
+        wanted, needed = {result}, []
+        for node in reversed(builder.nodes):
+            if wanted & set(node.output):
+                wanted.update(node.input)
+                needed.append(node)
+        weights = {one.name: one for one in builder.initializers}
+        # Names in the graph of the embedding -> names in the model; at first, those that depend on the input.
+        names = {source: f"{use}.{source}"}
+        nodes = []
+        for node in reversed(needed):
+            is_constant = not names.keys() & set(node.input)
+            for name in node.input:
+                own = f"{table}.{name}"
+                if name in weights and own not in self.initializers:
+                    self.initializers[own] = copied = type(weights[name])()
+                    copied.CopyFrom(weights[name])
+                    copied.name = own
+            if not is_constant:
+                names.update({name: f"{use}.{name}" for name in node.output})
+            copy = type(node)()
+            copy.CopyFrom(node)
+            copy.input[:] = [names.get(name, f"{table}.{name}") for name in node.input]
+            copy.output[:] = [names.get(name, f"{table}.{name}") for name in node.output]
+            if not is_constant:
+                nodes.append(copy)
+            elif copy not in self.constant_nodes:
+                self.constant_nodes.append(copy)
+        return nodes
+
+
+OPSET, IR_VERSION = 18, 10
+MICROSOFT = "com.microsoft"
+# Block sizes of ONNX Runtime, the fastest first.
+_BLOCK_SIZES = (128, 64, 32, 16)
+_INT4_GROUP = 32
+# Smaller initializers stay in 32 bits.
+_LEAST_VALUES = 256
+# A protocol buffer is limited to this size.
+_MOST_BYTES = 2**31 - 1
+
+
+class Matrix(NamedTuple):
+    """A matrix ``(N, K)`` of a graph.
+
+    Attributes:
+        name: its initializers start with it; a dense matrix has this name.
+        rows, width: N and K.
+        block, bits: of its codes; 0 for a dense matrix.
+    """
+
+    name: str
+    rows: int
+    width: int
+    block: int = 0
+    bits: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of a row."""
+        return -(-self.width // self.block)
+
+    @property
+    def form(self) -> str:
+        """How it is stored."""
+        return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
+
+
+def block_size(width: int, group: int) -> int:
+    """The numbers of a block in rows of `width` numbers with a scale for each `group`; 0 if none fits."""
+    sizes = [size for size in _BLOCK_SIZES if group % size == 0 or group >= width]
+    exact = [size for size in sizes if width % size == 0]
+    return (exact or sizes[-1:] or [0])[0]
+
+
+class GraphBuilder:
+    """Nodes and initializers of a graph."""
+
+    def __init__(self) -> None:
+        self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+
+    def constant(self, name: str, values: Any) -> str:
+        """An initializer, once for each name; returns the name."""
+        if name not in {one.name for one in self.initializers}:
+            self.initializers.append(self.numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def numbers(self, name: str, values: Tensor) -> str:
+        """Floating-point numbers in float32; returns the name."""
+        return self.constant(name, values.detach().float().cpu().numpy())
+
+    def node(self, kind: str, inputs: str, output: str, **attributes: Any) -> str:
+        """A node with inputs separated by spaces; returns the name of its output."""
+        domain = MICROSOFT if kind in ("GatherBlockQuantized", "MatMulNBits") else ""
+        self.nodes.append(self.helper.make_node(kind, inputs.split(), [output], domain=domain, **attributes))
+        return output
+
+    # Matrices.
+
+    def matrix(self, name: str, values: Tensor, padding_idx: int | None = None) -> Matrix:
+        """Store a matrix, packed ones in their bits; the row `padding_idx` is zero."""
+        if isinstance(values, PackedTensor) and values.form.name != "fp16" and values.dim() == 2:
+            codes, scales = (part.reshape(len(values), -1) for part in values.packed if part is not None)
+            width = values.size(1)
+            is_int8 = values.form.name == "int8"
+            bits, group = (8, width) if is_int8 else (4, _INT4_GROUP)
+            codes = codes.int() + 128 if is_int8 else codes
+            return self.blocks(name, codes, scales, bits, width, group, padding_idx)
+        table = dense(values).detach().float().clone()
+        if padding_idx is not None:
+            table[padding_idx] = 0
+        self.numbers(name, table)
+        return Matrix(name, *table.shape)
+
+    def blocks(
+        self,
+        name: str,
+        codes: Tensor,
+        scales: Tensor,
+        bits: int,
+        width: int,
+        group: int,
+        padding_idx: int | None,
+    ) -> Matrix:
+        """Store a matrix ``(N, K)`` in few bits.
+
+        Args:
+            name: its initializers start with it.
+            codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
+            scales: ``(N, groups)``.
+            bits: 4 or 8.
+            width: K.
+            group: numbers of a row that share a scale.
+            padding_idx: a row that becomes zero.
+        """
+        size = block_size(width, group)
+        count = -(-width // size)
+        values = codes.to(torch.uint8).numpy()
+        if bits == 4:
+            values = np.stack([values >> 4, values & 15], axis=2).reshape(len(values), -1)[:, :width]
+        # The last block is filled up with zeros.
+        values = np.pad(values, ((0, 0), (0, count * size - width)), constant_values=1 << bits - 1)
+        values = values.reshape(len(values), count, size)
+        groups = np.arange(count) * size // group
+        if bits == 8:
+            # Blocks of upper and of lower halves take turns.
+            values = np.stack([values >> 4, values & 15], axis=2).reshape(len(values), 2 * count, size)
+            groups = groups.repeat(2)
+        # ONNX Runtime reads the low bits of a byte first.
+        self.constant(f"{name}_codes", values[..., ::2] | values[..., 1::2] << 4)
+        factors = scales.detach().float().clone()
+        if padding_idx is not None:
+            factors[padding_idx] = 0
+        if factors.size(1) == len(groups):
+            self.numbers(f"{name}_factors", factors)
+        else:
+            self.numbers(f"{name}_scales", factors)
+            self.constant(f"{name}_groups", groups)
+            self.node("Gather", f"{name}_scales {name}_groups", f"{name}_factors", axis=1)
+        self.constant("last_axis", np.array([2]))
+        self.node("Unsqueeze", f"{name}_factors last_axis", f"{name}_block_factors")
+        return Matrix(name, len(values), width, size, bits)
+
+    def gathered(self, matrix: Matrix, ids: str, output: str) -> str:
+        """The rows ``(n, K)`` of ids ``(n,)``."""
+        if not matrix.bits:
+            return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
+        name, filled = matrix.name, matrix.blocks * matrix.block
+        settings = {"gather_axis": 0, "quantize_axis": 2, "block_size": matrix.block, "bits": 4}
+        inputs, blocks = f"{name}_codes {ids} {name}_block_factors", f"{output}.blocks"
+        if matrix.bits == 4:
+            self.node("GatherBlockQuantized", inputs, blocks, **settings)
+        else:
+            zeros = np.array([8, 0] * matrix.blocks, np.uint8).reshape(1, -1, 1)
+            self.constant(f"{name}_zero_points", zeros)
+            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * matrix.blocks, 1]))
+            self.node("Expand", f"{name}_zero_points {name}_zeros_shape", f"{output}.zeros")
+            self.node("GatherBlockQuantized", f"{inputs} {output}.zeros", f"{output}.halves", **settings)
+            self.constant(f"{name}_pairs", np.array([-1, matrix.blocks, 2, matrix.block]))
+            self.node("Reshape", f"{output}.halves {name}_pairs", f"{output}.pairs")
+            self.constant("places", np.array([[16], [1]], np.float32))
+            self.node("Mul", f"{output}.pairs places", f"{output}.placed")
+            self.constant("last_axis", np.array([2]))
+            self.node("ReduceSum", f"{output}.placed last_axis", blocks, keepdims=0)
+        self.constant(f"{name}_row", np.array([-1, filled]))
+        if filled == matrix.width:
+            return self.node("Reshape", f"{blocks} {name}_row", output)
+        self.node("Reshape", f"{blocks} {name}_row", f"{output}.filled")
+        for key, value in {"zero": 0, f"{name}_width": matrix.width, "axis": 1}.items():
+            self.constant(key, np.array([value]))
+        return self.node("Slice", f"{output}.filled zero {name}_width axis", output)
+
+    def whole(self, matrix: Matrix) -> str:
+        """The name of the dense matrix ``(N, K)``."""
+        if not matrix.bits:
+            return matrix.name
+        self.constant(f"{matrix.name}_all", np.arange(matrix.rows, dtype=np.int32))
+        return self.gathered(matrix, f"{matrix.name}_all", matrix.name)
+
+    def products(self, hidden: str, matrix: Matrix, output: str) -> str:
+        """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
+        if not matrix.bits:
+            return self.node("Gemm", f"{hidden} {matrix.name}", output, transB=1)
+        name, settings = matrix.name, {"N": matrix.rows, "block_size": matrix.block, "bits": 4}
+        inputs = f"{name}_codes {name}_factors"
+        if matrix.bits == 4:
+            return self.node("MatMulNBits", f"{hidden} {inputs}", output, K=matrix.width, **settings)
+        filled = matrix.blocks * matrix.block
+        if filled > matrix.width:
+            self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
+            hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
+        # Each block of a hidden state for the upper halves, times 16, and for the lower ones.
+        self.constant(f"{name}_blocks", np.array([-1, matrix.blocks, 1, matrix.block]))
+        self.constant(f"{name}_states", np.array([-1, 2 * filled]))
+        self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
+        self.constant("places", np.array([[16], [1]], np.float32))
+        self.node("Mul", f"{output}.blocks places", f"{output}.placed")
+        self.node("Reshape", f"{output}.placed {name}_states", f"{output}.states")
+        # The zero points of a pair of blocks, 8 and 0, are a byte.
+        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, matrix.blocks]))
+        byte = self.numpy_helper.from_array(np.array([8], np.uint8))
+        self.node("ConstantOfShape", f"{name}_bytes_shape", f"{output}.zeros", value=byte)
+        inputs = f"{output}.states {inputs} {output}.zeros"
+        return self.node("MatMulNBits", inputs, output, K=2 * filled, **settings)
+
+
+def finished(model: Any) -> bytes:
+    """Serialize a model without what nobody reads, and with weights in 16 bits where these are exact.
+
+    Raises:
+        UserError: it is larger than an ONNX file can be.
+    """
+    helper, graph = require("onnx.helper"), model.graph
+    _store_16_bits(graph)
+    # Names of the traced Python code.
+    for node in graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    graph.ClearField("value_info")
+    _shorten_names(graph)
+    if any(node.domain == MICROSOFT for node in graph.node):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    model.ir_version, model.producer_name = IR_VERSION, "shared-embeddings"
+    if model.ByteSize() > _MOST_BYTES:
+        raise UserError(
+            f"the model has {model.ByteSize():,} bytes, but an ONNX file can have {_MOST_BYTES:,}; export "
+            "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
+        )
+    return bytes(model.SerializeToString())
+
+
+def _store_16_bits(graph: Any) -> None:
+    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
+    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
+    casts = []
+    for initializer in graph.initializer:
+        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
+            continue
+        values = numpy_helper.to_array(initializer)
+        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if np.array_equal(halves.astype(np.float32), values):
+            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
+        elif not (bits & 0xFFFF).any():
+            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
+        else:
+            continue
+        initializer.CopyFrom(onnx.helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
+        casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+    replace_nodes(graph, [*casts, *graph.node])
+
+
+def _shorten_names(graph: Any) -> None:
+    """Number the values between nodes, whose names take more bytes than the nodes."""
+    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    new: dict[str, str] = {}
+    for node in graph.node:
+        node.ClearField("name")
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return
+        for name in node.output:
+            if name and name not in kept:
+                new[name] = f"{len(new):x}"
+    rename_values(graph, new)
+
+
+def rename_values(graph: Any, new: Mapping[str, str]) -> None:
+    """Rename inputs and outputs of the nodes of a graph."""
+    for node in graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+
+
+def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """Give a graph other nodes, some of which may be its own."""
+    found = list(nodes)
+    del graph.node[:]
+    graph.node.extend(found)
+
+
+_WORDS, _STATES = 64, 4
+_SECONDS = 0.5
+_MOST_ERROR = 1e-2
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        form: how the tables are stored.
+        error: the largest difference from torch, relative to the largest value.
+        timed: what `tokens_per_second` measures.
+        tokens_per_second: one text at a time; None without an output layer.
+    """
+
+    output: Path
+    form: str
+    bytes: int
+    error: float
+    timed: str
+    tokens_per_second: float | None
+
+    def described(self) -> str:
+        """One or two lines for the user."""
+        text = f"wrote {self.output}: {self.form}, {self.bytes:,} bytes, within {self.error:.1e} of torch"
+        if self.tokens_per_second is None:
+            return text
+        return f"{text}\n{self.timed}: {self.tokens_per_second:,.0f} tokens per second"
+
+
+@torch.no_grad()
+def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
+    """Write an embedding and its output layer as an ONNX file.
+
+    Raises:
+        ModuleNotFoundError: onnx or onnxruntime is not installed.
+        UserError: ONNX Runtime computes something else than torch.
+        OSError: the file cannot be written.
+    """
+    module = embedding.module.eval()
+    table = table_graph(module)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
+    inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
+    if "scores" in table.widths:
+        assert isinstance(module, SharedEmbedding)
+        hidden = torch.randn(_STATES, module.score_dim, generator=generator)
+        scores = module.logits(hidden).float().numpy()
+        if module.padding_idx is not None:
+            scores[:, module.padding_idx] = np.nan  # they do not matter
+        inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
+    return _write(serialized(table), output, table.form, [Example(inputs, outputs)])
+
+
+def export_model(body: OnnxBody, output: Path) -> Exported:
+    """Write a traced model as an ONNX file.
+
+    Raises:
+        ModuleNotFoundError: onnx or onnxruntime is not installed.
+        UserError: ONNX Runtime computes something else than torch, or the file would be too large.
+        OSError: the file cannot be written.
+    """
+    tables = {name: table_graph(module) for name, module in body.tables.items()}
+    content = joined(body, tables)
+    forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items()) or "embedding in 32 bits"
+    share = f"{forms}, {len(content) / body.checkpoint_bytes:.2f} times its checkpoint"
+    return _write(content, output, share, body.examples)
+
+
+def _write(content: bytes, output: Path, form: str, examples: Sequence[Example]) -> Exported:
+    """Write a model after a check of its examples, in which NaN is ignored; the last one is timed."""
+    session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    error = 0.0
+    for example in examples:
+        for found, wanted in zip(
+            session.run(list(example.outputs), example.inputs), example.outputs.values()
+        ):
+            if wanted.size:
+                largest = max(np.nanmax(np.abs(wanted)), 1e-30)
+                error = max(error, float(np.nanmax(np.abs(found - wanted)) / largest))
+    if error > _MOST_ERROR:
+        raise UserError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
+    with replacing(output) as temporary:
+        temporary.write_bytes(content)
+    timed, speed = _measure_speed(session, examples[-1])
+    return Exported(output, form, len(content), error, timed, speed)
+
+
+def _measure_speed(session: Any, example: Example) -> tuple[str, float | None]:
+    """What is measured with an example, and the tokens per second."""
+    inputs, outputs, timed = dict(example.inputs), list(example.outputs), "one text at a time"
+    tokens = next(iter(inputs.values())).size
+    if "hidden" in inputs:
+        inputs.update(ids=np.zeros(0, np.int64), hidden=inputs["hidden"][:1])
+        outputs, tokens, timed = ["scores"], 1, "output layer, a token at a time"
+    elif outputs == ["vectors"]:
+        return timed, None
+    runs, start = 0, time.perf_counter()
+    while time.perf_counter() - start < _SECONDS:
+        session.run(outputs, inputs)
+        runs += 1
+    return timed, tokens * runs / (time.perf_counter() - start)
