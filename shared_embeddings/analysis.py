@@ -47,21 +47,13 @@ def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.n
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    """Agreement of the cosine similarity of vectors with human scores.
+    """Agreement of the cosine similarity of vectors with human scores."""
 
-    Attributes:
-        name: the name of the set of pairs.
-        rho: Spearman's rho over the known pairs; None where it is undefined.
-        known: the number of pairs with vectors for both words.
-        pairs: the number of pairs.
-        lower_cased: the number of known pairs with a word that is known in lower case only.
-    """
-
-    name: str
-    rho: float | None
-    known: int
+    name: str  # of the set of pairs
+    rho: float | None  # Spearman's rho over the known pairs; None where it is undefined
+    known: int  # pairs with vectors for both words
     pairs: int
-    lower_cased: int
+    lower_cased: int  # known pairs with a word that is known in lower case only
 
     @property
     def coverage(self) -> float:
@@ -70,17 +62,11 @@ class Similarity:
 
 
 class PairCosines(NamedTuple):
-    """The cosines of two words.
-
-    Attributes:
-        first: a word.
-        second: another word.
-        cosines: by layer that both words pass through; None where a vector is zero.
-    """
+    """The cosines of two words."""
 
     first: str
     second: str
-    cosines: dict[str, float | None]
+    cosines: dict[str, float | None]  # by layer that both words pass through; None where a vector is zero
 
 
 def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) -> Similarity:
@@ -264,21 +250,13 @@ class CorrelationMap:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCorrelation:
-    """The correlation between the dimensions of one layer, over all words that pass through it.
+    """The correlation between the dimensions of one layer, over all words that pass through it."""
 
-    Attributes:
-        embedding: its name in the host.
-        layer: its name in the method, followed by the group for a group of dimensions.
-        words: the number of words that pass through it.
-        correlations: ``(width, width)``; NaN for constant dimensions.
-        groups: the number of groups of its dimensions.
-    """
-
-    embedding: str
-    layer: str
-    words: int
-    correlations: Tensor
-    groups: int
+    embedding: str  # its name in the host
+    layer: str  # its name in the method, followed by the group for a group of dimensions
+    words: int  # that pass through it
+    correlations: Tensor  # ``(width, width)``; NaN for constant dimensions
+    groups: int  # of its dimensions
 
     def by_group(self) -> list[LayerCorrelation]:
         """The correlation within each group; empty for a single group."""

@@ -50,29 +50,19 @@ _FEW_TOKENS = 16
 
 
 class OutputFactors(NamedTuple):
-    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``, plus any bias.
+    """The output table in factors: scores are ``(hidden @ basis.T) @ codes.T``, plus any bias."""
 
-    Attributes:
-        codes: ``(V, R)``.
-        basis: ``(R, S)``, or None if R is S and hidden states are multiplied by the codes directly.
-    """
-
-    codes: Tensor
+    codes: Tensor  # ``(V, R)``
+    # ``(R, S)``, or None if R is S and hidden states are multiplied by the codes directly.
     basis: Tensor | None
 
 
 class Layer(NamedTuple):
-    """The activations of words at one layer of an embedding, for analysis.
+    """The activations of words at one layer of an embedding, for analysis."""
 
-    Attributes:
-        name: of the layer, unique within its embedding.
-        values: ``(n, width)``, one row for each word that passes through the layer.
-        groups: the number of independent groups of dimensions, all of the same width.
-    """
-
-    name: str
-    values: Tensor
-    groups: int = 1
+    name: str  # of the layer, unique within its embedding
+    values: Tensor  # ``(n, width)``, one row for each word that passes through the layer
+    groups: int = 1  # the number of independent groups of dimensions, all of the same width
 
 
 class _Derived(NamedTuple):
@@ -652,18 +642,11 @@ def _check_type(name: str, ids: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WordEmbedding:
-    """One input embedding of a trained model.
+    """One input embedding of a trained model."""
 
-    Attributes:
-        name: the host's name for it.
-        words: in the order of their ids.
-        padding_idx: the word without a vector, or None.
-        module: a shared embedding, or a plain ``nn.Embedding``.
-    """
-
-    name: str
-    words: Sequence[str]
-    padding_idx: int | None
+    name: str  # the host's name for it
+    words: Sequence[str]  # in the order of their ids
+    padding_idx: int | None  # the word without a vector, or None
     module: SharedEmbedding | nn.Embedding
 
     def table(self) -> Tensor:

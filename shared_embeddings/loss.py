@@ -59,27 +59,18 @@ class LossOptions(TypedDict, total=False):
 
 
 class ScoreOptions(LossOptions, total=False):
-    """The keyword arguments of losses of the scores of all words.
+    """The keyword arguments of losses of the scores of all words."""
 
-    Attributes:
-        bias: ``(V,)`` added to the scores, or None.
-        masked_word: a word whose score is fixed at zero, without gradients for its parameters and its bias.
-    """
-
-    bias: Tensor | None
+    bias: Tensor | None  # ``(V,)`` added to the scores, or None
+    # A word whose score is fixed at zero, without gradients for its parameters and its bias.
     masked_word: int | None
 
 
 class LossSettings(NamedTuple):
-    """The arguments of one loss: see `ScoreOptions`.
+    """The arguments of one loss: see `ScoreOptions`."""
 
-    Attributes:
-        has_bias: whether the last factor is a bias ``(V,)`` of the scores.
-        product_dtype: the type that matrix products run in.
-    """
-
-    has_bias: bool
-    product_dtype: torch.dtype
+    has_bias: bool  # whether the last factor is a bias ``(V,)`` of the scores
+    product_dtype: torch.dtype  # the type that matrix products run in
     masked_word: int | None = None
     ignore_index: int = -100
     label_smoothing: float = 0.0
@@ -103,16 +94,11 @@ class Scores(ABC):
         factors: hidden states first, without a bias.
         index: integer tensors that the scores depend on.
         settings: the arguments of the loss.
-
-    Attributes:
-        kind: the name by which compiled graphs find the class.
-        word_axis: the axis of the words in a block: 1 for ``(n, V)``, 0 for ``(V, n)``.
-        words: V.
     """
 
-    kind: ClassVar[str]
-    word_axis: ClassVar[int]
-    words: int
+    kind: ClassVar[str]  # the name by which compiled graphs find the class
+    word_axis: ClassVar[int]  # the axis of the words in a block: 1 for ``(n, V)``, 0 for ``(V, n)``
+    words: int  # V
 
     @abstractmethod
     def __init__(

@@ -21,27 +21,17 @@ EmbeddingClass = TypeVar("EmbeddingClass", covariant=True)
 
 
 class Candidate(NamedTuple):
-    """Options that `compress` tries when no method is given; a search grid sets the others.
+    """Options that `compress` tries when no method is given; a search grid sets the others."""
 
-    Attributes:
-        options: some options of the method.
-        store: the storage dtype, see `shared_embeddings.quant.storage`.
-    """
-
-    options: Options
-    store: str
+    options: Options  # some options of the method
+    store: str  # the storage dtype, see `shared_embeddings.quant.storage`
 
 
 class SearchGrid(NamedTuple):
-    """Options of a method from small to large: no step has fewer parameters than the one before.
+    """Options of a method from small to large: no step has fewer parameters than the one before."""
 
-    Attributes:
-        steps: the number of steps, at least one.
-        options_at: the options at a step, counted from 0.
-    """
-
-    steps: int
-    options_at: Callable[[int], Options]
+    steps: int  # the number of steps, at least one
+    options_at: Callable[[int], Options]  # the options at a step, counted from 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,30 +40,22 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
 
     A method must define `paper`, `summary`, `grid_choice`, `fit_bound`, `count_parameters`, `search_grids`
     and `examples`.
-
-    Attributes:
-        method: the registered name.
-        embedding_class: the class that is registered with these options.
-        paper: the paper that the method is from.
-        summary: what replaces the V x D table, in a few words.
-        grid_choice: how `search_grids` chooses options, in a few words.
-        fit_bound: the relative error that fitting the first of the `examples` must not exceed in the tests.
-        file_options: the options that name files about words; see `for_vocabulary`.
-        default_store: the storage dtype unless `compress --store` names another one.
-        fullgraph_limit: why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
-        output_bias: whether a trained bias is added to the score of every word.
     """
 
-    method: ClassVar[str]
-    embedding_class: ClassVar[type[Any]]
-    paper: ClassVar[str]
-    summary: ClassVar[str]
-    grid_choice: ClassVar[str]
+    method: ClassVar[str]  # the registered name
+    embedding_class: ClassVar[type[Any]]  # the class that is registered with these options
+    paper: ClassVar[str]  # the paper that the method is from
+    summary: ClassVar[str]  # what replaces the V x D table, in a few words
+    grid_choice: ClassVar[str]  # how `search_grids` chooses options, in a few words
+    # The relative error that fitting the first of the `examples` must not exceed in the tests.
     fit_bound: ClassVar[float]
+    # The options that name files about words; see `for_vocabulary`.
     file_options: ClassVar[tuple[str, ...]] = ()
-    default_store: ClassVar[str] = "fp32"
+    default_store: ClassVar[str] = "fp32"  # the storage dtype unless `compress --store` names another one
+    # Why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
     fullgraph_limit: ClassVar[str | None] = None
 
+    # Whether a trained bias is added to the score of every word.
     output_bias: bool = option("Adds a trained bias to the score of every word.", False)
 
     @classmethod

@@ -44,19 +44,12 @@ from shared_embeddings.utils.files import replacing
 
 
 class TableGraph(NamedTuple):
-    """The graph of an embedding, see the module.
+    """The graph of an embedding, see the module."""
 
-    Attributes:
-        builder: its nodes and initializers.
-        form: how the table is stored.
-        widths: the outputs, "vectors" and maybe "scores", and their last axis.
-        score_dim: S.
-    """
-
-    builder: GraphBuilder
-    form: str
-    widths: dict[str, int]
-    score_dim: int
+    builder: GraphBuilder  # its nodes and initializers
+    form: str  # how the table is stored
+    widths: dict[str, int]  # the outputs, "vectors" and maybe "scores", and their last axis
+    score_dim: int  # S
 
 
 @torch.no_grad()
@@ -208,19 +201,13 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class OnnxBody:
-    """A traced model.
+    """A traced model."""
 
-    Attributes:
-        program: the ``ModelProto``, with a node of `DOMAIN` for every use of an embedding.
-        tables: the embeddings by the name that these nodes have as their attribute ``table``.
-        examples: to check it; the first input has the ids. Speed is measured with the last one.
-        checkpoint_bytes: the size of the model's weights in its checkpoint.
-    """
-
-    program: Any
+    program: Any  # the ``ModelProto``, with a node of `DOMAIN` for every use of an embedding
+    # The embeddings by the name that these nodes have as their attribute ``table``.
     tables: Mapping[str, SharedEmbedding]
-    examples: list[Example]
-    checkpoint_bytes: int
+    examples: list[Example]  # to check it; the first input has the ids. Speed is measured with the last one
+    checkpoint_bytes: int  # the size of the model's weights in its checkpoint
 
 
 class StandIn(nn.Module):
@@ -637,21 +624,14 @@ _MOST_ERROR = 1e-2
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported.
-
-    Attributes:
-        form: how the tables are stored.
-        error: the largest difference from torch, relative to the largest value.
-        timed: what `tokens_per_second` measures.
-        tokens_per_second: one text at a time; None without an output layer.
-    """
+    """What was exported."""
 
     output: Path
-    form: str
+    form: str  # how the tables are stored
     bytes: int
-    error: float
-    timed: str
-    tokens_per_second: float | None
+    error: float  # the largest difference from torch, relative to the largest value
+    timed: str  # what `tokens_per_second` measures
+    tokens_per_second: float | None  # one text at a time; None without an output layer
 
     def described(self) -> str:
         """One or two lines for the user."""

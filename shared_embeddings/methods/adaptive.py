@@ -58,19 +58,13 @@ def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Entries that share one softmax: the head, or one cluster.
+    """Entries that share one softmax: the head, or one cluster."""
 
-    Attributes:
-        segments: one row ``(R,)`` per entry, in tables one after the other.
-        basis: ``(R, D)``, which projects hidden states; None if they are multiplied by the codes directly.
-        masked_entry: the entry whose score is always zero.
-        bias: one number per entry, or None without.
-    """
-
-    segments: tuple[Tensor, ...]
+    segments: tuple[Tensor, ...]  # one row ``(R,)`` per entry, in tables one after the other
+    # ``(R, D)``, which projects hidden states; None if they are multiplied by the codes directly.
     basis: Tensor | None
-    masked_entry: int | None
-    bias: Tensor | None
+    masked_entry: int | None  # the entry whose score is always zero
+    bias: Tensor | None  # one number per entry, or None without
 
     @property
     def entries(self) -> int:
@@ -106,17 +100,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSoftmax:
-    """A head and its clusters.
+    """A head and its clusters."""
 
-    Attributes:
-        head: the words below the first cutoff, then one entry per cluster.
-        tails: the clusters.
-        cutoffs: the first word of each cluster.
-    """
-
-    head: Part
-    tails: Sequence[Part]
-    cutoffs: Sequence[int]
+    head: Part  # the words below the first cutoff, then one entry per cluster
+    tails: Sequence[Part]  # the clusters
+    cutoffs: Sequence[int]  # the first word of each cluster
 
     @property
     def vocabulary(self) -> int:

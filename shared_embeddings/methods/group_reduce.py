@@ -119,19 +119,12 @@ def group_layout(
 
 
 class GroupReduction(NamedTuple):
-    """The result of `group_reduce`.
+    """The result of `group_reduce`."""
 
-    Attributes:
-        groups: ``(V,)`` int64, the group of each word.
-        codes: for each group ``(V_g, r_g)``, its words in the order of their ids.
-        bases: for each group ``(r_g, D)``.
-        errors: the weighted squared error of each round; the first is without refinement.
-    """
-
-    groups: Tensor
-    codes: list[Tensor]
-    bases: list[Tensor]
-    errors: list[float]
+    groups: Tensor  # ``(V,)`` int64, the group of each word
+    codes: list[Tensor]  # for each group ``(V_g, r_g)``, its words in the order of their ids
+    bases: list[Tensor]  # for each group ``(r_g, D)``
+    errors: list[float]  # the weighted squared error of each round; the first is without refinement
 
 
 def group_reduce(

@@ -131,17 +131,11 @@ _PIECE = 2048
 
 
 class ClassIndex(NamedTuple):
-    """The classes of the words, and the words of the classes; all levels are in one stack of K classes.
+    """The classes of the words, and the words of the classes; all levels are in one stack of K classes."""
 
-    Attributes:
-        classes: ``(L, V)`` the position of a word's class in the stack, for every level.
-        words: ``(L * V,)`` the words of the first class of the stack, then of the second, ...
-        starts: ``(K + 1,)`` where the words of each class begin in `words`, and the end.
-    """
-
-    classes: Tensor
-    words: Tensor
-    starts: Tensor
+    classes: Tensor  # ``(L, V)`` the position of a word's class in the stack, for every level
+    words: Tensor  # ``(L * V,)`` the words of the first class of the stack, then of the second, and so on
+    starts: Tensor  # ``(K + 1,)`` where the words of each class begin in `words`, and the end
 
 
 def class_index(classes: Tensor, sizes: Sequence[int]) -> ClassIndex:

@@ -37,21 +37,17 @@ _FORMAT = 1
 class WordClasses:
     """The words of a vocabulary with their semantic classes (section 4.2).
 
-    Attributes:
-        words: the V words in id order.
-        classes: ``(V,)`` integers from 0 to K - 1.
-        centers: ``(K, d)`` the class centers in the space of the word vectors.
-        vectors: ``(V, d)`` the word vectors; all zeros for a word that never occurred.
-        settings: how the classes were made, for reference.
-
     Raises:
         UserError: the parts are inconsistent.
     """
 
-    words: tuple[str, ...] = dataclasses.field(repr=False)
-    classes: np.ndarray = dataclasses.field(repr=False)
+    words: tuple[str, ...] = dataclasses.field(repr=False)  # the V words in id order
+    classes: np.ndarray = dataclasses.field(repr=False)  # ``(V,)`` integers from 0 to K - 1
+    # ``(K, d)`` the class centers in the space of the word vectors.
     centers: np.ndarray = dataclasses.field(repr=False)
+    # ``(V, d)`` the word vectors; all zeros for a word that never occurred.
     vectors: np.ndarray = dataclasses.field(repr=False)
+    # How the classes were made, for reference.
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -27,15 +27,10 @@ _LONGEST_LINE = 1 << 20
 
 
 class WordVectors(NamedTuple):
-    """Words and their vectors.
+    """Words and their vectors."""
 
-    Attributes:
-        words: V distinct words in file order, usually by frequency.
-        vectors: ``(V, D)`` float32.
-    """
-
-    words: list[str]
-    vectors: np.ndarray
+    words: list[str]  # V distinct words in file order, usually by frequency
+    vectors: np.ndarray  # ``(V, D)`` float32
 
 
 def read_vectors(path: Path, limit: int | None = None) -> WordVectors:

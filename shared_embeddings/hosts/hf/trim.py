@@ -430,17 +430,11 @@ def _is_pair(value: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """A kind of list in settings that has token ids.
+    """A kind of list in settings that has token ids."""
 
-    Attributes:
-        expected: describes it.
-        is_item: whether it can have an item.
-        renumber: a list with new ids, without removed ones.
-    """
-
-    expected: str
-    is_item: Callable[[Any], bool]
-    renumber: Callable[[list[Any], Mapping[int, int]], list[Any]]
+    expected: str  # describes it
+    is_item: Callable[[Any], bool]  # whether it can have an item
+    renumber: Callable[[list[Any], Mapping[int, int]], list[Any]]  # a list with new ids, without removed ones
 
 
 def _renumber_ids(ids: list[int], new: Mapping[int, int]) -> list[int]:

@@ -44,15 +44,10 @@ _COPIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one embedding is used in a model.
+    """Where one embedding is used in a model."""
 
-    Attributes:
-        inputs: paths of input layers -> the factor by which they multiply its vectors.
-        outputs: paths of output layers.
-    """
-
-    inputs: dict[str, float]
-    outputs: tuple[str, ...]
+    inputs: dict[str, float]  # paths of input layers -> the factor by which they multiply its vectors
+    outputs: tuple[str, ...]  # paths of output layers
 
     @property
     def weights(self) -> list[str]:
@@ -62,18 +57,13 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class WordTable:
-    """One table of a model.
+    """One table of a model."""
 
-    Attributes:
-        name: "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer.
-            Layers of models have no such names, by which PEFT chooses those that it adapts.
-        weight: ``(V, D)``, its values.
-        placement: the modules that use it.
-    """
-
+    # "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer. Layers
+    # of models have no such names, by which PEFT chooses those that it adapts.
     name: str
-    weight: Tensor
-    placement: Placement
+    weight: Tensor  # ``(V, D)``, its values
+    placement: Placement  # the modules that use it
 
 
 # Finding the layers of a plain model.
