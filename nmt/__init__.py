@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 import shared_embeddings  # noqa: F401  # first: it handles signals while the rest is imported
-from nmt.data.vocabulary import provide_missing_packages
+from nmt.vocabulary import provide_missing_packages
 
 # OpenNMT-py calls functions that newer releases of torch deprecate.
 warnings.filterwarnings("ignore", category=FutureWarning, module="onmt")

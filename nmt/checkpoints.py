@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import re
 import shutil
@@ -234,13 +235,6 @@ def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
         return checkpoint  # type: ignore[no-any-return]
 
 
-def verify_checkpoint(path: str) -> None:
-    """Compare a checkpoint with its checksum."""
-    checkpoint = peek(path)
-    with reading_checkpoint(path):
-        checkpoints.verified(checkpoint, f"checkpoint {path}")
-
-
 def with_unpacked_tensors(
     path: str, checkpoint: dict[str, Any], opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Any]:
@@ -333,6 +327,20 @@ def is_intact(path: str | os.PathLike[str]) -> bool:
     except UserError:
         return False
     return True
+
+
+def check_finite(model: nn.Module, step: int, loss: float = 0.0) -> None:
+    """Check that a model, which is equal on all ranks, can still be trained after a step with a mean loss."""
+    if not math.isfinite(loss):
+        what = f"the loss is {loss}"
+    elif any(not bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        what = "a parameter is not finite"
+    else:
+        return
+    raise UserError(
+        f"{what} at step {step}; earlier checkpoints are unchanged; lower learning_rate or max_grad_norm and "
+        "train with another save_model, optionally with train_from"
+    )
 
 
 def write_step(

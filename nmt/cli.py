@@ -61,11 +61,11 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
 
     from nmt import plan as plans
     from nmt.checkpoints import check_output, peek
-    from nmt.data.corpora import check_targets, read_corpora
-    from nmt.data.vocabulary import read_vocabulary
+    from nmt.corpora import check_targets, read_corpora
+    from nmt.length_control import check_positions
     from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
-    from nmt.summarization.length_control import check_positions
     from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
+    from nmt.vocabulary import read_vocabulary
 
     check_training(opt)
     corpora = read_corpora(opt)
@@ -162,8 +162,8 @@ def translate() -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
-    from nmt.data.transforms import applied
     from nmt.options import TRANSLATE, check_prefix, check_translation, parse
+    from nmt.transforms import applied
     from nmt.translation import translate_file
 
     opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
@@ -181,7 +181,7 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.data.corpora import build_vocabularies, read_corpora
+    from nmt.corpora import build_vocabularies, read_corpora
     from nmt.options import check_counting, check_transforms, parse
 
     of_training = {
@@ -256,10 +256,10 @@ def server() -> None:
 
 
 def _headline_command(program: str, name: str) -> None:
-    """Run a function of `nmt.summarization.headlines`, which is imported inside `run`."""
+    """Run a function of `nmt.headlines`, which is imported inside `run`."""
 
     def main(arguments: Sequence[str]) -> None:
-        from nmt.summarization import headlines
+        from nmt import headlines
 
         getattr(headlines, name)(arguments)
 
@@ -283,4 +283,4 @@ def rerank() -> None:
 
 def rouge() -> None:
     """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    command_line.run_module("onmt_rouge", "nmt.summarization.rouge")
+    command_line.run_module("onmt_rouge", "nmt.rouge")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import checkpoints, embeddings
 from nmt import plan as plans
-from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import OPTION, REQUESTED
+from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Probe, Quality, Validation
 from shared_embeddings.embedding import WordEmbedding

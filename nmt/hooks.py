@@ -25,15 +25,13 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt import checkpoints, embeddings
-from nmt.data.transforms import NEEDING_TARGETS, NONE, stored_files
+from nmt import checkpoints, embeddings, length_control
 from nmt.fixes import apply_registered, replace, wrap
 from nmt.options import check_gpu, check_translator
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
-from nmt.summarization import length_control
-from nmt.summarization.length_control import LengthControlledPositions
-from nmt.train.progress import check_finite
 from nmt.train.runs import CHOICES
+from nmt.transforms import NEEDING_TARGETS, NONE, stored_files
+from shared_embeddings.checkpoints import verified
 from shared_embeddings.compress import distillation, straight_through
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
@@ -196,8 +194,9 @@ def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | No
     """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
     if not ckpt_path:
         return None
-    checkpoints.verify_checkpoint(ckpt_path)
+    checkpoint = checkpoints.peek(ckpt_path)
     with checkpoints.reading_checkpoint(ckpt_path):
+        verified(checkpoint, f"checkpoint {ckpt_path}")
         return checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
 
 
@@ -225,7 +224,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         "run": getattr(self, "run", None),
         **stored_files(self.model_opt),
     }
-    check_finite(model, step)
+    checkpoints.check_finite(model, step)
     distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
     files: tuple[str | None, str | None] = (None, None)
     if not distributed or torch.distributed.get_rank() == 0:
@@ -327,9 +326,9 @@ def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args
     return original(self, src, tgt, *args, **kwargs)
 
 
-def _positions_of(decoder: Any) -> LengthControlledPositions | None:
+def _positions_of(decoder: Any) -> length_control.LengthControlledPositions | None:
     positions = getattr(decoder.embeddings.make_embedding, "pe", None)
-    return positions if isinstance(positions, LengthControlledPositions) else None
+    return positions if isinstance(positions, length_control.LengthControlledPositions) else None
 
 
 @wrap("init_state", TransformerDecoderBase)

@@ -19,8 +19,8 @@ import shared_embeddings as se
 from nmt.checkpoints import checkpoint_errors
 from nmt.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.hooks import apply_patches
+from nmt.length_control import has_length_control
 from nmt.plan import OPTION_NAMES
-from nmt.summarization.length_control import has_length_control
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing

@@ -1,20 +1,28 @@
 """``onmt_server``: translations over HTTP; every response is JSON.
 
-Clients can only translate: they cannot load, copy or unload models, or set options.
+Clients can only translate: they cannot load, copy or unload models, or set options. waitress closes
+connections that send nothing for a while, and stops accepting when there are too many; one byte now and then
+defeats both. Here each part of a request has a total time, and a new connection replaces the one that has
+waited longest for its client.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hmac
 import json
+import logging
 import math
 import os
+import resource
+import socket
 import sys
 import threading
+import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,18 +33,50 @@ from onmt.transforms import TransformPipe, get_transforms_cls, make_transforms
 from onmt.translate.translation_server import ServerModel, ServerModelError
 from onmt.utils.logging import logger
 from onmt.utils.parse import ArgumentParser
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer
+from waitress.task import ErrorTask, ThreadedTaskDispatcher
 from werkzeug.exceptions import HTTPException
 
-from nmt.connections import ConnectionLimits, Server, allow_open_files, bind
-from nmt.data.corpora import clean_line
-from nmt.data.transforms import applied
+from nmt.corpora import clean_line
 from nmt.options import READ, check_files, check_translation, fail
+from nmt.transforms import applied
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE
+from shared_embeddings.utils.files import UNREADABLE, first_line
 from shared_embeddings.utils.options import check_known, parse_options, require
 from shared_embeddings.utils.path_options import PathOption, check_input, check_outputs
 from shared_embeddings.utils.reading import parse_json, read_json
+
+
+def _limit(default: float, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests and connections, which are options of the command."""
+
+    max_bytes: int = _limit(1 << 20, "size of a request")
+    max_texts: int = _limit(256, "texts per request")
+    max_characters: int = _limit(5000, "characters per text")
+    header_seconds: float = _limit(10.0, "time for the header of a request")  # from its first byte
+    body_seconds: float = _limit(60.0, "time for a whole request")  # from its first byte
+    answer_seconds: float = _limit(60.0, "time for a client to read an answer")
+    idle_seconds: float = _limit(30.0, "time that a connection stays open without a request")
+    max_connections: int = _limit(512, "open connections")
+    max_connections_by_address: int = _limit(
+        256, "open connections of one address; raise it to max_connections behind a proxy"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name.endswith("_seconds") and not 0 < value < math.inf:
+                raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
+            if value < 1 and not name.endswith("_seconds"):
+                raise UserError(f"{name}: {value} is too small; expected at least 1")
+
 
 # Models
 
@@ -317,15 +357,6 @@ class RequestError(UserError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a request: bytes of its body, texts, and characters per text."""
-
-    size: int = 1 << 20
-    texts: int = 256
-    characters: int = 5000
-
-
 def make_app(
     models: Mapping[int, Model], root: str = "/translator", limits: Limits = Limits(), token: str = ""
 ) -> Flask:
@@ -349,8 +380,8 @@ def make_app(
 
     @app.post(f"{root}/translate")
     def translate() -> Response:
-        model, texts = read_request(_body(limits.size), models, limits)
-        return jsonify(model.translate(texts, limits.characters))
+        model, texts = read_request(_body(limits.max_bytes), models, limits)
+        return jsonify(model.translate(texts, limits.max_characters))
 
     def refuse(rest: str) -> Response:
         raise RequestError("clients cannot manage models", 403)
@@ -395,8 +426,8 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
         raise RequestError(str(error)) from None
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         raise RequestError(f"the body is not a list of texts; write it like {EXAMPLE}")
-    if len(items) > limits.texts:
-        raise RequestError(f"there are {len(items)} texts; the limit is {limits.texts}", 413)
+    if len(items) > limits.max_texts:
+        raise RequestError(f"there are {len(items)} texts; the limit is {limits.max_texts}", 413)
     texts = []
     for number, item in enumerate(items):
         unknown = sorted(set(item) - set(KEYS))
@@ -410,7 +441,7 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
                 raise RequestError(f"text {number}: its {name} is not a text; write it like {EXAMPLE}")
             if any("\ud800" <= letter <= "\udfff" for letter in given):
                 raise RequestError(f"text {number}: {name} has an unpaired surrogate")
-            if len(given) > (most := limits.characters):
+            if len(given) > (most := limits.max_characters):
                 raise RequestError(
                     f"text {number}: {name} has {len(given)} characters; the limit is {most}", 413
                 )
@@ -425,23 +456,201 @@ def read_request(body: str, models: Mapping[int, Model], limits: Limits) -> tupl
     return models[chosen], texts
 
 
-# Options that limit requests and connections, and their defaults.
-_LIMITS: dict[str, tuple[float, str]] = {
-    "max_bytes": (Limits.size, "size of a request"),
-    "max_texts": (Limits.texts, "texts per request"),
-    "max_characters": (Limits.characters, "characters per text"),
-}
-_CONNECTION_LIMITS: dict[str, tuple[float, str]] = {
-    "header_seconds": (ConnectionLimits.header_seconds, "time for the header of a request"),
-    "body_seconds": (ConnectionLimits.body_seconds, "time for a whole request"),
-    "answer_seconds": (ConnectionLimits.answer_seconds, "time for a client to read an answer"),
-    "idle_seconds": (ConnectionLimits.idle_seconds, "time that a connection stays open without a request"),
-    "max_connections": (ConnectionLimits.connections, "open connections"),
-    "max_connections_by_address": (
-        ConnectionLimits.connections_by_address,
-        "open connections of one address; raise it to max_connections behind a proxy",
-    ),
-}
+# Connections
+
+# Files that a connection may have open: its socket, and temporary files of a large request and answer.
+FILES_OF_CONNECTION = 3
+FILES_OF_PROCESS = 128
+LARGEST_HEADER = 1 << 16
+
+
+class _JsonErrorTask(ErrorTask):  # type: ignore[misc]
+    """Response to malformed or oversized HTTP requests."""
+
+    def execute(self) -> None:
+        error = self.request.error
+        body = f'{{"error": "{error.reason}", "status": "error"}}\n'.encode()
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers.append(("Content-Type", "application/json"))
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Channel(HTTPChannel):  # type: ignore[misc]
+    """A connection to a client."""
+
+    error_task_class = _JsonErrorTask
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        # When the client connected or sent the first byte of a request, or when the application last wrote.
+        self.since = time.monotonic()
+        super().__init__(*arguments, **options)
+
+    def received(self, data: bytes) -> bool:
+        """Take bytes of a request."""
+        was_idle = self.request is None
+        received = bool(super().received(data))
+        if was_idle and self.request is not None:  # not an empty line, nor a whole request
+            self.since = time.monotonic()
+        return received
+
+    def write_soon(self, data: Any) -> int:
+        """Send a part of an answer, or keep it until the client reads."""
+        self.since = time.monotonic()
+        return int(super().write_soon(data))
+
+    def waiting_since(self) -> float | None:
+        """Return since when the client has to send or read something; None while it is being answered."""
+        return None if self.requests and not self.total_outbufs_len else self.since
+
+    def allowed_seconds(self, limits: Limits) -> float:
+        """Return how long the client may take for what it has to do."""
+        if self.total_outbufs_len:
+            return limits.answer_seconds
+        if self.request is None:
+            return limits.idle_seconds
+        return limits.body_seconds if self.request.headers_finished else limits.header_seconds
+
+    def close_waiting(self) -> None:
+        """Close the connection; a client that is sending a request is told why."""
+        if self.request is not None and not self.total_outbufs_len:
+            _send_error(self.socket, 408, "Request Timeout")
+        self.handle_close()
+
+
+class Server(TcpWSGIServer):  # type: ignore[misc]
+    """A server of a WSGI application on a socket of `bind`, with limits of connections.
+
+    Requests of paths that `is_long` accepts have threads of their own, so that others are answered meanwhile.
+    """
+
+    channel_class = _Channel
+    # waitress closes late connections between collecting sockets and polling them, where a new connection
+    # with the file descriptor of a closed one would be taken for it.
+    next_channel_cleanup = math.inf
+
+    def __init__(
+        self,
+        application: Any,
+        listening: socket.socket,
+        limits: Limits,
+        is_long: Callable[[str], bool],
+    ) -> None:
+        self.limits = limits
+        self.is_long = is_long
+        # One warning per queued request would fill the log.
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+        self.short_tasks = ThreadedTaskDispatcher()
+        self.short_tasks.set_thread_count(1)
+        adjustments = Adjustments(
+            sockets=[listening],
+            max_request_header_size=LARGEST_HEADER,
+            # Slightly oversized bodies reach the application, whose response states the limit.
+            max_request_body_size=4 * limits.max_bytes,
+            # Above what `accept` allows, so that the server never stops accepting.
+            connection_limit=2 * limits.max_connections + FILES_OF_PROCESS,
+            # Clients that disconnect are no errors of the server.
+            log_socket_errors=False,
+        )
+        address = (listening.family, listening.type, listening.proto, listening.getsockname())
+        super().__init__(
+            application, {}, True, listening, adj=adjustments, sockinfo=address, bind_socket=False
+        )
+
+    def serve(self) -> None:
+        """Answer requests until an exception, such as that of a signal, or until all sockets are closed."""
+        checked = time.monotonic()
+        try:
+            while self._map:
+                # Not run(), which would hide the signal.
+                self.asyncore.loop(timeout=1, map=self._map, use_poll=True, count=1)
+                if time.monotonic() > checked + 1:
+                    checked = time.monotonic()
+                    self.close_late(checked)
+        finally:
+            self.short_tasks.shutdown()
+            self.task_dispatcher.shutdown()
+
+    def close_late(self, now: float) -> None:
+        """Close the connections whose clients took too long."""
+        for channel in list(self.active_channels.values()):
+            since = channel.waiting_since()
+            if since is not None and now - since > channel.allowed_seconds(self.limits):
+                channel.close_waiting()
+
+    def accept(self) -> tuple[socket.socket, Any] | None:
+        """Accept a connection; if there are too many, close the one that waited longest, or refuse it."""
+        accepted = super().accept()
+        if accepted is None:
+            return None
+        connection, address = accepted
+        limits = self.limits
+        for sender, most in (
+            (address[0], limits.max_connections_by_address),
+            (None, limits.max_connections),
+        ):
+            rivals = [one for one in self.active_channels.values() if sender in (None, one.addr[0])]
+            if len(rivals) < most:
+                continue
+            waiting = [(since, one) for one in rivals if (since := one.waiting_since()) is not None]
+            if not waiting:
+                _send_error(connection, 503, "Too Many Connections")
+                connection.close()
+                return None
+            min(waiting, key=lambda pair: pair[0])[1].close_waiting()
+        return connection, address
+
+    def add_task(self, task: _Channel) -> None:
+        """Queue the next request of a connection."""
+        request = task.requests[0]
+        is_long = request.error is None and self.is_long(request.path)
+        (self.task_dispatcher if is_long else self.short_tasks).add_task(task)
+
+
+def _send_error(connection: socket.socket, status: int, reason: str) -> None:
+    """Send an error to a client, if it accepts the bytes at once."""
+    body = f'{{"error": "{reason}", "status": "error"}}\n'
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(f"{head}Connection: close\r\n\r\n{body}".encode())
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise the limit of open files of this process to what a number of connections needs."""
+    needed = FILES_OF_CONNECTION * connections + FILES_OF_PROCESS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f"max_connections: {connections} need {needed} open files, but the limit is {hard}; lower "
+                "it, or raise the limit (ulimit -n)"
+            ) from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"port: {port} is out of range; expected 1 to {2**16 - 1}, or 0 for any free port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except OSError:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UserError(f"ip, port: {host}:{port} is not available ({reason}); choose others") from error
+    return listening
+
+
+# The command
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -456,9 +665,9 @@ def make_parser() -> argparse.ArgumentParser:
     given = os.environ.get(TOKEN_VARIABLE, "")
     text = f"token that clients send as 'Authorization: Bearer TOKEN' (default: ${TOKEN_VARIABLE})"
     add("--token", "-token", default=given, metavar="TOKEN", help=text)
-    for name, (default, text) in {**_LIMITS, **_CONNECTION_LIMITS}.items():
-        text += " (default: %(default)s)"
-        add(f"--{name}", f"-{name}", type=type(default), default=default, help=text)
+    for limit in fields(Limits):
+        text = f"{limit.metadata['help']} (default: %(default)s)"
+        add(f"--{limit.name}", f"-{limit.name}", type=type(limit.default), default=limit.default, help=text)
     text = "import the Python functions of preprocess and postprocess in the configuration"
     add("--allow_functions", "-allow_functions", action="store_true", help=text)
     return parser
@@ -466,20 +675,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve until a signal arrives; `options` are those of the command line."""
-    for name, (default, _) in {**_LIMITS, **_CONNECTION_LIMITS}.items():
-        value = getattr(options, name)
-        if isinstance(default, float) and not 0 < value < math.inf:
-            raise UserError(f"{name}: {value} is not a time; expected a number of seconds above 0")
-        if isinstance(default, int) and value < 1:
-            raise UserError(f"{name}: {value} is too small; expected at least 1")
-    allow_open_files(options.max_connections)
+    limits = Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)})
+    allow_open_files(limits.max_connections)
     if options.token and not (options.token.isascii() and options.token.isprintable()):
         raise UserError("token: contains characters that are not printable ASCII; choose another token")
     root = "/" + options.url_root.strip("./")
     # Bind first, because loading models takes time.
     with bind(options.ip, options.port) as listening:
         models = read_models(options.model_config, options.allow_functions)
-        limits = Limits(*(getattr(options, name) for name in _LIMITS))
         app = make_app(models, root.rstrip("/"), limits, options.token)
         if options.debug:
 
@@ -488,10 +691,8 @@ def serve(options: argparse.Namespace) -> None:
                 logger.info(f"{request.remote_addr} {request.method} {request.path} {response.status}")
                 return response
 
-        of_connections = ConnectionLimits(*(getattr(options, name) for name in _CONNECTION_LIMITS))
         path = f"{root.rstrip('/')}/translate"
-        # Slightly oversized bodies reach the application, whose response states the limit.
-        server = Server(app, listening, of_connections, lambda given: given == path, 4 * limits.size)
+        server = Server(app, listening, limits, lambda given: given == path)
         host, port = listening.getsockname()[:2]
         is_open = not options.token and options.ip not in ("127.0.0.1", "::1", "localhost")
         warning = f"; anyone with access can translate unless {TOKEN_VARIABLE} is set" if is_open else ""

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.checkpoints import check_output
-from nmt.data.corpora import check_parallel, read_lines
-from nmt.data.vocabulary import SENTENCE_MARKS, UNKNOWN
+from nmt.corpora import check_parallel, read_lines
 from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
+from nmt.length_control import read_desired_lengths
 from nmt.plan import PADDING
-from nmt.summarization.length_control import read_desired_lengths
+from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN
 from shared_embeddings.compress import measure
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import naming, write_text

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from nmt.summarization.headlines import (
+from nmt.headlines import (
     convert_file,
     count_characters,
     count_tokens,
@@ -28,7 +28,7 @@ from nmt.summarization.headlines import (
     stop_words,
     vocabulary_text,
 )
-from nmt.summarization.rouge import METRICS, PRESETS, Settings, score_texts
+from nmt.rouge import METRICS, PRESETS, Settings, score_texts
 from recipes.common.recipe import Recipe, Row, parse_row, preprocess_options
 from recipes.common.smoke import LINES, MERGES, TEST_LINES, generated_words, sentence
 from recipes.common.table import controls_length

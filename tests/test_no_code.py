@@ -4,7 +4,7 @@ What upstream and the libraries below it would run, found by a search for eval, 
 import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_code, and how each is closed:
 
 - ``eval`` of src_onmttok_kwargs and tgt_onmttok_kwargs (`onmt.transforms.tokenize`): literals alone, by a
-  seam (`nmt.data.transforms`), in options, configurations and checkpoints.
+  seam (`nmt.transforms`), in options, configurations and checkpoints.
 - ``torch.load`` of checkpoints, pretrained vectors and by CTranslate2: ``weights_only=True``, and the one
   class that is let in is Namespace (`nmt.checkpoints`); CTranslate2 reads a file that was written here.
 - ``torch.load`` of dumped transforms (`onmt.transforms.transform.load_transforms`): is never called.
@@ -182,7 +182,7 @@ def test_options_of_tokenizers_on_the_command_line(name: str, host: Host, model:
 
 
 def test_literals_of_tokenizers_in_any_spelling() -> None:
-    from nmt.data.transforms import parse_tokenizer
+    from nmt.transforms import parse_tokenizer
 
     wanted = {"mode": "space", "joiner_annotate": True, "segment_alphabet": ["Han"]}
     for text in (wanted, repr(wanted), json.dumps(wanted), yaml.safe_dump(wanted)):

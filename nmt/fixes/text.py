@@ -17,11 +17,11 @@ from onmt.transforms import TransformPipe, tokenize
 from onmt.transforms.clean import CleanTransform
 from onmt.transforms.terminology import TerminologyTransform
 
-from nmt.data.corpora import CleanCorpus
-from nmt.data.transforms import TOKENIZER_OPTIONS, parse_tokenizer
-from nmt.data.vocabulary import read_vocabulary
+from nmt.corpora import CleanCorpus
 from nmt.fixes import replace, wrap
 from nmt.options import SUBWORD_FILES
+from nmt.transforms import TOKENIZER_OPTIONS, parse_tokenizer
+from nmt.vocabulary import read_vocabulary
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line
 

@@ -22,8 +22,8 @@ from onmt.utils.earlystopping import EarlyStopping
 from torch import Tensor
 
 from nmt.checkpoints import reading_checkpoint
-from nmt.data.batches import Batches, QuietLoader
 from nmt.fixes import replace, wrap
+from nmt.train.batches import Batches, QuietLoader
 from shared_embeddings.checkpoints import loaded
 from shared_embeddings.utils.interrupts import Interrupted, leave_to_parent
 

@@ -20,8 +20,8 @@ import shared_embeddings as se
 from nmt import embeddings
 from nmt import plan as plans
 from nmt.checkpoints import peek
-from nmt.data.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from nmt.models import build_from_checkpoint
+from nmt.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from shared_embeddings.compress import distillation, straight_through
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.compress.straight_through import OPTION as QUANTIZATION

@@ -28,8 +28,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from tqdm import tqdm
 
-from nmt.data.batches import signals_blocked
 from nmt.train import training
+from nmt.train.batches import signals_blocked
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import RESUME, SIGNALS, Interrupted, signals_delayed, signals_raised

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
+import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onmt.utils.logging
 import torch
+import torch.distributed
 from onmt import train_single
 from onmt.constants import CorpusTask
 from onmt.inputters import dynamic_iterator
@@ -18,20 +22,110 @@ from onmt.inputters.text_corpus import get_corpora
 from onmt.transforms import make_transforms
 from onmt.utils.logging import logger
 from onmt.utils.optimizers import Optimizer
+from onmt.utils.report_manager import ReportMgr
+from tqdm import tqdm
 
-from nmt.checkpoints import checkpoint_errors, intact_steps
-from nmt.data.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
+from nmt.checkpoints import check_finite, checkpoint_errors, intact_steps
 from nmt.embeddings import describe_parameters
+from nmt.fixes.training import all_gather_list
 from nmt.hooks import apply_patches
+from nmt.length_control import check_same_positions
 from nmt.plan import OPTION_NAMES, read_plan
-from nmt.summarization.length_control import check_same_positions
 from nmt.train import embeddings
-from nmt.train.progress import ProgressReport, Stopping, check_finite
+from nmt.train.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
 from shared_embeddings.checkpoints import check_optimizer
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.interrupts import Interrupted
+from shared_embeddings.utils.interrupts import Interrupted, Interrupts
 from shared_embeddings.utils.results import WandbWriter, Writers
+
+
+class ProgressReport(ReportMgr):  # type: ignore[misc]
+    """OpenNMT-py's report with a progress bar on terminals and the remaining time in the log.
+
+    It stops training that diverges; in distillation, it has the mean reconstruction loss since the last one.
+    """
+
+    def __init__(self, opt: Namespace, trainer: Any, first_step: int) -> None:
+        writer = trainer.report_manager.tensorboard_writer
+        if opt.wandb is not None and trainer.gpu_rank <= 0:
+            wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
+            writer = Writers([wandb] if writer is None else [writer, wandb])
+        super().__init__(opt.report_every, start_time=-1, tensorboard_writer=writer)
+        self.trainer = trainer
+        self.first_step = first_step
+        self.total_steps = 0 if opt.single_pass else opt.train_steps
+        self.bar = tqdm(
+            total=self.total_steps or None,
+            initial=first_step,
+            unit="step",
+            disable=not sys.stderr.isatty() or logger.disabled,
+            dynamic_ncols=True,
+        )
+
+    def report_training(self, step: int, *args: Any, **kwargs: Any) -> Any:
+        """Update the bar and report the step."""
+        self.bar.update(step - self.bar.n)
+        return super().report_training(step, *args, **kwargs)
+
+    def _report_training(
+        self, step: int, num_steps: int, learning_rate: float, patience: Any, report_stats: Any
+    ) -> Any:
+        mean = report_stats.loss / max(1, report_stats.n_words)
+        # Gradient scaling skips steps with overflow.
+        check_finite(self.trainer.model, step, 0.0 if self.trainer.optim.amp else mean)
+        result = super()._report_training(step, num_steps, learning_rate, patience, report_stats)
+        if self.total_steps > 0:
+            done = max(1, step - self.first_step)
+            left = (self.total_steps - step) * (time.time() - self.start_time) / done
+            self.log(f"{step / self.total_steps:.0%} done, about {tqdm.format_interval(left)} left")
+        loss = self.trainer.train_loss
+        if isinstance(loss, embeddings.DistillationLoss) and loss.teacher_losses.reconstruction is not None:
+            distance = loss.take_mean()
+            self.log(f"reconstruction loss: {distance:.5f}")
+            if self.tensorboard_writer is not None:
+                self.tensorboard_writer.add_scalar("progress/reconstruction", distance, step)
+        return result
+
+
+class Stopping:
+    """Stops training on all ranks after the same step; only the first rank updates the `stopper`."""
+
+    def __init__(self, stopper: Any) -> None:
+        self.stopper = stopper
+        self.interrupts = Interrupts()
+        self.signal = 0  # the one that stopped training on all ranks
+        self.steps = 0  # number of steps that this process has begun
+
+    def next_batches(self, batches: Iterator[Any]) -> Any:
+        """Return the batches of the next step, or None when training stops; every rank calls this.
+
+        A signal interrupts the wait for batches. Batches of a step that is not made do not count as read.
+        Before the first step, there is nothing to save: the signal raises `Interrupted`.
+        """
+        taken = None
+        try:
+            with self.interrupts.raised_now():
+                taken = next(batches, None)
+        except Interrupted:
+            pass  # the other ranks must agree first
+        if self.agree():
+            if self.signal and not self.steps:
+                raise Interrupted(self.signal)
+            return None
+        self.steps += 1
+        return taken
+
+    def agree(self) -> bool:
+        """Return whether any rank wants to stop; every rank calls this at the same time."""
+        asked, ends = self.interrupts.received or 0, bool(getattr(self.stopper, "ends", False))
+        if torch.distributed.is_initialized():
+            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+            votes = torch.tensor([asked, int(ends)], device=device)
+            torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
+            asked, ends = int(votes[0]), bool(votes[1])
+        self.signal = asked
+        return bool(asked or ends)
 
 
 def keep_freed_memory() -> None:
@@ -92,12 +186,9 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
             saver.model_queue.extend(f"{base}.safetensors" for base in bases)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
     embeddings.quantize_embeddings(model, opt, vocabs, trainer)
-    loss = None
     if any(teacher_losses):
-        loss = trainer.train_loss = embeddings.DistillationLoss(
-            trainer.train_loss, teacher_losses, model.generator
-        )
-    trainer.report_manager = _build_report(opt, trainer, first_step, loss)
+        trainer.train_loss = embeddings.DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
+    trainer.report_manager = ProgressReport(opt, trainer, first_step)
     # Otherwise training only uses the weights of the checkpoint.
     continues = opt.train_from and opt.reset_optim == "none"
     resume = _own_resume_state(checkpoint, opt.num_workers) if continues else None
@@ -150,24 +241,6 @@ def _build_trainer(
         stopper = trainer.earlystopper
         stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
     return trainer
-
-
-def _build_report(opt: Namespace, trainer: Any, first_step: int, loss: Any) -> ProgressReport:
-    """Build the progress report, which also stops training if it diverges."""
-
-    def check(step: int, loss: float) -> None:
-        # Gradient scaling skips steps with overflow.
-        check_finite(trainer.model, step, 0.0 if trainer.optim.amp else loss)
-
-    total_steps = 0 if opt.single_pass else opt.train_steps
-    writer = trainer.report_manager.tensorboard_writer
-    if opt.wandb is not None and trainer.gpu_rank <= 0:
-        wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
-        writer = Writers([wandb] if writer is None else [writer, wandb])
-    reconstruction = (
-        loss.take_mean if loss is not None and loss.teacher_losses.reconstruction is not None else None
-    )
-    return ProgressReport(opt.report_every, writer, first_step, total_steps, reconstruction, check)
 
 
 def _train(trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace) -> None:
@@ -257,11 +330,7 @@ def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
 
 
 def _gather(value: Any) -> list[Any]:
-    if not torch.distributed.is_initialized():
-        return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
+    return all_gather_list(value) if torch.distributed.is_initialized() else [value]
 
 
 def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.summarization.length_control import LENGTH_DEPENDENT
+from nmt.length_control import LENGTH_DEPENDENT
 from recipes.common.plot import TITLES, quality_size_plot
 from recipes.common.recipe import FILE, Recipe, Row, read_file
 from recipes.common.results import (

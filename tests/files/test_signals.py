@@ -26,7 +26,7 @@ MODULES = [
     "lm.data.prepare",
     "lm.evaluate.command",
     "nmt.cli",
-    "nmt.summarization.headlines",
+    "nmt.headlines",
     "shared_embeddings.cli.main",
 ]
 MODULES += [

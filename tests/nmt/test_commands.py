@@ -119,7 +119,7 @@ def test_interrupting_translation_keeps_the_old_file(
 def test_vocabulary_without_pyonmttok() -> None:
     """The replacement builds the same vocabularies as the package."""
     pyonmttok = pytest.importorskip("pyonmttok")
-    from nmt.data import vocabulary
+    from nmt import vocabulary
 
     tokens = ["b", "a", "c", "d"]
     for options in ({}, {"maximum_size": 3}, {"special_tokens": ["<unk>", "<blank>"], "maximum_size": 3}):

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
-from nmt.data.vocabulary import Vocab
 from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
 from nmt.models import describe_checkpoint
 from nmt.server import Text, read_models
+from nmt.vocabulary import Vocab
 from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
 from tests.nmt.test_compression import UNTIED, compress
 from tests.nmt.test_training import METHODS

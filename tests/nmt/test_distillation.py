@@ -13,10 +13,10 @@ import torch
 
 import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, save_checkpoint
-from nmt.data.vocabulary import vocabulary_counts
 from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import parse_distillation, token_counts
+from nmt.vocabulary import vocabulary_counts
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import Host, Patch, Trained, free_port, nearest, run, weights
 from tests.nmt.test_training import METHODS

@@ -16,9 +16,9 @@ import torch
 
 from nmt import cli
 from nmt.checkpoints import allow_checkpoint_types
-from nmt.data.vocabulary import Vocab
 from nmt.hooks import apply_patches
 from nmt.options import RANGES, check_memory, check_model_sizes, check_ranges, known_names, parse
+from nmt.vocabulary import Vocab
 from shared_embeddings.cli.main import main as shared_embeddings
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import Odd, alter, names_file

@@ -26,12 +26,7 @@ from tests.nmt.test_transforms import Subwords
 
 apply_patches()
 
-from nmt.connections import ConnectionLimits, Server, bind  # noqa: E402
-from nmt.server import (  # noqa: E402
-    Limits,
-    make_app,
-    read_models,  # noqa: E402
-)
+from nmt.server import Limits, Server, bind, make_app, read_models  # noqa: E402
 
 ROOT = "/translator"
 SEARCH = {"beam_size": 2, "min_length": 1, "max_length": 9, "max_length_ratio": 0}
@@ -62,7 +57,9 @@ def checkpoint(subwords: Subwords) -> Path:
 def client(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     """A client of a server with that model and low limits."""
     config = configure(tmp_path_factory.mktemp("server"), checkpoint)
-    app = make_app(read_models(str(config), False), ROOT, Limits(size=2000, texts=5, characters=300))
+    app = make_app(
+        read_models(str(config), False), ROOT, Limits(max_bytes=2000, max_texts=5, max_characters=300)
+    )
     with app.test_client() as found:
         yield found
 
@@ -378,13 +375,8 @@ def serve(application: Application) -> Iterator[Serve]:
 
         def started(**limits: float) -> Address:
             listening = stack.enter_context(bind("127.0.0.1", 0))
-            server = Server(
-                application,
-                listening,
-                ConnectionLimits(**limits),  # type: ignore[arg-type]
-                lambda path: path in ("/translate", "/large"),
-                1 << 20,
-            )
+            own = Limits(**limits)  # type: ignore[arg-type]
+            server = Server(application, listening, own, lambda path: path in ("/translate", "/large"))
             thread = threading.Thread(target=server.serve, daemon=True)
             thread.start()
             stack.callback(thread.join, 20)
@@ -433,7 +425,7 @@ def trickling(clients: list[socket.socket], part: bytes) -> Iterator[None]:
 
 def test_slow_clients_do_not_stop_others(serve: Serve) -> None:
     """More slow clients than connections, from the address of the others: others are always answered."""
-    address = serve(header_seconds=2, connections=20, connections_by_address=15)
+    address = serve(header_seconds=2, max_connections=20, max_connections_by_address=15)
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(40)]
         for client in slow:
@@ -494,7 +486,7 @@ def test_long_requests_do_not_delay_others(serve: Serve, application: Applicatio
 
 def test_refused_connections_are_told(serve: Serve, application: Application) -> None:
     """A connection is refused only if all others of its address are being answered."""
-    address = serve(connections_by_address=2)
+    address = serve(max_connections_by_address=2)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(2)]
         for client in clients:

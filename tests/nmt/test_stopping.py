@@ -16,8 +16,8 @@ from onmt.utils.loss import LossCompute
 
 from nmt import checkpoints
 from nmt.checkpoints import is_intact, read_checkpoint, read_weights
-from nmt.data.batches import TrackedBatches
 from nmt.hooks import apply_patches
+from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
 from tests.files.commands import content, plant

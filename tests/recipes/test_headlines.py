@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from nmt.summarization.headlines import join_characters
+from nmt.headlines import join_characters
 from recipes import __main__ as command
 from recipes import headlines
 from recipes.common.recipe import find_recipe, padded_vocabulary

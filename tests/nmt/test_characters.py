@@ -10,15 +10,15 @@ from onmt.modules.embeddings import PositionalEncoding
 from torch import Tensor
 
 from nmt import cli
-from nmt.data.vocabulary import read_vocabulary, vocabulary_counts
-from nmt.summarization.headlines import (
+from nmt.headlines import (
     best_hypothesis,
     content_words,
     join_characters,
     split_text,
     stop_words,
 )
-from nmt.summarization.length_control import LengthControlledPositions
+from nmt.length_control import LengthControlledPositions
+from nmt.vocabulary import read_vocabulary, vocabulary_counts
 from tests.nmt.conftest import Capture, Host
 
 MAINS = {

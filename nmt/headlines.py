@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.data.corpora import count_lines, read_lines
+from nmt.corpora import count_lines, read_lines
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_text

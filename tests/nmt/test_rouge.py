@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nmt import cli
-from nmt.summarization.rouge import PRESETS, Report, Settings, cut, read_exceptions, score_texts, tokenize
+from nmt.rouge import PRESETS, Report, Settings, cut, read_exceptions, score_texts, tokenize
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import Capture, Patch
 

@@ -15,8 +15,8 @@ from onmt.translate.translation_server import ServerModel
 from nmt.checkpoints import read_checkpoint, save_checkpoint
 from nmt.embeddings import shared_embeddings_of
 from nmt.hooks import apply_patches
+from nmt.length_control import LengthControlledPositions, positions_of
 from nmt.models import build_from_checkpoint
-from nmt.summarization.length_control import LengthControlledPositions, positions_of
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import WORDS, ErrorLine, Host, Patch, Trained, run
 

@@ -1,1 +1,0 @@
-"""Text, vocabularies, transforms and batches."""
