@@ -235,6 +235,13 @@ def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
         return checkpoint  # type: ignore[no-any-return]
 
 
+def verify_checkpoint(path: str) -> None:
+    """Compare a checkpoint with its checksum."""
+    checkpoint = peek(path)
+    with reading_checkpoint(path):
+        checkpoints.verified(checkpoint, f"checkpoint {path}")
+
+
 def with_unpacked_tensors(
     path: str, checkpoint: dict[str, Any], opened: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from nmt.options import check_gpu, check_translator
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
 from nmt.train.runs import CHOICES
 from nmt.transforms import NEEDING_TARGETS, NONE, stored_files
-from shared_embeddings.checkpoints import verified
 from shared_embeddings.compress import distillation, straight_through
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
@@ -194,9 +193,8 @@ def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | No
     """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
     if not ckpt_path:
         return None
-    checkpoint = checkpoints.peek(ckpt_path)
+    checkpoints.verify_checkpoint(ckpt_path)
     with checkpoints.reading_checkpoint(ckpt_path):
-        verified(checkpoint, f"checkpoint {ckpt_path}")
         return checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
 
 
