@@ -20,7 +20,7 @@ A row has
 - ``figures``: the printed figures, digit for digit, by the names in `FIGURES`;
 - ``name``: the row of the recipe that trains it, with settings of `recipes.common.recipe`; or ``same``: the
   row of another table with the same model (``RECIPE/NAME`` in ``papers.yaml``), where figures that both
-  tables share are given by name only; or ``cells``: a pattern of cells of `recipes.glove_reconstruction`; or
+  tables share are given by name only; or ``cells``: a pattern of cells of `recipes.reconstruction`; or
   ``reason``: why it is not trained;
 - ``quoted: true`` if the paper quotes other authors;
 - ``note`` and ``why``, as in tables;

@@ -60,9 +60,9 @@ KINDS = {
         "eval": "language_model:eval_command",
     },
     "reconstruction": {
-        "preprocess": "glove_reconstruction.preprocess:main",
-        "train": "glove_reconstruction.train:main",
-        "eval": "glove_reconstruction.evaluate:main",
+        "preprocess": "reconstruction:preprocess",
+        "train": "reconstruction:train",
+        "eval": "reconstruction:evaluate",
     },
     "shrink": {
         "preprocess": "shrink_a_model.preprocess:main",

@@ -21,8 +21,8 @@ import numpy as np
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
 from recipes.common.tools import locate, read_json, read_lines, run_module, run_step, write_json, write_lines
-from recipes.glove_reconstruction.preprocess import WORD_PAIRS, write_smoke_pairs
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
+from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.encoder import Texts, read_encoder
 from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
 from shared_embeddings.hosts.hf.folder import replacing_folder

@@ -16,11 +16,11 @@ import torch
 import yaml
 
 import shared_embeddings as se
+from recipes import reconstruction
 from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import find_result, read_results
 from recipes.common.tools import run_main
-from recipes.glove_reconstruction import evaluate, preprocess, train
-from recipes.glove_reconstruction.train import Cell, read_grid
+from recipes.reconstruction import Cell, evaluate, preprocess, read_grid, train
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.words.vectors import WordVectors
@@ -57,8 +57,8 @@ class Setting:
         content = {"kind": "reconstruction", "data": data, "grids": {"full": {**GRID, **changes}}}
         (self.recipe.folder / "rows.yaml").write_text(yaml.safe_dump(content))
 
-    def run(self, module: Any, *arguments: object) -> int:
-        return run_main("recipe", partial(module.main, self.recipe), list(map(str, arguments)))
+    def run(self, step: Any, *arguments: object) -> int:
+        return run_main("recipe", partial(step, self.recipe), list(map(str, arguments)))
 
     def prepare(self, *arguments: object) -> int:
         return self.run(preprocess, "--vectors", self.vectors, "--pairs", self.pairs, *arguments)
@@ -155,9 +155,9 @@ def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
     options = {"hidden_dim": 60, "seed": 3}
     training = {"epochs": 150, "batch_size": 10, "learning_rate": 0.01, "schedule": "constant"}
     before = torch.get_rng_state()
-    first = train.fit_alone(teacher, options, training, "fit")
+    first = reconstruction.fit_alone(teacher, options, training, "fit")
     assert torch.equal(torch.get_rng_state(), before)
-    second = train.fit_alone(teacher, options, training, "fit")
+    second = reconstruction.fit_alone(teacher, options, training, "fit")
     assert torch.equal(first.table(), second.table())
     with torch.no_grad():
         assert float((first.table() - teacher).square().sum() / teacher.square().sum()) < 0.3
@@ -165,12 +165,12 @@ def test_fit_of_alone_is_seeded_and_lowers_the_loss() -> None:
 
 def test_words_by_count_and_lower_case() -> None:
     vectors = WordVectors(["a", "b", "c", "D", "e"], np.arange(5.0)[:, None].repeat(2, axis=1))
-    assert preprocess.most_frequent(vectors, 2, None).words == ["a", "b"]
+    assert reconstruction.most_frequent(vectors, 2, None).words == ["a", "b"]
     counts = {"c": 4, "D": 5, "A": 2, "a": 1, "b": 1, "unknown": 9, "<unk>": 9}
-    found = preprocess.most_frequent(vectors, 3, counts)
+    found = reconstruction.most_frequent(vectors, 3, counts)
     assert found.words == ["D", "c", "a"] and found.vectors[:, 0].tolist() == [3, 2, 0]
     with pytest.raises(UserError, match="there are 4 words"):
-        preprocess.most_frequent(vectors, 5, counts)
+        reconstruction.most_frequent(vectors, 5, counts)
 
 
 def test_own_vectors_of_a_text(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_own_vectors_of_a_text(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The sun <unk> shines\nthe moon shines\nrare\n" * 3 + "once\n")
     settings = {"dim": 4, "window": 2, "epochs": 1, "seed": 0, "min_count": 3}
-    preprocess.train_source([text], settings, tmp_path / "own.npz")
-    found = train.read_source(tmp_path / "own.npz")
+    reconstruction.train_source([text], settings, tmp_path / "own.npz")
+    found = reconstruction.read_source(tmp_path / "own.npz")
     assert found.words == ["the", "shines", "sun", "moon", "rare"] and found.vectors.shape == (5, 4)
 
 
@@ -189,9 +189,9 @@ def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
     with zipfile.ZipFile(archive, "w") as packed:
         packed.write(setting.vectors, "vectors.txt")
     entry = {"url": "https://example.invalid/vectors.zip", "file": "vectors.txt", "sha256": sha256(archive)}
-    assert preprocess.download_glove(entry, archive.parent).read_bytes() == setting.vectors.read_bytes()
+    assert reconstruction.download_glove(entry, archive.parent).read_bytes() == setting.vectors.read_bytes()
     with pytest.raises(UserError, match="lacks other.txt"):
-        preprocess.download_glove({**entry, "file": "other.txt"}, archive.parent)
+        reconstruction.download_glove({**entry, "file": "other.txt"}, archive.parent)
 
 
 def test_methods_get_as_many_bytes_as_alone() -> None:
@@ -264,7 +264,7 @@ def test_interrupted_preparation_is_repeated(
 
 
 def test_the_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    train.main(RECIPE, ["--list", "alone_real-*-0", "--grid", "short"])
+    train(RECIPE, ["--list", "alone_real-*-0", "--grid", "short"])
     listed = capsys.readouterr().out.split()
     assert listed == [f"alone_real-{hidden}-0" for hidden in (600, 1200, 1800, 2400)]
     short = read_grid(RECIPE, "short")

@@ -20,9 +20,9 @@ from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
 from recipes.common.results import not_run, read_results, write_result
 from recipes.common.table import comparison_table, markdown_table
 from recipes.common.tools import run_main
-from recipes.glove_reconstruction.train import read_grid
 from recipes.language_model import evaluate, train
 from recipes.papers import SIZES, read_papers
+from recipes.reconstruction import read_grid
 from recipes.report.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
 from recipes.report.lines import Line
 from shared_embeddings.utils.errors import UserError
