@@ -21,6 +21,7 @@ from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hosts.hf.tokenizer import TokenizerFile
 from shared_embeddings.hosts.hf.trim import check_ids, named_ids, with_new_ids
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import text_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
@@ -214,7 +215,7 @@ def test_invalid_selections(ids: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["tensor-train", "tensor-train-two-cores"])
 def test_methods_without_rows_advise(name: str) -> None:
-    with pytest.raises(ValueError, match="trim the plain model first, then compress it"):
+    with pytest.raises(UserError, match="trim the plain model first, then compress it"):
         by_name(name).build().select_rows(KEPT)
 
 
@@ -323,31 +324,44 @@ def test_other_kinds_fail() -> None:
 
 
 def test_ids_in_settings() -> None:
+    """Lists lose removed ids, and empty lists, which transformers rejects, are None."""
     settings = {
         "pad_token_id": 4,
         "bos_token_id": None,
-        "eos_token_id": [2, 7],
+        "eos_token_id": [2, 7, 400],
         "text_config": {"bos_token_id": 9, "image_token_index": 5, "unk_token_id": -1},
         "suppress_tokens": [1, 2],
+        "begin_suppress_tokens": [400],
         "bad_words_ids": [[2, 4], [1, 2]],
-        "forced_decoder_ids": [[1, 7]],
+        "force_words_ids": [[400]],
+        "sequence_bias": [[[2, 4], -5.0], [[400], 3.0]],
+        "forced_decoder_ids": [[1, 7], [2, 400]],
         "added_tokens_decoder": {"2": {"content": "x"}},
+        "pad_index": 7,
         "hidden_size": 4,
+        "temperature": 7,
         "tie": True,
     }
-    assert set(named_ids(settings)) == {4, 2, 7, 9, 5}
+    check_ids("", settings)
+    assert set(named_ids(settings)) == {4, 2, 7, 9, 5, 400}
     assert with_new_ids(settings, {2: 0, 4: 1, 5: 2, 7: 3}) == {
         "pad_token_id": 1,
         "bos_token_id": None,
         "eos_token_id": [0, 3],
         "text_config": {"bos_token_id": None, "image_token_index": 2, "unk_token_id": -1},
         "suppress_tokens": [0],
+        "begin_suppress_tokens": None,
         "bad_words_ids": [[0, 1]],
-        "forced_decoder_ids": [[1, 3]],
+        "force_words_ids": None,
+        "sequence_bias": [[[0, 1], -5.0]],
+        "forced_decoder_ids": [[1, 3], [2, None]],
         "added_tokens_decoder": {"0": {"content": "x"}},
+        "pad_index": 3,
         "hidden_size": 4,
+        "temperature": 7,
         "tie": True,
     }
+    assert with_new_ids({"sequence_bias": [[[400], 3.0]]}, {2: 0}) == {"sequence_bias": None}
 
 
 @pytest.mark.parametrize(

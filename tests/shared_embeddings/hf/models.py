@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -376,10 +377,16 @@ def trim(*arguments: object) -> int:
     return main(["trim", *map(str, arguments)])
 
 
-def trim_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that the command prints on stderr for a user error."""
+def error_line(capsys: pytest.CaptureFixture[str], run: Callable[..., int], *arguments: object) -> str:
+    """The one line that `compress` or `trim` prints on stderr for a user error."""
     capsys.readouterr()
-    assert trim(*arguments) == 2
+    assert run(*arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
     assert len(lines) == 1
     return lines[0]
+
+
+def change_json(file: Path, **settings: Any) -> None:
+    """Change settings in a JSON file, which may be new."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**content, **settings}))

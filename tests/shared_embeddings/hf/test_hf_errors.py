@@ -1,10 +1,12 @@
-"""Damaged or odd folders fail with one line in every command, and failures change no files."""
+"""Damaged, odd and hostile folders fail with one line in every command, and failures change no files."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,108 +15,227 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from shared_embeddings.checkpoints import recorded_checksum
 from shared_embeddings.cli.main import main
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import Adapter
+from shared_embeddings.hosts.hf.tokenizer import check_growth
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import flip, names_file, offsets
-from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, compress, save, trim, write
+from tests.shared_embeddings.hf.models import (
+    DIM,
+    KINDS,
+    WORDS,
+    add_tokenizer,
+    change_json,
+    compress,
+    error_line,
+    save,
+    sentences,
+    trim,
+    unigram,
+    write,
+)
 
-
-def error_line(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line that compressing prints on stderr."""
-    capsys.readouterr()
-    assert compress(*arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shared-embeddings")]
-    assert len(lines) == 1
-    return lines[0]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The files of a folder."""
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-# Damaged folders.
-
-INDEX = "model.safetensors.index.json"
-
-
-def changed(**settings: Any) -> Callable[[bytes], bytes]:
-    """A JSON file with other settings."""
-    return lambda old: json.dumps({**json.loads(old), **settings}).encode()
-
-
-# File -> its new content, None to remove it, and what the line says.
-DAMAGES: dict[str, tuple[dict[str, Callable[[bytes], bytes] | None], str]] = {
-    "quantized": ({"config.json": changed(quantization_config={"quant_method": "gptq"})}, "is quantized"),
-    "another class": (
-        {"config.json": changed(architectures=["Own"]), "own.py": lambda _: b"raise SystemExit('was run')"},
-        "code in the folder is not run",
-    ),
-    "a size in words": ({"config.json": changed(vocab_size="x")}, ""),
-    "no heads": ({"config.json": changed(n_head=0)}, ""),
-    "classes by name": ({"config.json": changed(architectures={"a": ["b"]})}, "its class None"),
-    "truncated": ({"model.safetensors": lambda old: old[:-40]}, "truncated"),
-    "an unknown type": (
-        {"model.safetensors": lambda old: old.replace(b'"F32"', b'"F99"', 1)},
-        "cannot be read",
-    ),
-    "no weights": ({"model.safetensors": None}, "has no model.safetensors"),
-    "pickled": (
-        {"model.safetensors": None, "pytorch_model.bin": lambda _: b"x"},
-        "pytorch_model.bin is not loaded",
-    ),
-    "no names of files": (
-        {"model.safetensors": None, INDEX: lambda _: b'{"weight_map": {"a": 5}}'},
-        "not a safetensors file in the folder",
-    ),
-    "an empty tokenizer": ({"tokenizer.json": lambda _: b"{}"}, ""),
-    "no added tokens": ({"tokenizer.json": changed(added_tokens=None)}, ""),
-    "a list for a tokenizer": ({"tokenizer.json": changed(model=[])}, ""),
+COMMANDS: dict[str, list[str]] = {
+    "trim": ["trim"],
+    "compress": ["compress", "--method", "projective", "--rank", "4"],
+    "compress --no-check": ["compress", "--method", "projective", "--rank", "4", "--no-check"],
 }
+SECRET = "-----BEGIN PRIVATE KEY-----\n"
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+MOST_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model."""
-    return save(tmp_path_factory.mktemp("original") / "model", "gpt2")
+    """A model with code that must not run, and a text that its tokenizer covers."""
+    folder = tmp_path_factory.mktemp("original")
+    (folder / "text").write_text("\n".join(sentences(20, 1)) + "\n")
+    save(folder / "model", "llama")
+    (folder / "model" / "own.py").write_text("raise SystemExit('code of the folder was run')")
+    return folder
 
 
-@pytest.mark.parametrize("command", ["compress", "trim"])
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_folders(
-    original: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], name: str, command: str
-) -> None:
-    model, (changes, reason) = Path(shutil.copytree(original, tmp_path / "model")), DAMAGES[name]
-    for file, change in changes.items():
-        old = (model / file).read_bytes() if (model / file).exists() else b""
-        if change is None:
-            (model / file).unlink()
+@pytest.fixture
+def model(original: Path, tmp_path: Path) -> Path:
+    """A copy of the model."""
+    return Path(shutil.copytree(original / "model", tmp_path / "model"))
+
+
+def run(command: str, model: Path, original: Path, output: Path) -> int:
+    """The exit status of a command."""
+    text = ["--text", str(original / "text")] if command == "trim" else []
+    return main([*COMMANDS[command], "--model", str(model), "--output", str(output), *text])
+
+
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def check_refused(original: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Checks that commands soon fail with one line that gives the reason, and write nothing."""
+
+    def check(reason: str, *commands: str, model: Path = model) -> None:
+        output = tmp_path / "refused"
+        for command in commands or COMMANDS:
+            capsys.readouterr()
+            start = time.monotonic()
+            assert run(command, model, original, output) == 2, command
+            error = capsys.readouterr().err
+            assert names_file(error, "shared-embeddings", model) and reason in error, error
+            assert not output.exists() and time.monotonic() - start < MOST_SECONDS
+
+    return check
+
+
+Change = Callable[[Path], object]  # of a folder
+
+
+def settings(file: str, **changed: Any) -> Change:
+    return lambda folder: change_json(folder / file, **changed)
+
+
+def config(**changed: Any) -> Change:
+    return settings("config.json", **changed)
+
+
+def replaced(file: str, change: Callable[[bytes], bytes]) -> Change:
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+
+def tensors(change: Callable[[str, Tensor], Tensor | None]) -> Change:
+    """Change tensors by name, or remove them."""
+
+    def apply(folder: Path) -> None:
+        state = load_file(folder / WEIGHTS)
+        found = {name: new for name, one in state.items() if (new := change(name, one)) is not None}
+        save_file(found, folder / WEIGHTS, {"format": "pt"})
+
+    return apply
+
+
+def instead(file: str, content: bytes) -> Change:
+    """Another file instead of the weights."""
+
+    def apply(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / file).write_bytes(content)
+
+    return apply
+
+
+def index_of(where: str) -> Change:
+    """An index that names the weights in another folder."""
+
+    def apply(folder: Path) -> None:
+        names = load_file(folder / WEIGHTS)
+        (folder / WEIGHTS).rename(folder.parent / "away.safetensors")
+        file = where.format(folder.parent)
+        change_json(folder / INDEX, metadata={}, weight_map=dict.fromkeys(names, file))
+
+    return apply
+
+
+def link(name: str) -> Change:
+    """A file or folder as a link to one outside of the folder."""
+
+    def apply(folder: Path) -> None:
+        secret, path = folder.parent / "secret", folder / name
+        if path.exists():
+            path.rename(secret)
+        elif path.suffix or name == "LICENSE":
+            secret.write_text(SECRET)
         else:
-            (model / file).write_bytes(change(old))
-            assert (model / file).read_bytes() != old
-    asked = ["--method", "standard"] if command == "compress" else ["--text", str(text)]
-    assert main([command, "--model", str(model), "--output", str(tmp_path / "small"), *asked]) == 2
-    error = capsys.readouterr().err
-    assert names_file(error, "shared-embeddings", model) and reason in error, error
-    assert not (tmp_path / "small").exists()
+            secret.mkdir()
+            (secret / "key.jinja").write_text(SECRET)
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(secret)
+
+    return apply
 
 
-def test_models_that_take_more_than_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = {**KINDS["qwen2"][1], "model_type": "qwen2"}
-    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    settings = transformers.LlavaConfig(
-        text_config=text,
-        vision_config={"model_type": "clip_vision_model", "image_size": 4, "patch_size": 2, **vision},
-    )
-    transformers.LlavaForConditionalGeneration(settings).save_pretrained(tmp_path / "model")
-    line = error_line(capsys, tmp_path / "model", "standard", tmp_path / "small")
-    assert "takes more than text (vision_config)" in line
+def replacing(content: str, *, times: int = 1) -> dict[str, Any]:
+    """A normalizer that replaces a letter by a text, several times."""
+    rule = {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+    return {"type": "Sequence", "normalizers": [rule] * times}
 
 
-OTHER_SCORES = {
+LINKED = "LICENSE README.md chat_template.jinja config.json model.safetensors 1_Pooling/a.json".split()
+CLAIMS: list[dict[str, Any]] = [
+    *({"vocab_size": size} for size in (-1, 10**15, "x")),
+    *({"hidden_size": size} for size in (0, 10**6)),
+    *({"num_hidden_layers": number} for number in (-1, 900, 10**10)),
+    *({"intermediate_size": 48}, {"num_attention_heads": 0}),
+]
+# What is wrong -> how to change a folder, and what the line says.
+DAMAGES: dict[str, tuple[Change, str]] = {
+    "quantized": (config(quantization_config={"quant_method": "gptq"}), "is quantized"),
+    "another class": (config(architectures=["Own"]), "code in the folder is not run"),
+    "classes by name": (config(architectures={"a": ["b"]}), "its class None"),
+    "truncated": (replaced(WEIGHTS, lambda old: old[:-40]), "truncated"),
+    "an unknown type": (replaced(WEIGHTS, lambda old: old.replace(b'"F32"', b'"F99"', 1)), "cannot be read"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no model.safetensors"),
+    "pickled": (instead("pytorch_model.bin", b"x"), "pytorch_model.bin is not loaded"),
+    "no names": (instead(INDEX, b'{"weight_map": {"a": 5}}'), "not a safetensors file in the folder"),
+    "an index with a path": (index_of("{}/away.safetensors"), "is not a safetensors file in the folder"),
+    "an index upwards": (index_of("../away.safetensors"), "is not a safetensors file in the folder"),
+    "missing tensors": (
+        tensors(lambda name, one: None if "mlp" in name else one),
+        "missing keys: model.layers.0.mlp.down_proj.weight",
+    ),
+    "other weights": (config(transformers_weights="other.safetensors.index.json"), "transformers_weights"),
+    "an adapter": (
+        settings("adapter_config.json", peft_type="LORA", base_model_name_or_path="../other"),
+        "adapter",
+    ),
+    "an empty tokenizer": (replaced("tokenizer.json", lambda _: b"{}"), ""),
+    "no added tokens": (settings("tokenizer.json", added_tokens=None), ""),
+    "a list for a tokenizer": (settings("tokenizer.json", model=[]), ""),
+    "a tokenizer that lengthens texts": (
+        settings("tokenizer.json", normalizer=replacing("a" * 1000, times=4)),
+        "1,000 characters for one",
+    ),
+    **{f"claims {claim}": (config(**claim), "") for claim in CLAIMS},
+    **{
+        f"link {name}": (link(name), f"{name} is a link out of the folder")
+        for name in (*LINKED, "additional_chat_templates")
+    },
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_folders(model: Path, check_refused: Check, name: str) -> None:
+    """Errors, links out of the folder, and sizes that its files do not have."""
+    change, reason = DAMAGES[name]
+    change(model)
+    check_refused(reason)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite(model: Path, check_refused: Check, number: float) -> None:
+    tensors(lambda name, one: one * number if name == "model.norm.weight" else one)(model)
+    check_refused("NaN or infinity", "compress")
+
+
+OTHER_MODELS = {
+    "LlavaForConditionalGeneration": (
+        {
+            "text_config": {**KINDS["qwen2"][1], "model_type": "qwen2"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "image_size": 4,
+                "patch_size": 2,
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+            },
+        },
+        "takes more than text (vision_config)",
+    ),
     "MobileBertForMaskedLM": (
         {**KINDS["bert"][1], "embedding_size": DIM, "hidden_size": 24},
         f"its output layer (Linear ({WORDS}, {DIM}))",
@@ -131,14 +252,117 @@ OTHER_SCORES = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_SCORES)
-def test_models_with_other_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """They multiply with the weight of their output layer, or do not expose their word embeddings."""
-    settings, reason = OTHER_SCORES[name]
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_models_that_are_not_supported(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """With other inputs, scores from the weight of an output layer, or hidden word embeddings."""
+    given, reason = OTHER_MODELS[name]
     chosen = getattr(transformers, name)
-    chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / "model")
-    assert reason in error_line(capsys, tmp_path / "model", "standard", tmp_path / "small")
+    chosen(chosen.config_class(**given)).save_pretrained(tmp_path / "model")
+    assert reason in error_line(capsys, compress, tmp_path / "model", "standard", tmp_path / "small")
     assert not (tmp_path / "small").exists()
+
+
+def test_links_of_the_hugging_face_cache(
+    original: Path, model: Path, capsys: pytest.CaptureFixture[str], check_refused: Check
+) -> None:
+    """They lead to the files of the same model, and nowhere else."""
+    cache = model.parent / "models--a--b"
+    snapshot, blobs = cache / "snapshots" / "0123", cache / "blobs"
+    shutil.move(model, blobs)
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    for command in COMMANDS:
+        output = model.parent / command
+        assert run(command, snapshot, original, output) == 0
+        assert not any(file.is_symlink() for file in output.iterdir())
+    capsys.readouterr()
+    (model.parent / "secret").write_text(SECRET)
+    (blobs / "LICENSE").symlink_to(model.parent / "secret")
+    (snapshot / "LICENSE").symlink_to("../../blobs/LICENSE")
+    check_refused("LICENSE is a link out of the folder", "compress --no-check", model=snapshot)
+
+
+def test_loading_follows_no_links(original: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    assert run("compress --no-check", original / "model", original, small) == 0
+    hf.load(small)
+    (small / "model.safetensors").rename(tmp_path / "away")
+    (small / "model.safetensors").symlink_to(tmp_path / "away")
+    with pytest.raises(UserError, match="is a link out of the folder"):
+        hf.load(small)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_of_code_are_dropped(
+    original: Path, model: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    change_json(
+        model / "tokenizer_config.json", auto_map={"AutoTokenizer": ["other/repository--own.Own", None]}
+    )
+    assert run(command, model, original, model.parent / "small") == 0
+    assert "auto_map of tokenizer_config.json is dropped" in capsys.readouterr().out
+    small = json.loads((model.parent / "small" / "tokenizer_config.json").read_text())
+    assert "auto_map" not in small and small["eos_token"] == "</s>"
+
+
+@pytest.mark.parametrize("command", ["compress", "compress --no-check"])
+def test_the_class_that_was_used(
+    original: Path, model: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Method ``group_reduce`` is not decoded by a file of ours, which config.json would name."""
+    change_json(model / "config.json", model_type="unknown", auto_map={"AutoModelForCausalLM": "own.Own"})
+    output = model.parent / "small"
+    method = "--method group_reduce --num_groups 2 --min_rank 2".split()
+    checks = ["--no-check"] if "--no-check" in command else []
+    assert main(["compress", *method, *checks, "--model", str(model), "--output", str(output)]) == 0
+    printed = capsys.readouterr()
+    assert "model type 'unknown': the model was read as LlamaForCausalLM (llama)" in printed.out
+    assert "was not run: the model was read as LlamaForCausalLM" in printed.out
+    assert "[transformers]" not in printed.err
+    written = json.loads((output / "config.json").read_text())
+    assert written["model_type"] == "llama" and "auto_map" not in written
+    assert not (output / "own.py").exists()
+
+
+INSERTING = {"type": "Replace", "pattern": {"Regex": ""}, "content": "a"}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+GROWING: dict[str, dict[str, Any]] = {
+    "long": {"normalizer": replacing("a" * 1000)},
+    "chained": {"normalizer": replacing("aaa", times=4)},
+    "inserting": {"normalizer": {"type": "Sequence", "normalizers": [INSERTING] * 40}},
+    "bytes": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 9}},
+    "decoder": {"decoder": {"type": "Sequence", "decoders": replacing("aaa", times=4)["normalizers"]}},
+    "repeating": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_tokenizers_that_lengthen_texts(name: str) -> None:
+    with pytest.raises(UserError, match="use another tokenizer"):
+        check_growth({**json.loads(unigram().backend_tokenizer.to_str()), **GROWING[name]})
+
+
+def test_tokenizers_in_use_are_read() -> None:
+    """Rules as in SentencePiece, ALBERT, and vocabularies with words for spaces."""
+    rules = [
+        {"type": "Replace", "pattern": {"String": old}, "content": new}
+        for old, new in {"``": '"', "\n": "<n>", "\t": "<|tab|>", " ": "▁"}.items()
+    ]
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    others = [{"type": "NFKD"}, {"type": "Prepend", "prepend": "▁"}, {"type": "ByteLevel"}]
+    check_growth({"normalizer": {"type": "Sequence", "normalizers": [spaces, *rules, *others]}})
 
 
 def test_every_command_detects_a_flipped_byte(
@@ -181,20 +405,6 @@ def test_models_without_checksum_load(tmp_path: Path) -> None:
     hf.load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("number", ["nan", "inf"])
-def test_weights_that_are_not_finite(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], number: str
-) -> None:
-    model = save(tmp_path / "model", "gpt2")
-    state = load_file(model / "model.safetensors")
-    name = next(name for name in state if "ln_f" in name)
-    state[name].view(-1)[3] = float(number)
-    save_file(state, model / "model.safetensors", {"format": "pt"})
-    assert compress(model, "projective", tmp_path / "small", "--rank", 4) == 2
-    error = capsys.readouterr().err
-    assert str(model) in error and "NaN or infinity" in error and "Traceback" not in error
-
-
 ODD: dict[str, Any] = {
     "None": None,
     "a list": [1, None],
@@ -204,8 +414,14 @@ ODD: dict[str, Any] = {
     "a mapping": {"a": None},
     "true": True,
 }
+
+
 SETTINGS = ("architectures", "model_type", "vocab_size", "n_embd", "n_layer", "eos_token_id", "dtype")
+
+
 IDS = ("bad_words_ids", "suppress_tokens", "forced_decoder_ids", "sequence_bias", "bos_token_id")
+
+
 TABLE = ("method", "num_embeddings", "embedding_dim", "options", "inputs", "outputs")
 
 
@@ -263,62 +479,45 @@ def test_settings_of_another_type(tmp_path: Path, text: Path, capsys: pytest.Cap
     assert not failures, "\n".join(failures)
 
 
-# Outputs.
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_existing_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, small = tmp_path / "model", tmp_path / "small"
+    model, small, other, link = (tmp_path / name for name in ("model", "small", "other", "link"))
     write("bert", model)
     before = content(model)
     assert compress(model, "standard", small) == 0
-    assert "already exists; add --force" in error_line(capsys, model, "standard", small)
-    assert "would replace the file of --model" in error_line(capsys, model, "standard", model, "--force")
-    assert "is already compressed" in error_line(capsys, small, "standard", tmp_path / "again")
-    assert compress(model, "projective", small, "--rank", 4, "--force") == 0
-    assert hf.load(small).shared_embeddings["words"].method == "projective"
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "letter").write_text("dear")
-    with monkeypatch.context() as patch:
-        # A fit may take long, so unwritable outputs fail before it.
-        patch.setattr("shared_embeddings.compress.session.fit", lambda *_, **__: pytest.fail("was fitted"))
-        assert "is not a model" in error_line(capsys, model, "standard", other, "--force")
-        inside = other / "letter" / "small"
-        assert "cannot be written" in error_line(capsys, model, "standard", inside)
-        assert "cannot be written" in error_line(
-            capsys, model, "standard", tmp_path / "new", "--report", inside
-        )
-        report = model / "config.json"
-        line = error_line(capsys, model, "standard", tmp_path / "new", "--report", report, "--force")
-        assert "would replace the file of --model" in line
-    assert content(other) == {"letter": b"dear"} and content(model) == before
-
-
-@pytest.mark.parametrize("name", ["thesis.tex", "checkpoint-500/model.safetensors"])
-def test_other_files_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """A folder of Trainer holds a model, too."""
-    model, small = tmp_path / "model", tmp_path / "small"
-    write("gpt2", model)
-    assert compress(model, "standard", small) == 0
-    (small / name).parent.mkdir(exist_ok=True)
-    (small / name).write_text("weeks of work")
-    line = error_line(capsys, model, "standard", small, "--force")
-    assert f"contains {name.split('/')[0]}, which is not part of a model and would be lost" in line
-    assert (small / name).read_text() == "weeks of work"
-
-
-def test_links_and_leftovers_of_killed_processes(tmp_path: Path) -> None:
-    model, small, link = tmp_path / "model", tmp_path / "small", tmp_path / "link"
-    write("gpt2", model)
-    assert compress(model, "standard", small) == 0
     link.symlink_to(small)
-    (tmp_path / ".small.99999.tmp").mkdir()
-    (tmp_path / ".small.99999.tmp" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".small.99999.tmp").mkdir()  # of a killed process
     assert compress(model, "projective", link, "--rank", 4, "--force") == 0
     assert link.is_symlink() and hf.load(small).shared_embeddings["words"].method == "projective"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "small"]
+    # A folder of Trainer holds a model, too.
+    (small / "checkpoint-500").mkdir()
+    (small / "checkpoint-500" / WEIGHTS).touch()
+    other.mkdir()
+    (other / "letter").write_text("dear")
+    inside, new = other / "letter" / "small", tmp_path / "new"
+    # A fit may take long, so unwritable outputs fail before it.
+    monkeypatch.setattr("shared_embeddings.compress.session.fit", lambda *_, **__: pytest.fail("was fitted"))
+    for reason, *given in (
+        ("already exists; add --force", model, "standard", small),
+        ("would replace the file of --model", model, "standard", model, "--force"),
+        ("is already compressed", small, "standard", tmp_path / "again"),
+        ("contains checkpoint-500, which is not part of a model", model, "standard", small, "--force"),
+        ("is not a model", model, "standard", other, "--force"),
+        ("cannot be written", model, "standard", inside),
+        ("cannot be written", model, "standard", new, "--report", inside),
+        ("would replace the file of --model", model, "standard", new)
+        + ("--report", model / "config.json", "--force"),
+    ):
+        assert reason in error_line(capsys, compress, *given)
+    assert (small / "checkpoint-500" / WEIGHTS).is_file()
+    assert content(other) == {"letter": b"dear"} and content(model) == before
 
 
 def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,9 +531,6 @@ def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert line.count("\n") == 1 and f"{text}: has no words" in line
 
 
-# Loading.
-
-
 def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("llama", model)
@@ -344,10 +540,8 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     loaded = hf.load(small)
     with pytest.raises(ValueError, match="cannot be resized"):
         loaded.resize_token_embeddings(WORDS + 1)
-    config = small / "config.json"
-    config.write_bytes(
-        changed(quantization_config={"quant_method": "shared_embeddings", "version": 2})(config.read_bytes())
-    )
+    version = {"quant_method": "shared_embeddings", "version": 2}
+    change_json(small / "config.json", quantization_config=version)
     for read in (hf.load, transformers.LlamaForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match="has version 2, but this program supports 1"):
             read(small)

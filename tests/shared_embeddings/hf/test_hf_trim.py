@@ -22,7 +22,7 @@ from shared_embeddings.compress.trim import Keep, Texts, trimmed_copy
 from shared_embeddings.compress.trim import trim as trim_model
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.folder import INDEX
-from shared_embeddings.hosts.hf.trim import check_ids, with_new_ids, word_axes
+from shared_embeddings.hosts.hf.trim import word_axes
 from shared_embeddings.hosts.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import (
@@ -30,13 +30,13 @@ from tests.shared_embeddings.hf.models import (
     TRIMMED,
     add_tokenizer,
     compress,
+    error_line,
     log_probabilities,
     make_model,
     output_of,
     save,
     sentences,
     trim,
-    trim_error,
     unigram,
 )
 
@@ -117,7 +117,7 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
         (text / "trimmed", ["--text", text], "cannot be written"),
         (output, ["--text", text, "--dry-run"], "give either --output or --dry-run"),
     ):
-        assert reason in trim_error(capsys, "--model", model, "--output", written, *given)
+        assert reason in error_line(capsys, trim, "--model", model, "--output", written, *given)
     found = ["--model", model, "--output", output, "--text", text]
     with pytest.raises(SystemExit):
         main(["trim", *map(str, found), "--coverage", "150%"])
@@ -125,42 +125,13 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
 
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
-    assert "needs code that comes with it" in trim_error(capsys, *found)
+    assert "needs code that comes with it" in error_line(capsys, trim, *found)
     (model / "config.json").write_text(config)
     (model / "generation_config.json").write_text('{"bad_words_ids": [["a"]]}')
-    assert "bad_words_ids is [['a']], expected a list of lists" in trim_error(capsys, *found)
+    assert "bad_words_ids is [['a']], expected a list of lists" in error_line(capsys, trim, *found)
     (model / "tokenizer.json").unlink()
-    assert "cannot be loaded (there is no tokenizer.json; " in trim_error(capsys, *found)
+    assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, trim, *found)
     assert not output.exists()
-
-
-def test_lists_of_ids() -> None:
-    """Removed ids are dropped, and transformers rejects empty lists."""
-    new_ids = {0: 0, 1: 1, 9: 3}
-    settings = {
-        "suppress_tokens": [9, 400],
-        "begin_suppress_tokens": [400],
-        "bad_words_ids": [[400], [9, 400]],
-        "force_words_ids": [[1, 9]],
-        "sequence_bias": [[[9, 1], -5.0], [[400], 3.0]],
-        "forced_decoder_ids": [[1, 9], [2, 400]],
-        "eos_token_id": [9, 400],
-        "pad_index": 9,
-        "temperature": 9,
-    }
-    check_ids("", settings)
-    assert with_new_ids(settings, new_ids) == {
-        "suppress_tokens": [3],
-        "begin_suppress_tokens": None,
-        "bad_words_ids": None,
-        "force_words_ids": [[1, 3]],
-        "sequence_bias": [[[3, 1], -5.0]],
-        "forced_decoder_ids": [[1, 3], [2, None]],
-        "eos_token_id": [3],
-        "pad_index": 3,
-        "temperature": 9,
-    }
-    assert with_new_ids({"sequence_bias": [[[400], 3.0]]}, new_ids) == {"sequence_bias": None}
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "XGLMForCausalLM", "LlamaForCausalLM"])
@@ -201,7 +172,9 @@ def test_models_with_submodels_fail(tmp_path: Path, text: Path, capsys: pytest.C
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(half, half)
     transformers.EncoderDecoderModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    line = trim_error(capsys, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out")
+    line = error_line(
+        capsys, trim, "--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out"
+    )
     assert "is made of several models (encoder-decoder)" in line
 
 
@@ -360,10 +333,10 @@ def test_tokenizers_of_other_models(tmp_path: Path, text: Path, capsys: pytest.C
     whole = content["model"]["vocab"]
     content["model"] |= {"vocab": {word: whole[word] for word in list(whole)[:100]}, "merges": []}
     file.write_text(json.dumps(content))
-    assert "belongs to another model" in trim_error(capsys, *asked)
+    assert "belongs to another model" in error_line(capsys, trim, *asked)
     content["added_tokens"].append({**content["added_tokens"][0], "id": 10_000, "content": "<far>"})
     file.write_text(json.dumps(content))
-    assert "token '<far>' has the id 10000, but the model has" in trim_error(capsys, *asked)
+    assert "token '<far>' has the id 10000, but the model has" in error_line(capsys, trim, *asked)
     assert compress(model, "standard", tmp_path / "small") == 2
     assert "belongs to another model" in capsys.readouterr().err
 
@@ -396,26 +369,6 @@ def test_compressed_models(kind: str, method: list[Any], tmp_path: Path, text: P
             assert tensor.dtype == before[name].dtype
     assert {table.num_embeddings for table in new.shared_embeddings.values()} == {len(ids_after)}
     assert new.config.vocab_size == len(ids_after)
-
-
-def test_trimmed_models_are_compressed(tmp_path: Path, text: Path) -> None:
-    """The other order: removing rows before the fit does not change a full-rank one."""
-    model, output, small = save(tmp_path / "model", "llama"), tmp_path / "trimmed", tmp_path / "small"
-    assert trim("--model", model, "--text", text, "--output", output) == 0
-    assert compress(output, "projective", small, "--rank", 16) == 0
-    ids = transformers.AutoTokenizer.from_pretrained(small)(sentences(1, 1)[0])["input_ids"]
-    expected = log_probabilities(output, "llama", ids)
-    torch.testing.assert_close(output_of(hf.load(small), ids), expected, rtol=0, atol=1e-4)
-
-
-def test_words_without_own_rows_are_kept(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, small, output = save(tmp_path / "model", "gpt2"), tmp_path / "small", tmp_path / "trimmed"
-    options = ["--vocab-shape", "20,30", "--dim-shape", "4,4", "--rank", 2, "--fit-steps", 5]
-    assert compress(model, "tensor_train", small, *options) == 0
-    line = trim_error(capsys, "--model", small, "--text", text, "--output", output)
-    assert "trim the plain model first" in line and not output.exists()
 
 
 def test_shards_of_a_compressed_model(tmp_path: Path, text: Path) -> None:
