@@ -47,7 +47,6 @@ VERSION = 1
 
 
 def _is_config(value: Any) -> bool:
-    """Whether a value is a flat configuration."""
     return (
         isinstance(value, dict)
         and all(isinstance(name, str) for name in value)
@@ -82,11 +81,9 @@ def save_model(
     config: Mapping[str, Any],
     training: Mapping[str, Any] | None,
 ) -> None:
-    """Write a checkpoint atomically.
+    """Write a checkpoint of the distinct tensors of a model, atomically.
 
     Args:
-        path: output file.
-        model: its distinct tensors are saved.
         words: in the order of their ids.
         config: the flat configuration. File options of its embedding are replaced by their contents, and
             options chosen by a fit to a teacher are added.

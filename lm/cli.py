@@ -39,8 +39,7 @@ def _explain(error: BaseException) -> str | None:
     """The one-line message of a user error; None for other errors."""
     line = lost_group(error) or explain(error)
     if line is None and isinstance(error, RuntimeError):
-        # Slow to import.
-        from torch._dynamo.exc import BackendCompilerFailed
+        from torch._dynamo.exc import BackendCompilerFailed  # slow to import
 
         if isinstance(error, BackendCompilerFailed):
             reason = first_line(error.inner_exception)

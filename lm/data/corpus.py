@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.data.vocabulary import Limits, Vocabulary, word_blocks
+from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary, word_blocks
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, remove_leftovers, sha256, staged, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
@@ -72,8 +72,9 @@ def prepare(
     Args:
         texts: the files of each of `SPLITS`.
         folder: output folder.
-        name: name of the corpus in results.
-        limits, lower: limits of the vocabulary, and whether to lowercase all words.
+        name: of the corpus in results.
+        limits: of the vocabulary.
+        lower: lowercase all words.
         published: sizes that the texts must have.
         force: overwrite other files with the names of the outputs.
 
@@ -114,7 +115,8 @@ def prepare(
         for split in SPLITS:
             _check_size(f"{name}: the {split} text", "tokens", tokens[split], published.tokens[split])
         if limits == Limits() and not lower:
-            _check_size(f"{name}: the vocabulary", "words", len(vocabulary), published.types)
+            words = f"words with {UNK} and {EOS}"
+            _check_size(f"{name}: the vocabulary", words, len(vocabulary), published.types)
     with staged(outputs) as places:
         description_file, *token_files, vocabulary_file = places
         unknown = _write_tokens(texts, dict(zip(SPLITS, token_files)), vocabulary, tokens, lower)
@@ -237,7 +239,6 @@ def _write_tokens(
 
 
 def _check_size(what: str, unit: str, number: int, published: int) -> None:
-    """Raise `UserError` if a text does not have its published size."""
     if number != published:
         raise UserError(
             f"{what} has {number:,} {unit}, the published text {published:,}; replace the file by the "

@@ -134,16 +134,13 @@ def share_lines(fractions: Sequence[float], total: int) -> dict[str, int]:
 def split_texts(
     paths: Sequence[Path], folder: Path, fractions: Sequence[float], seed: int, force: bool = False
 ) -> Iterator[dict[str, Path]]:
-    """Split the lines of texts at random, keeping their order. Uses one byte of memory per line.
+    """Split the lines of concatenated texts at random, keeping their order, with one byte of memory per line.
 
-    Yields the temporary path of each split's text; they appear in `folder` at the end, unless there is an
-    error.
+    Yields the temporary path of each split's text; they appear in `folder` at the end as ``train.txt``,
+    ``valid.txt`` and ``test.txt``, unless there is an error.
 
     Args:
-        paths: the texts, which are concatenated.
-        folder: output folder of ``train.txt``, ``valid.txt`` and ``test.txt``, written atomically.
         fractions: of lines in each split, drawn with `seed`.
-        seed: seed of the draw.
         force: overwrite other texts with these names.
 
     Raises:
@@ -177,7 +174,6 @@ def split_texts(
 
 
 def _count_lines(path: Path) -> int:
-    """The number of lines of a text; raises `UserError` if it is not UTF-8."""
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

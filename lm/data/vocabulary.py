@@ -68,7 +68,7 @@ class Vocabulary:
 
     Attributes:
         words: the words, including ``<unk>`` and ``<eos>``.
-        counts: number of occurrences of each word in the training text.
+        counts: number of occurrences of each word in the training text; zeros if they are unknown.
         index: id of each word.
         unk: id of ``<unk>``, which replaces all other words.
         eos: id of ``<eos>``, which ends each line.
@@ -77,8 +77,8 @@ class Vocabulary:
         UserError: a word is repeated, or ``<unk>`` or ``<eos>`` is missing.
     """
 
-    def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
-        self.words, self.counts = list(words), list(counts)
+    def __init__(self, words: Sequence[str], counts: Sequence[int] | None = None) -> None:
+        self.words, self.counts = list(words), list(counts or [0] * len(words))
         self.index = {word: place for place, word in enumerate(self.words)}
         if len(self.index) < len(self.words):
             repeated = next(word for place, word in enumerate(self.words) if self.index[word] != place)

@@ -14,8 +14,14 @@ from lm.checkpoint import load_model
 from lm.cli import add_device, chosen_device
 from lm.data.corpus import SPLITS
 from lm.data.vocabulary import word_blocks
-from lm.evaluate.evaluation import Reading, evaluate, read_data, segments
-from lm.evaluate.pointer import PointerOptions, evaluate_with_pointer
+from lm.evaluate.evaluation import (
+    PointerOptions,
+    Reading,
+    evaluate,
+    evaluate_with_pointer,
+    read_data,
+    segments,
+)
 from lm.models import LanguageModel, count_model
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     begin = time.monotonic()
     progress = sys.stderr.isatty()
     if pointer is None:
-        plain, mixed = evaluate(trained.model, text.tokens, *reading, progress=progress), None
+        plain, mixed = evaluate(trained.model, text.tokens, reading, progress), None
     else:
         plain, mixed = evaluate_with_pointer(trained.model, text.tokens, pointer, reading, progress)
     seconds = max(time.monotonic() - begin, 1e-9)
@@ -83,26 +89,29 @@ def main(arguments: Sequence[str]) -> None:
     batch_ms = 1000 * seconds / sum(1 for _ in segments(len(text.tokens), reading))
     lines.append(f"{speed:,.0f} tokens per second, {batch_ms:.1f} ms per batch")
     print("\n".join(lines))
-    if options.output is not None:
-        metrics |= {"tokens_per_second": speed, "inference_ms": batch_ms}
-        pointed = {} if pointer is None else {"pointer": pointer.plain()}
-        record = {
-            "model": str(options.model),
-            "data": str(options.data),
-            "split": text.split,
-            "metrics": {**metrics, **pointed, "unknown": text.unknown, **reading._asdict(), **memory},
-            "counts": count_model(trained.model),
-            "data_checksum": text.checksum,
-            "peak_memory_mib": peak_memory(device.type),
-            **provenance(),
-            "device": describe_device(device.type),
-            "config": trained.config,
-        }
-        write_record(options.output, record)
+    if options.output is None:
+        return
+    metrics |= {"tokens_per_second": speed, "inference_ms": batch_ms}
+    pointed = {} if pointer is None else {"pointer": pointer.plain()}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    record = {
+        "model": str(options.model),
+        "data": str(options.data),
+        "split": text.split,
+        "metrics": {**metrics, **pointed, "unknown": text.unknown, **reading._asdict(), **memory},
+        "counts": count_model(trained.model),
+        "data_checksum": text.checksum,
+        "peak_memory_mib": round(peak, 1),
+        **provenance(),
+        "device": describe_device(device.type),
+        "config": trained.config,
+    }
+    write_record(options.output, record)
 
 
 def _parser() -> Parser:
-    """The command line."""
     parser = Parser("lm_eval", description=main.__doc__)
     add = parser.add_argument
     add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
@@ -147,13 +156,6 @@ def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str,
             raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
         setattr(model, name, value)
     return {name: getattr(model, name) for name in wanted if hasattr(model, name)}
-
-
-def peak_memory(device: str) -> float:
-    """Peak memory of this process on `device` in MiB."""
-    if device == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("samples has no effect with temperature 0: all texts would be the same; remove it")
     sampling = Sampling(options.temperature, options.top_k)
     trained = load_model(options.model, chosen_device(options.device))
-    vocabulary = Vocabulary(trained.words, [0] * len(trained.words))
+    vocabulary = Vocabulary(trained.words)
     if not options.allow_unknown:
         sampling = dataclasses.replace(sampling, forbidden=(vocabulary.unk,))
     given = options.prompt.replace("\n", f" {EOS} ").split()

@@ -141,9 +141,8 @@ def count_model(model: LanguageModel) -> dict[str, int | float]:
         ``dense_embedding`` (a tied V x D table), ``dense_total`` and ``compression`` (dense_embedding over
         embedding).
     """
-    embedding = model.embedding
+    embedding, total = model.embedding, count_parameters(model)
     counts = embedding.counts()
-    total = count_parameters(model)
     rest = total - counts["total"]
     dense = se.num_parameters(
         "standard", num_embeddings=embedding.num_embeddings, embedding_dim=embedding.embedding_dim

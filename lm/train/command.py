@@ -1,8 +1,7 @@
-"""The command ``lm_train``: trains a language model, or resumes its training."""
+"""The command ``lm_train``: trains a language model, also from a teacher, or resumes its training."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,16 +10,30 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
+import shared_embeddings as se
 from lm import models
-from lm.checkpoint import load_state, peek, read_checkpoint, save_model
+from lm.checkpoint import load_model, load_state, peek, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
+from lm.data.vocabulary import Vocabulary
+from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
-from lm.train.config import Configuration, from_arguments, help_text, parse
-from lm.train.distillation import prepare_student
+from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
 from lm.train.distributed import Group, joined, local_rank
 from lm.train.loop import Report, Trainer
 from lm.train.train_state import restore_run, save_run
+from shared_embeddings.compress.distillation import (
+    OPTION,
+    Reconstruction,
+    SoftTargets,
+    TeacherLosses,
+    copy_network,
+    fit_line,
+    freeze,
+    parse_distillation,
+)
+from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.compress.straight_through import quantize_in_training
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.errors import UserError
@@ -110,7 +123,14 @@ def _train(config: Configuration, group: Group) -> None:
         )
     if not is_new:
         restore_run(last, trainer, settings, checksum)
-        _check_best(last.with_name(BEST), trainer.scores)
+        if trainer.scores:
+            try:
+                read_checkpoint(last.with_name(BEST))
+            except UserError as error:
+                raise UserError(
+                    f"{error}; the best model of this run is lost: restore the file, or train again with "
+                    "another output_dir"
+                ) from error
     if options.precision == "bf16" and group.device.type == "cpu" and not cpu_has_bf16():
         lines.append(
             "note: this CPU has no bfloat16 instructions: training is about ten times slower than in fp32; "
@@ -119,26 +139,13 @@ def _train(config: Configuration, group: Group) -> None:
     _run(trainer, [*lines, models.describe_parameters(model)], words, settings, checksum)
 
 
-def _check_best(path: Path, scores: Sequence[float]) -> None:
-    """Check the best model of a resumed run with these validation losses."""
-    if min(scores, default=math.inf) == math.inf:
-        return
-    try:
-        read_checkpoint(path)
-    except UserError as error:
-        raise UserError(
-            f"{error}; the best model of this run is lost: restore the file, or train again with another "
-            "output_dir"
-        ) from error
-
-
 def _run(
     trainer: Trainer, lines: Sequence[str], words: list[str], settings: dict[str, Any], checksum: str
 ) -> None:
     """Run the training loop and write checkpoints and logs, whose first lines are given."""
     group, options = trainer.group, trainer.options
     folder = Path(options.output_dir)
-    last, best = folder / LAST, folder / BEST
+    best = folder / BEST
     report = Report()
     if group.is_first:
         write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
@@ -152,7 +159,7 @@ def _run(
         report.line(line)
 
     def save() -> None:
-        save_run(last, trainer, words, settings, checksum)
+        save_run(folder / LAST, trainer, words, settings, checksum)
 
     def save_best() -> None:
         if group.is_first:
@@ -170,6 +177,118 @@ def _run(
         ) from error
     finally:
         report.close()
+
+
+def prepare_student(
+    model: LanguageModel, options: TrainingOptions, vocabulary: Vocabulary, group: Group, is_new: bool
+) -> tuple[TeacherLosses, list[str]]:
+    """Initialize a new model from its teacher, and freeze parameters as requested (embedding distillation).
+
+    Args:
+        model: on its device; its embedding may be replaced by a fitted one.
+        vocabulary: words of the model and the teacher, and their counts.
+        is_new: False when training resumes.
+
+    Returns:
+        The losses against the teacher, and lines for the log.
+
+    Raises:
+        UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
+        OptionError: the network of the teacher has other tensors, or the embedding cannot be fitted.
+    """
+    if options.embedding_distillation is None:
+        return TeacherLosses(), []
+    distillation = parse_distillation(options.embedding_distillation)
+    if not (is_new or distillation.alpha > 0 or distillation.soft_targets > 0):
+        freeze(model, [model.embedding], distillation.freeze)
+        return TeacherLosses(), []
+    path, words = distillation.teacher, vocabulary.words
+    try:
+        teacher = load_model(Path(path))
+    except UserError as error:
+        raise UserError(f"{OPTION}: teacher: {error}") from error
+    if teacher.words != words:
+        raise UserError(
+            f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
+            f"this model ({len(words)} words); use the data that the teacher was trained with"
+        )
+    width, wanted = teacher.model.embedding.embedding_dim, model.embedding.embedding_dim
+    if width != wanted:
+        raise UserError(
+            f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
+            f"{wanted}; set embedding_dim: {width}"
+        )
+    with torch.no_grad():
+        table = teacher.model.embedding.table().detach().clone().to(group.device)
+    lines = []
+    if is_new and distillation.network_start == "teacher":
+        _copy_network(model, teacher.model, path)
+    if is_new and distillation.embedding_start == "fit":
+        lines = _fit(model, teacher.model, table, options, vocabulary, group, distillation.fit_steps)
+    freeze(model, [model.embedding], distillation.freeze)
+    reconstruction = None
+    if distillation.alpha > 0:
+        reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
+    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, group.device)
+    return TeacherLosses(reconstruction, soft_targets), lines
+
+
+def _copy_network(model: LanguageModel, teacher: LanguageModel, path: str) -> None:
+    """Copy all tensors outside the embedding from the teacher, which was read from `path`."""
+    if teacher.kind != model.kind:
+        raise UserError(
+            f"{OPTION}: the teacher {path} is a {teacher.kind}, this model a {model.kind}; set model: "
+            f"{teacher.kind}, or network_start: random"
+        )
+    remedy = "set the options of the model to the teacher's, or network_start: random"
+    widths = [each.embedding.score_dim for each in (teacher, model)]
+    if widths[0] != widths[1]:
+        remedy = (
+            f"the teacher's embedding has score_dim {widths[0]}, this {model.embedding.method} embedding "
+            f"{widths[1]}, so the last layers differ; choose options with score_dim {widths[0]}, or "
+            "network_start: random"
+        )
+    copy_network(_network(model), _network(teacher), path, remedy)
+
+
+def _network(model: LanguageModel) -> dict[str, Tensor]:
+    """The tensors of a model outside its embedding, by name."""
+    inner = {id(tensor) for tensor in model.embedding.state_dict(keep_vars=True).values()}
+    state = model.state_dict(keep_vars=True)
+    return {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
+
+
+def _fit(
+    model: LanguageModel,
+    teacher: LanguageModel,
+    table: Tensor,
+    options: TrainingOptions,
+    vocabulary: Vocabulary,
+    group: Group,
+    steps: int | None,
+) -> list[str]:
+    """Replace the embedding of a model by one fitted to the teacher's table; returns lines for the log."""
+    settings: dict[str, Any] = dict(options.embedding)
+    old = teacher.embedding
+    bias = old.output_bias() if old.has_linear_scores else None
+    if bias is not None:
+        settings.setdefault("output_bias", True)
+    model.embedding, report = se.fit(
+        settings.pop("method"),
+        table,
+        words=vocabulary.words,
+        token_counts=torch.tensor(vocabulary.counts).clamp(min=1),
+        seed=options.seed,
+        steps=steps,
+        progress=group.is_first,
+        **settings,
+    )
+    lines = [fit_line("embedding", report)]
+    if bias is not None:
+        lines += copy_output_bias(model.embedding, bias)
+    elif old.output_bias() is not None:
+        lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
+    return lines
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from lm.data.corpus import Columns
-from lm.evaluate.evaluation import evaluate
+from lm.evaluate.evaluation import Reading, evaluate
 from lm.models import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
@@ -39,11 +39,10 @@ class Report:
     """Reports the progress of a run.
 
     Args:
-        folder: folder of ``train.log``, which is appended to, and ``tensorboard/``; neither may be a link.
-            None in processes that report nothing.
-        first_step: number of steps before this process.
-        total_tokens: approximate number of tokens of the run.
-        done_tokens: approximate number of tokens before this process.
+        folder: of ``train.log``, which is appended to, and ``tensorboard/``; neither may be a link. None in
+            processes that report nothing.
+        first_step: steps before this process.
+        total_tokens, done_tokens: approximate tokens of the run, and before this process.
         writers: also get what TensorBoard gets.
 
     Raises:
@@ -69,7 +68,7 @@ class Report:
             self._log = (folder / "train.log").open("a", encoding="utf-8")
             tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
             self._writer = Writers([tensorboard, *writers])
-        self._bar = tqdm(
+        self.bar = tqdm(
             total=max(total_tokens, done_tokens),
             initial=done_tokens,
             unit="tok",
@@ -90,10 +89,6 @@ class Report:
         else:
             print(text, flush=True)
 
-    def tokens(self, number: int) -> None:
-        """Advance the progress bar."""
-        self._bar.update(number)
-
     def training(self, step: int, epoch: float, values: Mapping[str, float], done: float) -> None:
         """Report the steps since the last line.
 
@@ -112,7 +107,7 @@ class Report:
             f"lr {values['rate']:.4g}{distance} | {values['speed']:,.0f} tokens/s, "
             f"{values['step_ms']:.1f} ms per step, {left} left"
         )
-        self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+        self.bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
         for name, value in values.items():
             self._writer.add_scalar(f"train/{name}", value, step)
 
@@ -126,24 +121,10 @@ class Report:
 
     def close(self) -> None:
         """Close the progress bar and the files."""
-        self._bar.close()
+        self.bar.close()
         self._writer.close()
         if self._log is not None:
             self._log.close()
-
-
-class Speed:
-    """Measures tokens per second and milliseconds per step."""
-
-    def __init__(self, step: int, tokens: int) -> None:
-        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
-
-    def lap(self, step: int, tokens: int) -> dict[str, float]:
-        """``speed`` and ``step_ms``, see `Report.training`, since the last call with fewer steps."""
-        seconds = max(time.monotonic() - self._begin, 1e-9)
-        steps, read = step - self._step, tokens - self._tokens
-        self._begin, self._step, self._tokens = time.monotonic(), step, tokens
-        return {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
 
 
 def perplexity(loss: float) -> float:
@@ -155,10 +136,8 @@ class Trainer:
     """One process of a training run.
 
     Args:
-        config: the configuration.
-        model: model on its device.
+        model: on its device.
         train, valid: word ids ``(N,)`` of the texts.
-        group: the training processes.
         reconstruction, soft_targets: see `SegmentLoss`.
 
     Attributes:
@@ -258,19 +237,22 @@ class Trainer:
             with signals_delayed():
                 save()
 
-        speed = Speed(self.step, self.tokens)
+        since = time.monotonic(), self.step, self.tokens
         with self._interrupts:
             while not self.is_finished:
                 if self.averages is None and self.rule.starts_averaging(self.scores):
                     self.averages = Averages(self.parameters)
                 figures = self._train_step()
-                report.tokens(self._last_tokens)
+                report.bar.update(self._last_tokens)
                 if self.step % options.log_every == 0:
                     self.check_finite()
                     nats, tokens = self.group.mean(self.window).tolist()
                     self.window.zero_()
                     figures = {"loss": nats / tokens, **{name: float(each) for name, each in figures.items()}}
-                    figures |= speed.lap(self.step, self.tokens)
+                    now = time.monotonic(), self.step, self.tokens
+                    seconds, steps, read = (end - start for start, end in zip(since, now))
+                    since, seconds = now, max(seconds, 1e-9)
+                    figures |= {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
                     if self.reconstruction is not None:
                         figures["reconstruction"] = self.reconstruction.current()
                     report.training(self.step, self.epochs, figures, self.done)
@@ -279,7 +261,7 @@ class Trainer:
                 if self.is_finished or is_epoch:
                     self._validate(report, save_best)
                     save_whole()
-                    speed = Speed(self.step, self.tokens)
+                    since = time.monotonic(), self.step, self.tokens
                 elif options.save_every and self.step % options.save_every == 0:
                     save_whole()
                 if number := self._asked_to_stop():
@@ -356,16 +338,11 @@ class Trainer:
         """Evaluate on the validation text, with averaged parameters if there are any."""
         self.check_finite()
         parts = self.options.valid_batch_size
+        chunk = math.ceil((len(self.valid) - 1) / parts)
+        reading = Reading(self.options.sequence_length, chunk_length=chunk, batch_size=parts)
         with self.evaluated_parameters():
             with self.autocast():
-                score = evaluate(
-                    self.model,
-                    self.valid,
-                    target_length=self.options.sequence_length,
-                    chunk_length=math.ceil((len(self.valid) - 1) / parts),
-                    batch_size=parts,
-                    progress=report.is_terminal,
-                )
+                score = evaluate(self.model, self.valid, reading, report.is_terminal)
             # All processes use bitwise the same score.
             loss = float(self.group.gather(score.nats / score.tokens)[0])
             if not math.isfinite(loss):

@@ -253,5 +253,4 @@ SCHEDULES: dict[str, type] = {
 
 
 def _check_decay(factor: float) -> None:
-    """Raise `OptionError` unless `factor` is above 1."""
     require(factor > 1, f"option 'decay_factor' is {factor}, but it must be above 1; raise it")

@@ -171,9 +171,9 @@ def test_unusable_texts_fail(
 
 def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     tokens = {"train": 9, "valid": 4, "test": 3}
-    with pytest.raises(UserError, match="the test text has 3 tokens, the published text 30"):
-        prepare(texts, tmp_path / "data", published=Published({**tokens, "test": 30}, 7))
-    with pytest.raises(UserError, match="the vocabulary has 7 words, the published text 8"):
+    with pytest.raises(UserError, match="^cats: the test text has 3 tokens, the published text 30; replace"):
+        prepare(texts, tmp_path / "data", "cats", published=Published({**tokens, "test": 30}, 7))
+    with pytest.raises(UserError, match="7 words with <unk> and <eos>, the published text 8; replace"):
         prepare(texts, tmp_path / "data", published=Published(tokens, 8))
     prepare(texts, tmp_path / "data", published=Published(tokens, 8), limits=Limits(min_frequency=2))
     prepare(texts, tmp_path / "data", published=Published(tokens, 7), force=True)

@@ -15,9 +15,15 @@ import torch.nn.functional as F
 
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
-from lm.evaluate import pointer
-from lm.evaluate.evaluation import Reading, Score, evaluate
-from lm.evaluate.pointer import CachePointer, PointerOptions, evaluate_with_pointer
+from lm.evaluate import evaluation
+from lm.evaluate.evaluation import (
+    CachePointer,
+    PointerOptions,
+    Reading,
+    Score,
+    evaluate,
+    evaluate_with_pointer,
+)
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter
 from tests.lm.runs import TinyLSTM, TinyMemory, command, text, write_corpus, write_model
@@ -55,7 +61,7 @@ def test_results(home: Path, reading: tuple[int, ...], passes: int) -> None:
     record, printed = results(home, *(part for pair in given.items() for part in pair))
     model = load_model(home / "model.pt").model
     corpus = load_corpus(home / "corpus" / "data")
-    score = evaluate(model, corpus.test, *reading, progress=False)
+    score = evaluate(model, corpus.test, Reading(*reading), progress=False)
     found = record["metrics"]
     assert found["perplexity"] == pytest.approx(score.perplexity)
     assert found["tokens"] == score.tokens == 59
@@ -194,7 +200,8 @@ def test_every_target_is_scored_once_with_its_context(context: int, chunk: int |
     model = TinyLSTM()
     expected = brute_force(model, text(33), context, chunk or 32)
     for target_length, batch_size in itertools.product([1, 4, 70], [1, 3, 50]):
-        score = evaluate(model, tokens(33), target_length, context, chunk, batch_size, progress=False)
+        reading = Reading(target_length, context, chunk, batch_size)
+        score = evaluate(model, tokens(33), reading, progress=False)
         assert score.tokens == 32
         assert score.nats == pytest.approx(expected, rel=1e-5), (target_length, batch_size)
 
@@ -207,13 +214,13 @@ def test_other_softmaxes(method: str) -> None:
     with torch.no_grad():
         log_probs = model.embedding.log_prob(model(ids[None, :-1], model.initial_state(1)).hidden[0])
     expected = -log_probs.gather(1, ids[1:, None]).sum().item()
-    assert evaluate(model, ids.numpy(), 6, progress=False).nats == pytest.approx(expected, rel=1e-5)
+    assert evaluate(model, ids.numpy(), Reading(6), progress=False).nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_segments_within_the_memory_equal_one_long_segment() -> None:
     model = TinyMemory(memory=100)
-    whole = evaluate(model, tokens(50), 100, progress=False)
-    assert evaluate(model, tokens(50), 7, progress=False).nats == pytest.approx(whole.nats, rel=1e-6)
+    whole = evaluate(model, tokens(50), Reading(100), progress=False)
+    assert evaluate(model, tokens(50), Reading(7), progress=False).nats == pytest.approx(whole.nats, rel=1e-6)
 
 
 def test_perplexity_by_hand() -> None:
@@ -283,8 +290,8 @@ def test_block_size_does_not_affect_the_result(
 ) -> None:
     model, ids, options = TinyLSTM(), text(60), PointerOptions(7, 0.5, 0.3)
     whole = evaluate_with_pointer(model, ids.numpy(), options, progress=False)[1]
-    monkeypatch.setattr(pointer, "_QUERIES", queries)
-    monkeypatch.setattr(pointer, "_SCORES", scores)
+    monkeypatch.setattr(evaluation, "_QUERIES", queries)
+    monkeypatch.setattr(evaluation, "_SCORES", scores)
     in_blocks = evaluate_with_pointer(model, ids.numpy(), options, progress=False)[1]
     assert in_blocks.nats == pytest.approx(whole.nats)
 

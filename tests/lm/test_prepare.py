@@ -134,7 +134,7 @@ def test_known_dataset_is_found_in_data_dir_and_its_size_checked(
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "given"))
     arguments = ["-dataset", "wikitext2", "-output", tmp_path / "data"]
     ended = command("lm_prepare", *arguments)
-    assert ended.says("the train text has 3 tokens, the published text 2,088,628")
+    assert ended.says("wikitext2: the train text has 3 tokens, the published text 2,088,628")
     small = Published(dict.fromkeys(SPLITS, 3), 4)
     monkeypatch.setitem(SOURCES, "wikitext2", SOURCES["wikitext2"]._replace(published=small))
     assert command("lm_prepare", *arguments).status == 0

@@ -8,13 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
-from lm.evaluate.evaluation import evaluate
+from lm.evaluate.evaluation import Reading, evaluate
 from lm.models import build
 from lm.train.config import parse
 from lm.train.distributed import Group
@@ -165,7 +164,7 @@ def test_averages_start_when_validation_stalls_and_are_scored(
     scored: list[list[torch.Tensor]] = []
     after_steps: list[list[torch.Tensor]] = []
 
-    def score(model: Any, tokens: np.ndarray, **_: Any) -> Any:
+    def score(*_: Any) -> Any:
         scored.append(parameters(subject))
         return type("Score", (), {"nats": next(losses), "tokens": 1})
 
@@ -195,17 +194,16 @@ def test_best_checkpoint_has_the_best_score(data: Path, tmp_path: Path) -> None:
     run(settings(data, tmp_path / "run", nonmono=0, evaluate_every=2))
     last, best = load_model(tmp_path / "run/last.pt"), load_model(tmp_path / "run/best.pt")
     assert last.training is not None and best.training is None
-    score = evaluate(
-        best.model, load_corpus(data).valid, target_length=12,
-        chunk_length=math.ceil((len(load_corpus(data).valid) - 1) / 2), batch_size=2, progress=False,
-    )  # fmt: skip
+    valid = load_corpus(data).valid
+    reading = Reading(12, chunk_length=math.ceil((len(valid) - 1) / 2), batch_size=2)
+    score = evaluate(best.model, valid, reading, progress=False)
     assert score.nats / score.tokens == pytest.approx(min(last.training["scores"]), rel=1e-6)
 
 
 def test_patience_ends_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 2.0, 2.5, 3.5, 1.0])
     monkeypatch.setattr(
-        "lm.train.loop.evaluate", lambda *_, **__: type("Score", (), {"nats": next(losses), "tokens": 1})
+        "lm.train.loop.evaluate", lambda *_: type("Score", (), {"nats": next(losses), "tokens": 1})
     )
     subject = train(trainer(data, optimizer="sgd", nonmono=None, patience=2, steps=100, evaluate_every=1))
     assert subject.scores == [3.0, 2.0, 2.5, 3.5] and subject.step == 4

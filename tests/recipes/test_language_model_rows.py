@@ -20,7 +20,7 @@ from lm.data.corpus import SPLITS, VOCABULARY
 from lm.data.corpus import prepare as prepare_corpus
 from lm.data.datasets import SOURCES
 from lm.evaluate.command import _parser as evaluation_parser
-from lm.evaluate.pointer import PointerOptions
+from lm.evaluate.evaluation import PointerOptions
 from lm.models import LanguageModel
 from lm.train.config import parse
 from recipes import language_model
