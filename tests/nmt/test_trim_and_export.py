@@ -252,7 +252,12 @@ ADAPTIVE = {"embedding": {"method": "adaptive", "cutoffs": [20], "factor": 2}}
 
 @pytest.mark.parametrize(
     ("options", "printed"),
-    [(RECURRENT, "transformer"), (ADAPTIVE, "adaptive"), ({"copy_attn": True}, "copy_attn: true")],
+    [
+        (RECURRENT, "transformer"),
+        (ADAPTIVE, "adaptive"),
+        ({"copy_attn": True}, "copy_attn: true"),
+        ({"decoder_positions": ["ldpe"]}, "decoder_positions: ldpe"),
+    ],
 )
 def test_ctranslate2_rejects_unsupported_models(
     options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
