@@ -18,6 +18,7 @@ import shared_embeddings as se
 from lm import cli, models
 from lm.checkpoint import save_model
 from lm.data.corpus import load_corpus, prepare
+from lm.models import Output
 from lm.train import command as train
 from lm.train.config import parse
 from lm.train.distributed import Group
@@ -184,12 +185,6 @@ def write_model(path: Path, data: Path, kind: str = "awd_lstm", method: str = "s
     return path
 
 
-class Output(NamedTuple):
-    hidden: Tensor
-    state: tuple[Tensor, ...]
-    penalty: Tensor
-
-
 class TinyLSTM(nn.Module):
     """One LSTM layer, whose state does not depend on segment boundaries."""
 
@@ -208,27 +203,6 @@ class TinyLSTM(nn.Module):
     def forward(self, ids: Tensor, state: tuple[Tensor, ...]) -> Output:
         hidden, state = self.lstm(self.embedding(ids), state)
         return Output(hidden, tuple(part.detach() for part in state), hidden.new_zeros(()))
-
-
-class TinyMemory(nn.Module):
-    """Outputs the mean of its segment so far and of the last `memory` vectors of earlier segments."""
-
-    def __init__(self, words: int = 11, dim: int = 6, memory: int = 4) -> None:
-        super().__init__()
-        self.embedding = se.build("standard", num_embeddings=words, embedding_dim=dim)
-        nn.init.normal_(next(self.embedding.parameters()))
-        self.memory = memory
-
-    def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
-        return (torch.zeros(1, batch_size, 0, self.embedding.embedding_dim),)
-
-    def forward(self, ids: Tensor, state: tuple[Tensor, ...]) -> Output:
-        vectors = self.embedding(ids)
-        known = torch.cat([state[0][0], vectors], dim=1)
-        counts = torch.arange(1, known.size(1) + 1).unsqueeze(1)
-        hidden = (known.cumsum(dim=1) / counts)[:, -ids.size(1) :]
-        memory = known[:, max(0, known.size(1) - self.memory) :].unsqueeze(0)
-        return Output(hidden, (memory.detach(),), hidden.new_zeros(()))
 
 
 def text(length: int, words: int = 11, seed: int = 0) -> Tensor:
