@@ -32,7 +32,7 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.files import UNREADABLE
-from tests.files.commands import hosts_of_this_tree
+from tests.commands.harness import hosts_of_this_tree
 from tests.helpers import arguments, example
 from tests.test_hosts import MAKERS, opened
 

@@ -10,8 +10,8 @@ import zipfile
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ import torch
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as adapters
 from shared_embeddings.utils.results import WandbWriter
-from tests.files.commands import HOSTS, hosts_of_this_tree
+from tests.commands.harness import HOSTS, hosts_of_this_tree
 from tests.helpers import flip, offsets
 from tests.lm.runs import run as train_lm
 from tests.lm.runs import settings, small_corpus
@@ -251,37 +251,20 @@ def content_of(host: str, path: Path) -> dict[str, torch.Tensor]:
     return content
 
 
-class FakeRun:
-    """What `wandb.init` returns."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.logged: list[tuple[dict[str, float], int]] = []
-        self.is_finished = False
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.logged.append((values, step))
-
-    def finish(self) -> None:
-        self.is_finished = True
-
-    def values(self, tag: str) -> dict[int, float]:
-        return {step: values[tag] for values, step in self.logged if tag in values}
-
-
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
-    """All runs of the module that replaces wandb."""
-    started: list[FakeRun] = []
-
-    def init(**options: Any) -> FakeRun:
-        started.append(FakeRun(options))
-        return started[-1]
-
-    module = ModuleType("wandb")
-    module.init = init  # type: ignore[attr-defined]
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What replaces wandb."""
+    module = Mock()
     monkeypatch.setitem(sys.modules, "wandb", module)
-    return started
+    return module
+
+
+def values_sent(wandb: Mock, tag: str) -> dict[int, float]:
+    """The values of a tag by step, of the one run, which has ended."""
+    wandb.init.assert_called_once()
+    wandb.init.return_value.finish.assert_called_once()
+    calls = wandb.init.return_value.log.call_args_list
+    return {call.kwargs["step"]: call.args[0][tag] for call in calls if tag in call.args[0]}
 
 
 def test_without_wandb_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,22 +277,21 @@ def test_without_wandb_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "run" / "train.log").exists()
 
 
-def test_a_language_model_sends_training_and_validation(tmp_path: Path, runs: list[FakeRun]) -> None:
+def test_a_language_model_sends_training_and_validation(tmp_path: Path, wandb: Mock) -> None:
     train_lm(settings(small_corpus(tmp_path), tmp_path / "run", steps=10, wandb="project"))
-    [run] = runs
-    assert run.is_finished and run.values("train/loss").keys() == {2, 4, 6, 8, 10}
-    assert run.values("valid/perplexity").keys() == {5, 10}
-    assert (run.options["project"], run.options["group"]) == ("project", "run")
-    assert run.options["config"]["steps"] == 10
+    assert values_sent(wandb, "train/loss").keys() == {2, 4, 6, 8, 10}
+    assert values_sent(wandb, "valid/perplexity").keys() == {5, 10}
+    options = wandb.init.call_args.kwargs
+    assert (options["project"], options["group"]) == ("project", "run")
+    assert options["config"]["steps"] == 10
     train_lm(settings(tmp_path / "data", tmp_path / "run", steps=12))
-    assert len(runs) == 1  # a run may be resumed without it
+    wandb.init.assert_called_once()  # a run may be resumed without it
 
 
 @pytest.mark.slow
-def test_a_translator_sends_the_values_of_tensorboard(tmp_path: Path, runs: list[FakeRun]) -> None:
+def test_a_translator_sends_the_values_of_tensorboard(tmp_path: Path, wandb: Mock) -> None:
     config = Host(tmp_path).config("model", valid_steps=6)
     run_nmt("onmt_train", "-config", str(config), "-wandb", "project")
-    [run] = runs
-    assert run.is_finished and run.values("progress/ppl").keys() == {2, 4, 6}
-    assert run.values("valid/ppl").keys() == {6}
-    assert run.options["config"]["train_steps"] == 6
+    assert values_sent(wandb, "progress/ppl").keys() == {2, 4, 6}
+    assert values_sent(wandb, "valid/ppl").keys() == {6}
+    assert wandb.init.call_args.kwargs["config"]["train_steps"] == 6

@@ -19,8 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from tests.commands.harness import WRITERS, Writer, make_inputs
 from tests.drills.runner import Drill, Running, Try, error_lines, read_process, remains, run
-from tests.files.commands import WRITERS, Writer, make_inputs
 
 # The number of kills per command; the other drills run half as often.
 TRIES = {

@@ -24,10 +24,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from shared_embeddings.words.classes import WordClasses
+from tests.commands.harness import WRITERS, Writer, content, plant
 from tests.drills import commands
 from tests.drills.runner import Drill, Running, Try, read_process
 from tests.drills.training import script
-from tests.files.commands import WRITERS, Writer, content, plant
 from tests.helpers import alter, compress
 from tests.lm.runs import settings
 from tests.shared_embeddings.hf.models import save, shrink

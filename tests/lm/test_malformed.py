@@ -20,10 +20,7 @@ from lm import cli
 from lm.checkpoint import read_checkpoint
 from lm.train.config import all_groups
 from shared_embeddings.utils.errors import UserError
-from tests.helpers import Odd, alter, flip, names_file, offsets
-from tests.lm import runs
-from tests.lm.runs import SMALL, run, settings, small_corpus, write_corpus, write_model
-from tests.malformed.harness import (
+from tests.commands.harness import (
     DEEP,
     Case,
     Command,
@@ -33,6 +30,9 @@ from tests.malformed.harness import (
     option_cases,
     other_cases,
 )
+from tests.helpers import Odd, alter, flip, names_file, offsets
+from tests.lm import runs
+from tests.lm.runs import SMALL, run, settings, small_corpus, write_corpus, write_model
 
 STANDARD = {"method": "standard"}
 TINY: dict[str, Any] = {"embedding": STANDARD, "steps": 2, "evaluate_every": 1}

@@ -22,7 +22,7 @@ from lm.train.optim import draw_length
 from shared_embeddings.methods.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
-from tests.files.commands import content, plant
+from tests.commands.harness import content, plant
 from tests.lm.runs import StopTraining, command, run, settings, small_corpus, without_dropout, words_of
 
 

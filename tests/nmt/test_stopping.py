@@ -20,7 +20,7 @@ from nmt.hooks import apply_patches
 from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
-from tests.files.commands import content, plant
+from tests.commands.harness import content, plant
 from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, run
 
 apply_patches()  # before a test patches a function

@@ -1,4 +1,4 @@
-"""Signals that arrive while a command is still importing its libraries."""
+"""Signals that arrive while a command is still importing its libraries, and the runner of drills."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ import pytest
 
 from shared_embeddings.utils import command_line, interrupts
 from shared_embeddings.utils.interrupts import command_of
+from tests.drills.runner import (
+    STILL_RUNNING,
+    Drill,
+    Result,
+    Running,
+    Try,
+    perform,
+    rows,
+)
 
 ROOT = Path(__file__).parents[2]
 # Replaces torch, so that the moment is certain.
@@ -196,3 +206,50 @@ def test_other_exceptions_that_python_drops_are_reported(monkeypatch: pytest.Mon
     with interrupts.signals_raised():
         ctypes.CFUNCTYPE(None)(lambda: 1 / 0)()
     assert [one.exc_type for one in found] == [ZeroDivisionError] and sys.unraisablehook == found.append
+
+
+SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
+
+
+def test_signal_reaches_a_process_after_its_first_line(tmp_path: Path) -> None:
+    with Running(SLEEPER, tmp_path / "log") as running:
+        assert running.wait_for("^ready$")
+        assert running.end(0.01) == STILL_RUNNING
+        running.send(signal.SIGTERM)
+        assert running.end() == -signal.SIGTERM
+
+
+def test_contexts_clean_up(tmp_path: Path) -> None:
+    parent = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+    with Running([sys.executable, "-c", parent, *SLEEPER], tmp_path / "log") as running:
+        assert running.wait_for("^ready$")
+        assert len(running.children()) == 1 and len(running.members()) == 2
+    assert running.members() == []
+
+
+def test_a_full_disk_is_a_failed_write(tmp_path: Path) -> None:
+    writer = [sys.executable, "-c", f"with open({str(tmp_path / 'file')!r}, 'wb') as f: f.write(bytes(100))"]
+    with Running(writer, tmp_path / "log", largest_file=10) as running:
+        assert running.end() == 1
+    assert "File too large" in running.output()
+    assert (tmp_path / "file").stat().st_size == 10
+
+
+def test_outcomes_are_counted(tmp_path: Path) -> None:
+    """What tries share is made in the main thread: only there can commands handle signals."""
+    drawn, prepared = [], []
+
+    def attempt(given: Try) -> str:
+        drawn.append(given.random.random())
+        return "good" if given.folder.name != "1" else "bad"
+
+    def prepare() -> None:
+        prepared.append(threading.current_thread() is threading.main_thread())
+
+    drill = Drill("do it", "good", attempt, 3, prepare)
+    results = perform([drill], tmp_path / "first", seed=4)
+    assert results == [Result(drill, Counter(good=2, bad=1))] and results[0].others == {"bad": 1}
+    assert rows(results) == {"do it": "| do it | 3 | good | 2 | 1 bad |"}
+    first = drawn[:]
+    perform([drill], tmp_path / "again", seed=4)
+    assert drawn == [*first, *first] and len(set(first)) == 3 and prepared == [True, True]

@@ -20,7 +20,7 @@ import pytest
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils import command_line
 from shared_embeddings.utils.path_options import PathOption
-from tests.files.commands import (
+from tests.commands.harness import (
     CALLS,
     COMMANDS,
     OF_TRAINING,
