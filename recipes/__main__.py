@@ -83,12 +83,11 @@ def coverage(arguments: Sequence[str]) -> None:
     parser.add_argument("--write", action="store_true", help="also write the tables into recipes/README.md")
     options = parser.parse_args(arguments)
     from recipes.common.table import update_readme
-    from recipes.papers import read_papers
-    from recipes.report.coverage import MARKER, README, listing, markdown
+    from recipes.papers import MARKER, README, coverage_tables, list_coverage, read_papers
 
     if options.write:
-        update_readme(README, MARKER, markdown(read_papers()))
-    for line in listing(read_papers()):
+        update_readme(README, MARKER, coverage_tables(read_papers()))
+    for line in list_coverage(read_papers()):
         print(line)
 
 
@@ -124,7 +123,7 @@ def figures(arguments: Sequence[str]) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite existing pictures")
     options = parser.parse_args(arguments)
     from recipes.papers import read_papers
-    from recipes.report.coverage import draw, measured_lines, points_of
+    from recipes.report.lines import draw, measured_lines, points_of
 
     wanted = [(paper, table) for paper in read_papers() for table in paper.tables if table.plot]
     names = [f"{table.paper} {table.name}.png".lower().replace(" ", "_") for _, table in wanted]

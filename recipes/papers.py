@@ -1,4 +1,4 @@
-"""The papers' tables, of ``papers.yaml`` and the ``tables`` of ``rows.yaml``, and the sizes in them.
+"""The papers' tables, of ``papers.yaml`` and the ``tables`` of ``rows.yaml``: their rows and sizes.
 
 A table has
 
@@ -6,7 +6,7 @@ A table has
 - ``rows`` in the order of the paper;
 - ``reason``: why none of its rows is trained; rows may then be labels only;
 - ``plot``: of a figure that plots rows of other tables, in place of a reason: ``tables``, ``x`` (ratio or
-  width, see `recipes.report.coverage`) and ``y`` (bleu or perplexity);
+  width, see `recipes.report.lines`) and ``y`` (bleu or perplexity);
 - ``note``: a note on all rows;
 - ``group`` and ``hardware`` of the rows that the recipe trains;
 - ``unit`` (k or M) of its sizes; ``cut: true`` if some sizes are truncated, not rounded;
@@ -279,6 +279,96 @@ def _model(table: Content, row: Content) -> Content:
     for each in (table, row):
         options.update(each.get("model", {}).get("embedding", {}))
     return {**model, "embedding": options} if {"method", "num_embeddings"} <= options.keys() else {}
+
+
+# The coverage: which row trains which row of the papers.
+# Where the coverage is, and the sizes in it; the ledger has all.
+README, MARKER = RECIPES / "README.md", "coverage"
+_SHOWN_SIZES = {"total": "{} parameters", "embedding": "{} in the embedding"}
+
+
+def origins(papers: Iterable[Paper]) -> dict[str, tuple[str, str]]:
+    """Return the paper and table of each row of a recipe, by ``RECIPE/ROW``."""
+    return {
+        cell.trained_by: (table.paper, table.name)
+        for paper in papers
+        for table in paper.tables
+        for cell in table.cells
+        if cell.is_own
+    }
+
+
+def coverage_tables(papers: Sequence[Paper]) -> str:
+    """Return all papers as Markdown: a summary, then their tables."""
+    tables = [table for paper in papers for table in paper.tables]
+    cells = [cell for table in tables for cell in table.cells]
+    counted = sum(table.name.startswith("Table") for table in tables)
+    trained = [cell for cell in cells if cell.trained_by]
+    rows = {cell.trained_by for cell in trained}
+    parts = [
+        f"{len(cells)} rows (counting columns that are separate models) of {counted} tables "
+        f"and of ALONE's Figure 3: {len(trained)} are trained by {len(rows)} rows or grid points, "
+        f"{len(cells) - len(trained)} are not, for the reasons given."
+    ]
+    own = origins(papers)
+    for paper in papers:
+        parts.append(f"### {paper.title}")
+        if paper.reason:
+            parts.append(paper.reason)
+        for table in paper.tables:
+            parts.append(f"#### {table.name}: {table.title}")
+            if table.reason:
+                labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
+                parts.append(f"Not trained separately: {table.reason}.{labels}")
+                continue
+            if table.note:
+                parts.append(table.note)
+            lines = ["| row | paper | trained by |", "| --- | --- | --- |"]
+            for cell in table.cells:
+                # A leading minus or plus would create a list.
+                label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
+                figures = describe_figures(table, cell) or "–"
+                lines.append(f"| {label} | {figures} | {_trained_by(table, cell, own)} |")
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def describe_figures(table: Table, cell: Cell) -> str:
+    """Return the paper's figures of a cell: measures, model size and embedding size."""
+    parts = [MEASURES[name].format(value) for name, value in cell.figures.items() if name in MEASURES]
+    for name, template in _SHOWN_SIZES.items():
+        if name in cell.figures:
+            _, _, unit = read_figure(cell.figures[name], table.unit)
+            parts.append(template.format(f"{cell.figures[name].removesuffix(unit)} {unit}"))
+    return ", ".join(parts)
+
+
+def _trained_by(table: Table, cell: Cell, own: Mapping[str, tuple[str, str]]) -> str:
+    """Return a link to the row that trains a cell, with its table if it is another one; or the reason."""
+    if not cell.trained_by:
+        return f"not trained: {cell.reason}"
+    recipe = cell.trained_by.partition("/")[0]
+    paper, name = own.get(cell.trained_by, (table.paper, table.name))
+    other = "" if (paper, name) == (table.paper, table.name) else f"of {name}"
+    if paper != table.paper:
+        other += f" of {paper}"
+    notes = "; ".join(note for note in (other, "" if cell.is_own else cell.note) if note)
+    return f"[`{cell.trained_by}`]({recipe}/{FILE})" + (f" ({notes})" if notes else "")
+
+
+def list_coverage(papers: Iterable[Paper]) -> Iterator[str]:
+    """Yield a line for each row: paper, table, row, figures, and the row that trains it or the reason."""
+    for paper in papers:
+        if paper.reason:
+            yield f"{paper.name}: {paper.reason}"
+        for table in paper.tables:
+            where = f"{paper.name}, {table.name}"
+            if not table.cells:
+                yield f"{where}: not trained separately: {table.reason}"
+            for cell in table.cells:
+                trained_by = cell.trained_by or f"not trained: {cell.reason}"
+                parts = (where, cell.row, cell.column, describe_figures(table, cell))
+                yield f"{': '.join(part for part in parts if part)}: {trained_by}"
 
 
 # The ledger: the printed sizes next to those of the same models built here without weights.

@@ -1,4 +1,4 @@
-"""The lines of the report: a recipe's rows, each with its measured runs over several seeds.
+"""The lines of the report: a recipe's rows, each with its measured runs over several seeds; papers' figures.
 
 Results are those of the repository and those of runs; what cannot be used is named with the reason.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipes.common.recipe import Recipe
+from recipes.common.plot import legend_order, new_figure, quality_axis, shown_method, style, write_png
+from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
 from recipes.common.results import (
     FILE,
     SMOKE_FOLDER,
@@ -24,7 +26,11 @@ from recipes.common.results import (
     not_run,
     read_results,
 )
+from recipes.papers import Table
 from shared_embeddings.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -355,3 +361,96 @@ def commands(recipe: Path, line: Line) -> str:
         lines.append(shlex.join([f"{scripts}/train.sh", name, *_as_texts(config.get("train_options"))]))
         lines.append(shlex.join([f"{scripts}/eval.sh", *evaluated, *_as_texts(config.get("eval_options"))]))
     return "\n".join(dict.fromkeys(lines))
+
+
+# The papers' figures that plot their tables, with ours beside. What the axis can show of a row:
+_AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
+
+
+class Point(NamedTuple):
+    """A row of a table in a figure: its method or `PLAIN`, its place, the paper's score, and ours, if any."""
+
+    recipe: str
+    method: str
+    x: float
+    paper: float
+    ours: Spread | None
+
+
+def measured_lines(runs: Path | None) -> dict[str, Line]:
+    """The rows of all recipes with our results, in the repository and in `runs`, by ``RECIPE/ROW``."""
+    names = recipe_names()
+    found, _ = collect([*committed(RECIPES), *(of_runs(runs) if runs is not None else ())], names)
+    lines = [line for name in names for line in lines_of(Recipe(RECIPES / name), found)[0]]
+    return {f"{line.recipe}/{line.row}": line for line in lines}
+
+
+def points_of(figure: Table, tables: Iterable[Table], lines: Mapping[str, Line]) -> list[Point]:
+    """The points of a figure with a ``plot``: the rows of the paper's `tables` that a recipe trains."""
+    points = []
+    for cell in (cell for table in tables if table.name in figure.plot["tables"] for cell in table.cells):
+        if not cell.trained_by:
+            continue
+        recipe, _, name = cell.trained_by.partition("/")
+        score = figure.plot["y"]
+        ours = of_paper(score, lines[cell.trained_by].measured) if cell.trained_by in lines else None
+        method = shown_method({"config": {"embedding": find_recipe(recipe).row(name).embedding}})
+        if figure.plot["x"] == "ratio":
+            x = float(cell.figures.get("compression") or cell.figures["input-compression"])
+        else:  # the width at the end of its label
+            x = float(re.findall(r"\d+", cell.row)[-1])
+        points.append(Point(recipe, method, x, float(cell.figures[score]), ours))
+    return points
+
+
+def draw(figure: Table, points: Sequence[Point], path: Path) -> None:
+    """Draw a figure as PNG, a panel for each recipe: hollow markers are the paper's, filled ones ours."""
+    from matplotlib.lines import Line2D
+
+    recipes = list(dict.fromkeys(point.recipe for point in points))
+    methods = sorted({point.method for point in points}, key=legend_order)
+    title = f"{figure.paper}, {figure.name}: {figure.title}"
+    picture, panels = new_figure(len(recipes), title)
+    for axes, recipe in zip(panels, recipes, strict=True):
+        for method in methods:
+            _draw_method(axes, [one for one in points if (one.recipe, one.method) == (recipe, method)])
+        run = [one for one in points if one.recipe == recipe and one.ours is not None]
+        axes.set_xscale("log", base=2)
+        if figure.plot["x"] == "width":
+            axes.set_xticks(sorted({point.x for point in points}))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(_AXES[figure.plot["x"]])
+        axes.set_title(f"{recipe}: {len(run)} rows run" if run else f"{recipe}: not run", fontsize=10)
+        axes.grid(alpha=0.3, linewidth=0.6)
+    quality_axis(panels[0], figure.plot["y"])
+    look: dict[str, Any] = {"marker": "o", "color": "#8c8c8c"}
+    handles = [
+        *(Line2D([], [], color=style(name).color, marker=style(name).marker, label=name) for name in methods),
+        Line2D([], [], **look, markerfacecolor="white", linestyle="--", label="in the paper"),
+        Line2D([], [], **look, label="ours"),
+    ]
+    picture.legend(
+        handles=handles, loc="outside lower center", ncols=3 * len(panels), fontsize=9, frameon=False
+    )
+    write_png(picture, path)
+
+
+def _draw_method(axes: Axes, points: Sequence[Point]) -> None:
+    """Draw the paper's points of a method, and ours with one standard deviation over the seeds."""
+    ordered = sorted(points, key=lambda point: point.x)
+    if not ordered:
+        return
+    color, marker, _ = style(ordered[0].method)
+    x, y = [point.x for point in ordered], [point.paper for point in ordered]
+    axes.plot(x, y, color=color, marker=marker, markerfacecolor="white", linestyle="--", linewidth=1)
+    ours = [(point.x, point.ours) for point in ordered if point.ours is not None]
+    if ours:
+        axes.errorbar(
+            [place for place, _ in ours],
+            [spread.mean for _, spread in ours],
+            yerr=[spread.deviation or 0.0 for _, spread in ours],
+            color=color,
+            marker=marker,
+            linewidth=1,
+            capsize=2,
+        )

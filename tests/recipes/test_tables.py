@@ -21,10 +21,9 @@ from recipes.common.results import not_run, read_results, write_result
 from recipes.common.table import comparison_table, markdown_table
 from recipes.common.tools import run_main
 from recipes.language_model import evaluate, train
-from recipes.papers import SIZES, read_papers
+from recipes.papers import MARKER, README, SIZES, coverage_tables, origins, read_papers
 from recipes.reconstruction import read_grid
-from recipes.report.coverage import MARKER, README, Point, markdown, measured_lines, origins, points_of
-from recipes.report.lines import Line
+from recipes.report.lines import Line, Point, measured_lines, points_of
 from shared_embeddings.utils.errors import UserError
 from tests.lm.runs import write_corpus
 
@@ -111,7 +110,7 @@ def test_every_cell_of_alone_in_the_grid_is_a_point_of_figure_3() -> None:
 def test_readme_matches_the_rows() -> None:
     text = README.read_text(encoding="utf-8")
     begin, end = (f"<!-- {word} {MARKER} -->\n" for word in ("BEGIN", "END"))
-    assert text.split(begin)[1].split(end)[0] == markdown(PAPERS)
+    assert text.split(begin)[1].split(end)[0] == coverage_tables(PAPERS)
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (README.parent / link).is_file(), link
 
