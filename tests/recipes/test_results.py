@@ -1,10 +1,11 @@
-"""Results, tables made of them, the picture, the scores."""
+"""Results, tables made of them, pictures, the scores, and the curves of trainings."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 import shared_embeddings as se
 from recipes import __main__ as command
-from recipes.common import plot, table
+from recipes.common import plot, table, tools
+from recipes.common.plot import BLEU, LOSS, PERPLEXITY, read_curves, short_names, validation_curve
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
-from recipes.common.results import FILE, REPOSITORY, find_result, read_results, write_result
-from recipes.common.table import update_tables
+from recipes.common.results import FILE, REPOSITORY, find_result, not_run, read_results, write_result
+from recipes.common.table import comparison_table, update_tables
 from recipes.common.tools import run_main
 from recipes.translation.train import corpus_scores
 from shared_embeddings.utils.errors import UserError
@@ -199,7 +201,80 @@ def test_custom_columns_and_missing_values(tmp_path: Path) -> None:
     assert text.splitlines()[2] == "| alone | not run | not run |"
 
 
-# The picture
+# The comparison
+
+COMPARED = """
+kind: language_model
+groups: {common: {train: {seed: 7, steps: 100}}}
+variants:
+  distilled: {distill: {teacher: standard, alpha: 0.1}, train: {steps: 9}}
+  finetuned: {distill: {teacher: standard, alpha: 0}, train: {steps: 9}}
+  fitted: {fit: {teacher: standard}}
+rows:
+  standard: {embedding: {method: standard, output_bias: true}}
+  f_4x: {embedding: {method: funnel, rank: 3, output_bias: true}, variants: [distilled, finetuned, fitted]}
+"""
+
+
+def test_comparison_table(tmp_path: Path) -> None:
+    (tmp_path / "rows.yaml").write_text(COMPARED)
+    recipe = Recipe(tmp_path)
+
+    def config(name: str) -> dict[str, Any]:
+        return {key: value for key, value in recipe.row(name).settings().items() if key != "train"}
+
+    def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[str, Any]:
+        counts = {"total": 1_500_000, "rest": 100, "stored_bits": bits + 3200}  # the rest is in float32
+        return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
+
+    records = [
+        measured("standard", config("standard"), 30.04, 6400),
+        not_run("adaptive_4x", {"embedding": {"method": "adaptive"}}),
+        not_run("f_4x", config("f_4x")),
+        not_run("f_4x_distilled", config("f_4x_distilled")),
+        not_run("f_4x_finetuned", {**config("f_4x_finetuned"), "train": {"epochs": 1}}),
+        measured("f_4x_fitted", config("f_4x_fitted"), 12.34, 1600),
+        not_run("smaller_4x", config("standard")),
+    ]
+    header, _, *lines = comparison_table(records, "bleu").splitlines()
+    assert header.endswith("| fitted | finetuned | distilled | from scratch | finetuned for |")
+    assert lines == [
+        "| standard | output_bias True | – | 32.00 | 1.50 M | – | – | – | 30.0 | – |",
+        "| f_4x | rank 3, output_bias True | 4.0x | 8.00 | 1.50 M | 12.3 | "
+        "not run | not run | not run | 1 epoch |",
+        "| smaller_4x | output_bias True | not run | not run | not run | – | – | – | not run | – |",
+    ]
+
+
+@pytest.mark.parametrize("name", ["multi30k_ende", "ptb_awd_lstm"])
+def test_compared_rows_differ_only_in_their_start(name: str) -> None:
+    rows = find_recipe(name).rows
+    fitted = [row for row in rows if row.endswith("_fitted")]
+    assert len(fitted) >= 12
+    for row in fitted:
+        base = row.removesuffix("_fitted")
+        if base not in rows:
+            continue  # rounded and quantized tables are compared after the fit
+        first, tuned, distilled = (rows[f"{base}_{way}"] for way in ("fitted", "finetuned", "distilled"))
+        teacher = distilled.teacher
+        assert first.fit == {"teacher": teacher} and first.embedding == distilled.embedding
+        assert distilled.distill == {"teacher": teacher, "alpha": 0.01} and base in rows
+        assert tuned == replace(distilled, name=tuned.name, distill={"teacher": teacher, "alpha": 0})
+
+
+def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(tools, "run_module", lambda *call: asked.append(" ".join(map(str, call[1]))))
+    embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
+    for fit in ({}, {"fit_steps": 7, "store": "int8"}):
+        tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), 5, tmp_path / "best.pt", fit)
+    assert asked[0].startswith("compress --model t.pt --method define --token-counts c.tsv --seed 5 ")
+    assert f"--report {tmp_path / 'fit.json'}" in asked[0] and "--fit-steps" not in asked[0]
+    assert asked[0].endswith("--embedding-output table --map_dim 3 --shape [2, 3]")
+    assert "--fit-steps 7 --store int8 --embedding-output table" in asked[1]
+
+
+# Pictures
 
 
 def test_plot_is_replaced_atomically(tmp_path: Path) -> None:
@@ -290,3 +365,78 @@ def test_bleu_of_known_cases() -> None:
     for hypotheses, message in ((["a"], "1 translations for 2 references"), ([], "empty")):
         with pytest.raises(UserError, match=message):
             corpus_scores(hypotheses, ["a", "b"] if hypotheses else [])
+
+
+# Curves
+
+LM_LOG = """Training starts: 2,000 tokens per epoch
+step 100 epoch 0.05 loss 8.018075 ppl 3035.33 lr 19.97 | 1,748 tokens/s, 38:52 left
+step 200 epoch 0.10 loss 7.235545 ppl 1387.90 lr 19.89 | 2,963 tokens/s, 30:08 left
+step 200 valid loss 5.572150 ppl 263.00 (the best so far)
+step 300 epoch 0.10 loss nan ppl nan lr 19.89 | 2,963 tokens/s, 30:08 left
+"""
+NMT_LOG = """[2026 INFO] Step 50/  100; acc: 9.1; ppl: 320.1; xent: 5.8; lr: 0.00003; 5 sec; BLEU: 1.5
+[2026 INFO] Validation perplexity: 30.5
+[2026 INFO] Step 100/  100; acc: 12.2; ppl: 55.0; xent: 4.0; lr: 0.00003; 20/19 tok/s; 9 sec;
+[2026 INFO] Validation perplexity: 20
+[2026 INFO] Step 50/  100; acc: 9.1; ppl: 320.1; xent: 5.7; lr: 0.00003; 20/19 tok/s; 5 sec;
+[2026 INFO] Validation perplexity: 29.5
+[2026 INFO] Validation perplexity: broken
+"""
+
+
+def run_of(folder: Path, log: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "train.log").write_text(log)
+    return folder
+
+
+def test_logs_of_both_hosts(tmp_path: Path) -> None:
+    found = read_curves(run_of(tmp_path / "run", LM_LOG))
+    assert found[LOSS][:2] == [(100, 8.018075), (200, 7.235545)] and found[LOSS][2][0] == 300
+    assert found[PERPLEXITY] == [(200, 263.0)]
+    assert read_curves(tmp_path / "run" / "train.log").keys() == found.keys()
+    run = run_of(tmp_path / "resumed", NMT_LOG)
+    curve = [(50, 29.5), (100, 20.0)]
+    assert read_curves(run) == {LOSS: [(50, 5.7), (100, 4.0)], PERPLEXITY: curve, BLEU: [(50, 1.5)]}
+    assert validation_curve(run) == curve
+    assert validation_curve(tmp_path / "nowhere") == []
+
+
+def test_event_files_of_both_hosts(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for folder, values in (
+        ("lm/tensorboard", {"valid/perplexity": {10: 80.0, 20: 40.0}, "train/rate": {1: 1.0}}),
+        ("nmt/Nov-24", {"valid/ppl": {10: 80.0}, "valid/BLEU": {10: 2.5}}),
+        ("nmt/Nov-25", {"progress/xent": {5: 4.0}, "valid/ppl": {20: 40.0}}),
+    ):
+        writer: Any = SummaryWriter(str(tmp_path / folder))
+        for tag, points in values.items():
+            for step, value in points.items():
+                writer.add_scalar(tag, value, step)
+        writer.close()
+    curve = [(10, 80.0), (20, 40.0)]
+    assert validation_curve(tmp_path / "lm") == curve
+    assert read_curves(tmp_path / "nmt") == {PERPLEXITY: curve, BLEU: [(10, 2.5)], LOSS: [(5, 4.0)]}
+
+
+def test_runs_have_the_shortest_names_that_differ() -> None:
+    assert short_names([Path("/a/x/run"), Path("/a/y/run")]) == ["x/run", "y/run"]
+    assert short_names([Path("/a/x/run")]) == ["run"]
+
+
+def test_several_runs_are_drawn_in_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(run_of(tmp_path / "one", LM_LOG)), str(run_of(tmp_path / "two", NMT_LOG))]
+    picture = tmp_path / "curves.png"
+    arguments = ["plot", *runs, "--output", str(picture)]
+    assert run_main("plot", command.main, arguments) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"{picture}\n"
+    assert run_main("plot", command.main, arguments) == 2
+    assert "--force" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    arguments = ["plot", str(tmp_path / "empty"), "--output", str(tmp_path / "x.png")]
+    assert run_main("plot", command.main, arguments) == 2
+    assert "empty: no train.log" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
