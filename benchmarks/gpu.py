@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import gpu_steps, gpu_trainings
+from benchmarks import gpu_cases
 from benchmarks.measuring import earlier_record, markdown, save_record
 from recipes.common.results import REPOSITORY
 from recipes.common.table import NOT_RUN, update_readme
@@ -77,7 +77,7 @@ def _limited(name: str, run: Callable[[], Measured]) -> Case:
     """A case that runs for some seconds at most."""
 
     def within(seconds: float) -> Measured:
-        with gpu_trainings.time_limit(seconds):
+        with gpu_cases.time_limit(seconds):
             return run()
 
     return name, within
@@ -90,7 +90,7 @@ def _measured(cases: Callable[[bool], Iterator[tuple[str, Callable[[], Measured]
 
 def _layers(side: str, vocabulary: int) -> Slice:
     title = f"{side.capitalize()} layer in bf16, V = {vocabulary:,}, D = 512, N = 4,096"
-    cases = _measured(functools.partial(gpu_steps.layer_cases, side, vocabulary))
+    cases = _measured(functools.partial(gpu_cases.layer_cases, side, vocabulary))
     return Slice(title, cases, _LAYER_COLUMNS)
 
 
@@ -101,33 +101,33 @@ def _apart(name: str, run: Callable[[Path, bool], Measured]) -> Any:
 
 def _trainings(name: str) -> Callable[[argparse.Namespace], Iterator[Case]]:
     """The cases of a slice of trainings."""
-    return lambda options: gpu_trainings.training_cases(name, options)
+    return lambda options: gpu_cases.training_cases(name, options)
 
 
 SLICES = {
     "tests": Slice(
         "Tests",
-        _apart("pytest -m gpu", gpu_trainings.run_tests),
+        _apart("pytest -m gpu", gpu_cases.run_tests),
         {name: (name, 0) for name in ("passed", "failures", "errors", "skipped", "seconds")},
     ),
     "output": _layers("output", 37_000),
-    "output_large": _layers("output", gpu_steps.LARGE),
+    "output_large": _layers("output", gpu_cases.LARGE),
     "input": _layers("input", 37_000),
-    "input_large": _layers("input", gpu_steps.LARGE),
+    "input_large": _layers("input", gpu_cases.LARGE),
     "transformer": Slice(
         "Training the Transformer base of OpenNMT-py, V = 37,000, 25,600 tokens in a batch",
-        _measured(gpu_steps.translator_cases),
+        _measured(gpu_cases.translator_cases),
         _STEP_COLUMNS,
     ),
     "transformer_xl": Slice(
         "Training Transformer-XL (WikiText-103, base), 60 x 150 tokens, adaptive",
-        _measured(gpu_steps.xl_cases),
+        _measured(gpu_cases.xl_cases),
         _STEP_COLUMNS,
     ),
     "ptb": Slice("`ptb_awd_lstm` at its published size", _trainings("ptb"), _PTB_COLUMNS, shares_time=True),
     "processes": Slice(
         "Two processes on one device, compared with one that has both batches",
-        _apart("AWD-LSTM over gloo", gpu_trainings.train_shared),
+        _apart("AWD-LSTM over gloo", gpu_cases.train_shared),
         {"loss_of_one": ("loss of one", 4), "loss_of_two": ("of two", 4), "difference": ("difference", 6)},
     ),
     "multi30k_256": Slice("`multi30k_ende`, 256 dimensions", _trainings("multi30k_256"), _BLEU_COLUMNS),
@@ -184,7 +184,7 @@ def outcome(run: Callable[[float], Measured], seconds: float) -> dict[str, Any]:
     try:
         measured = run(seconds)
         return {"measured": measured, "done": measured.get("finished", True)}
-    except gpu_trainings.OutOfTime:
+    except gpu_cases.OutOfTime:
         return {"failed": "not finished", "done": False}
     except torch.OutOfMemoryError:
         return {"failed": NO_MEMORY, "done": True}

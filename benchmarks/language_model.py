@@ -11,9 +11,7 @@ other programs use the CPU at the same time, compare the CPU time with one threa
 from __future__ import annotations
 
 import os
-import statistics
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.layers import Setting, words
-from benchmarks.measuring import Step, add_run_options, markdown, parser_of, publish, read_record
+from benchmarks.measuring import (
+    Step,
+    add_run_options,
+    markdown,
+    median_clocks,
+    parser_of,
+    publish,
+    read_record,
+)
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.table import NOT_RUN
 from recipes.common.tools import run_main
@@ -87,24 +93,12 @@ def models(device: str) -> list[LanguageModel]:
     return [regularized.to(device), PlainLSTM(other).to(device)]
 
 
-def median_clocks(steps: list[Step], repeats: int) -> list[dict[str, float]]:
-    """Median wall-clock and CPU seconds of each of `steps`, which alternate after a warm-up run."""
-    taken: list[list[tuple[float, float]]] = [[] for _ in steps]
-    for repeat in range(repeats + 1):
-        for step, times in zip(steps, taken, strict=True):
-            start = time.perf_counter(), time.process_time()
-            step()
-            if repeat > 0:
-                times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    medians = [[statistics.median(of_clock) for of_clock in zip(*times, strict=True)] for times in taken]
-    return [{"seconds": seconds, "processor_seconds": processor} for seconds, processor in medians]
-
-
 def measure(device: str, repeats: int) -> dict[str, Any]:
     """Measure a training step of both models on a device."""
     print(f"measuring on {device} ...", file=sys.stderr, flush=True)
     ids = batch(device)
-    regularized, plain = median_clocks([training_step(model, ids) for model in models(device)], repeats)
+    clocks = median_clocks([training_step(model, ids) for model in models(device)], repeats)
+    regularized, plain = ({"seconds": wall, "processor_seconds": cpu} for wall, cpu in clocks)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {"device": device, "name": name, "awd_lstm": regularized, "plain": plain}
 

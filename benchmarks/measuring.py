@@ -28,17 +28,23 @@ Record = dict[str, Any]
 Step = Callable[[], object]
 
 
-def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
-    """Median seconds of each of `steps`, which alternate after one warm-up run each."""
+def median_clocks(steps: Iterable[Step], repeats: int) -> list[tuple[float, float]]:
+    """Median wall-clock and CPU seconds of each of `steps`, which alternate after one warm-up run each."""
     functions = list(steps)
-    taken: list[list[float]] = [[] for _ in functions]
+    taken: list[list[tuple[float, float]]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
         for function, times in zip(functions, taken, strict=True):
-            start = time.perf_counter()
+            processor, start = time.process_time(), time.perf_counter()
             function()
+            seconds = time.perf_counter() - start
             if repeat > 0:
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
+                times.append((seconds, time.process_time() - processor))
+    return [(statistics.median(wall), statistics.median(cpu)) for wall, cpu in (zip(*each) for each in taken)]
+
+
+def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
+    """The wall-clock seconds of `median_clocks`."""
+    return [seconds for seconds, _ in median_clocks(steps, repeats)]
 
 
 def added_peak(step: Step) -> int:

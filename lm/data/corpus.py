@@ -280,16 +280,13 @@ class Columns:
     remainder. Process `rank` has `batch_size` of them, starting at ``rank * batch_size``, so that all
     processes together have the same batches as one process with the total batch size.
 
-    Attributes:
-        length: tokens per column, with ``length - 1`` targets.
-
     Raises:
         UserError: there are fewer than two tokens per column.
     """
 
     def __init__(self, tokens: np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         columns = world_size * batch_size
-        self.length = len(tokens) // columns
+        self.length = len(tokens) // columns  # tokens per column, with one target less
         if self.length < 2:
             raise UserError(
                 f"{len(tokens)} tokens are too few for {columns} columns of at least 2; lower batch_size or "
@@ -306,7 +303,6 @@ class Columns:
         Args:
             position: tokens of each column already consumed, from 0 to ``self.length - 2``.
             length: T; the last segment may be shorter.
-            device: device of the tensors.
         """
         end = min(position + length, self.length - 1)
         piece = torch.from_numpy(self._columns[:, position : end + 1].astype(np.int64)).to(device)

@@ -24,24 +24,16 @@ _WIKITEXT_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 
 
 class Source(NamedTuple):
-    """Where a corpus comes from.
+    """Where a corpus comes from."""
 
-    Attributes:
-        dataset: torchtext's class, which has the folders and extracts archives. (Its downloads ignore HTTP
-            errors and have no timeout, and its URLs of WikiText are dead.)
-        folder: searched below $DATA_DIR before torchtext's folders.
-        urls: files to download.
-        files: file name of each split.
-        sha256: known checksums of downloads and texts, by name; texts in archives are checked by size.
-        published: sizes as in Mikolov et al. (2010) for PTB and Merity et al. (2017) for WikiText, with one
-            ``<eos>`` per line.
-    """
-
+    # Torchtext's class, which has the folders and extracts archives. (Its downloads ignore HTTP errors and
+    # have no timeout, and its URLs of WikiText are dead.)
     dataset: str
-    folder: str
-    urls: tuple[str, ...]
-    files: Mapping[str, str]
-    sha256: Mapping[str, str]
+    folder: str  # searched below $DATA_DIR before torchtext's folders
+    urls: tuple[str, ...]  # files to download
+    files: Mapping[str, str]  # file name of each split
+    sha256: Mapping[str, str]  # of downloads and texts, by name; texts in archives are checked by size
+    # As in Mikolov et al. (2010) for PTB and Merity et al. (2017) for WikiText, with one <eos> per line.
     published: Published
 
 

@@ -140,15 +140,6 @@ class Trainer:
         train, valid: word ids ``(N,)`` of the texts.
         reconstruction, soft_targets: see `SegmentLoss`.
 
-    Attributes:
-        step: number of optimizer steps.
-        epoch: number of complete epochs.
-        position: tokens of each column read in this epoch.
-        scores: validation losses in nats per token.
-        states: model state of each part of a batch.
-        averages: averaged parameters, once averaging has started.
-        lengths: random generator of segment lengths, the same in all processes.
-        window: nats and tokens of this process since the last log line ``(2,)``.
     """
 
     def __init__(
@@ -164,16 +155,19 @@ class Trainer:
         self.options, self.schedule, self.rule = config.training, config.schedule, config.optimizer
         self.model, self.valid, self.group = model, valid, group
         self.reconstruction = reconstruction
+        self._columns = self.options.batch_size * group.world_size
         self.text_columns = Columns(train, self.options.batch_size, group.rank, group.world_size)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = self.rule.build(self.parameters)
-        self.averages: Averages | None = None
-        self.lengths = random.Random(self.options.seed)
-        self.step, self.epoch, self.position = 0, 0, 0
-        self.scores: list[float] = []
+        self.averages: Averages | None = None  # once averaging has started
+        self.lengths = random.Random(self.options.seed)  # of segments, the same in all processes
+        self.step, self.epoch = 0, 0  # complete ones
+        self.position = 0  # tokens of each column read in this epoch
+        self.scores: list[float] = []  # validation losses in nats per token
         loss = SegmentLoss(model, reconstruction, soft_targets)
         self._initial_state = loss.initial_state
-        self.states = self._fresh_states()
+        self.states = self._fresh_states()  # of each part of a batch
+        # Nats and tokens of this process since the last log line.
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._loss: nn.Module = torch.compile(loss) if self.options.compile else loss  # type: ignore[assignment]
         if group.world_size > 1:
@@ -206,17 +200,15 @@ class Trainer:
     @property
     def tokens(self) -> int:
         """Tokens read by all processes together."""
-        columns = self.options.batch_size * self.group.world_size
-        return round(self.epochs * (self.text_columns.length - 1)) * columns
+        return round(self.epochs * (self.text_columns.length - 1)) * self._columns
 
     @property
     def total_tokens(self) -> int:
         """Approximate number of tokens of the whole training over all processes."""
-        columns = self.options.batch_size * self.group.world_size
         if self.options.steps is not None:
-            return self.options.steps * self.options.sequence_length * columns
+            return self.options.steps * self.options.sequence_length * self._columns
         assert self.options.epochs is not None
-        return self.options.epochs * (self.text_columns.length - 1) * columns
+        return self.options.epochs * (self.text_columns.length - 1) * self._columns
 
     def run(self, report: Report, save: Callable[[], None], save_best: Callable[[], None]) -> None:
         """Run the training loop.
@@ -303,7 +295,7 @@ class Trainer:
             self.averages.update()
         self.step += 1
         self.position += length
-        self._last_tokens = length * options.batch_size * self.group.world_size
+        self._last_tokens = length * self._columns
         if self.position >= self.text_columns.length - 1:
             self.epoch, self.position = self.epoch + 1, 0
             self.states = self._fresh_states()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from benchmarks import gpu, gpu_trainings
+from benchmarks import gpu, gpu_cases
 from recipes.common.recipe import find_recipe
 from shared_embeddings.accounting import stored_bits
 
@@ -52,7 +52,7 @@ def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: 
     cases = {
         "large": raising(torch.OutOfMemoryError("CUDA out of memory")),
         "wrong": raising(ValueError("no such\nthing")),
-        "slow": raising(gpu_trainings.OutOfTime()),
+        "slow": raising(gpu_cases.OutOfTime()),
         "good": lambda _: {"ms": 2.0},
     }
     slice_of(monkeypatch, **cases)
@@ -141,9 +141,9 @@ def test_remaining_cases_run_in_a_new_process_after_a_crash(
 
 
 def test_timeout_is_raised_inside_the_running_code() -> None:
-    with pytest.raises(gpu_trainings.OutOfTime), gpu_trainings.time_limit(0.01):
+    with pytest.raises(gpu_cases.OutOfTime), gpu_cases.time_limit(0.01):
         time.sleep(60)
-    with gpu_trainings.time_limit(60):
+    with gpu_cases.time_limit(60):
         pass
 
 
@@ -173,7 +173,7 @@ step 20 valid loss 5.000000 ppl 148.41 (the best so far)
 step 30 epoch 1.25 loss 5.0 ppl 148.41 lr 30 | 1,300 tokens/s, 01:00 left
 step 40 valid loss 5.100000 ppl 164.02 (best 148.41)
 """
-    assert gpu_trainings.progress_of(log) == {
+    assert gpu_cases.progress_of(log) == {
         "epochs": 1.25,
         "valid_perplexity": 148.41,
         "tokens_per_second": 1300,
@@ -185,10 +185,10 @@ def test_every_method_is_a_row_of_its_size(tmp_path: Path, monkeypatch: pytest.M
     recipe = find_recipe("multi30k_ende")
     recipe.data.mkdir(parents=True)
     (recipe.data / "vocabulary").write_text("word\n" * 4000)
-    names = gpu_trainings.translator_names()
+    names = gpu_cases.translator_names()
     assert {name.rpartition("_")[0] for name in names} == {"", *se.methods()} - {"standard"}
     for name in ("projective_4x", "funnel_8x", "quantized_8x"):
-        row = gpu_trainings.wide_row(recipe, name, 256)
+        row = gpu_cases.wide_row(recipe, name, 256)
         assert row.train["hidden_size"] == row.train["word_vec_size"] == 256
         options = dict(row.embedding)
         method = options.pop("method")

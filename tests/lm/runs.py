@@ -160,9 +160,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def write_corpus(folder: Path, words: str = "a b c d e f g", seed: int = 0) -> Path:
+def write_corpus(folder: Path, words: str = "a b c d e f g") -> Path:
     """A prepared corpus of random lines; returns its folder."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     folder.mkdir(parents=True)
     for split, lines in (("train", 60), ("valid", 10), ("test", 10)):
         text = "".join(" ".join(draw.choices(words.split(), k=5)) + "\n" for _ in range(lines))

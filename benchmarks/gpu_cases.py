@@ -1,0 +1,448 @@
+"""What `benchmarks.gpu` measures: layers and training steps, the tests of GPUs, and trainings of recipes.
+
+Layers and steps are measured in this process, their time and memory; the same code measures tiny sizes on a
+CPU, without the memory. Tests and trainings are other processes. A training that runs out of time saves its
+state, so that the next call resumes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows, words
+from benchmarks.measuring import Step, median_times
+from recipes.common.recipe import Recipe, find_recipe, smoke_row
+from recipes.common.recipe import Row as RecipeRow
+from recipes.common.results import REPOSITORY, find_result
+from shared_embeddings.compress.sizing import suggest
+
+Cases = Iterator[tuple[str, Callable[[], dict[str, float]]]]
+WARM_UP, RUNS = 5, 10
+LARGE = 262_144
+# The published Transformer-XL for WikiText-103, and its vocabulary.
+XL_VOCABULARY = 267_735
+XL_EMBEDDING = {"method": "adaptive", "cutoffs": [20_000, 40_000, 200_000]}
+XL_TINY = {"embedding_dim": 32, "num_layers": 2, "num_heads": 2, "head_dim": 16, "feed_forward_dim": 64}
+# Options of OpenNMT-py for the base model of Vaswani et al. (2017).
+TRANSFORMER = {"layers": 6, "hidden_size": 512, "word_vec_size": 512, "heads": 8, "transformer_ff": 2048}
+TRANSFORMER_TINY = {"layers": 1, "hidden_size": 32, "word_vec_size": 32, "heads": 2, "transformer_ff": 64}
+TRANSFORMER_TABLES: dict[str, dict[str, Any] | None] = {
+    "OpenNMT-py's own": None,
+    "standard": {"method": "standard"},
+    "projective": {"method": "projective", "rank": 32},
+}
+
+
+def device_of(tiny: bool) -> str:
+    """Where to measure."""
+    return "cpu" if tiny else "cuda"
+
+
+def compiled_for(device: str, module: nn.Module) -> nn.Module:
+    """A compiled module; on a CPU, it is traced only, because generating code takes a minute."""
+    compiled = torch.compile(module, backend="inductor" if device == "cuda" else "eager")
+    return cast("nn.Module", compiled)
+
+
+def timed(step: Step, device: str, runs: int = RUNS) -> dict[str, float]:
+    """Median milliseconds of a step, and on a GPU the peak of the memory that it adds, in MiB."""
+    is_cuda = device == "cuda"
+    for _ in range(WARM_UP if is_cuda else 1):
+        step()
+    if not is_cuda:
+        return {"ms": 1000 * median_times([step], 2)[0]}
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    taken = [start.elapsed_time(end) for start, end in zip(events, events[1:])]
+    return {
+        "ms": statistics.median(taken),
+        "mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
+    }
+
+
+def layer_cases(side: str, vocabulary: int, tiny: bool) -> Cases:
+    """The layers of one side, plain ones first, in bfloat16."""
+    setting = Setting("tiny", 3000, 512, 64) if tiny else Setting("gpu", vocabulary, 512, 4096)
+    methods = se.methods() if vocabulary < LARGE or not tiny else ("standard",)
+
+    def has(package: str) -> bool:  # kernels for GPUs do not run on a CPU
+        return package == "torch" or (not tiny and importlib.util.find_spec(package) is not None)
+
+    def measure(row: Row) -> dict[str, float]:
+        return timed(SIDES[side](row, setting, device_of(tiny), torch.bfloat16), device_of(tiny))
+
+    fused = [Row(name, name, {}) for name, package in FUSED.items() if has(package)]
+    for row in [PLAIN, *(fused if side == "output" else ()), *rows(setting, methods)]:
+        yield row.name, functools.partial(measure, row)
+
+
+class TranslationLoss(nn.Module):
+    """The label-smoothed loss of a translator of OpenNMT-py, summed over the tokens that are not padding."""
+
+    def __init__(self, model: Any, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding = model, padding
+
+    def forward(self, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
+        """The loss of sentences ``(B, S, 1)`` and their translations ``(B, T, 1)``."""
+        hidden, _ = self.model(source, target, lengths)
+        hidden = hidden[:, : target.size(1) - 1].flatten(0, 1)
+        targets = target[:, 1:, 0].flatten()
+        options: dict[str, Any] = {"ignore_index": self.padding, "label_smoothing": 0.1, "reduction": "sum"}
+        generator = self.model.generator
+        if hasattr(generator, "loss_and_predictions"):
+            loss: Tensor = generator.loss_and_predictions(hidden, targets, **options)[0]
+            return loss
+        return F.cross_entropy(generator(hidden).float(), targets, **options)
+
+
+def build_translator(embedding: dict[str, Any] | None, tiny: bool) -> TranslationLoss:
+    """The Transformer base of OpenNMT-py with one vocabulary of 37,000 words for both languages."""
+    import onmt.bin.train
+    import onmt.model_builder
+    from onmt.inputters.inputter import dict_to_vocabs
+    from onmt.utils.parse import ArgumentParser
+
+    from nmt.hooks import apply_patches
+
+    apply_patches()
+    names = ["<unk>", "<blank>", "<s>", "</s>", *map(str, range(996 if tiny else 36_996))]
+    options = onmt.bin.train._get_parser().parse_args(
+        ["-data", "{}", "-src_vocab", "none", "-encoder_type", "transformer", "-decoder_type", "transformer"]
+    )
+    vars(options).update(
+        **(TRANSFORMER_TINY if tiny else TRANSFORMER),
+        position_encoding=True,
+        share_vocab=True,
+        share_embeddings=True,
+        share_decoder_embeddings=True,
+        self_attn_type="scaled-dot-flash",
+        dropout=[0.1],
+        attention_dropout=[0.0],
+        embedding=embedding,
+    )
+    ArgumentParser.update_model_opts(options)
+    vocabs = dict_to_vocabs({"data_task": "seq2seq", "src": names, "tgt": names})
+    torch.manual_seed(0)
+    model = onmt.model_builder.build_base_model(options, vocabs)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() > 1 and "embedding" not in name:
+            nn.init.xavier_uniform_(parameter)
+    return TranslationLoss(model, names.index("<blank>"))
+
+
+def _measure_translator(embedding: dict[str, Any] | None, compiles: bool, tiny: bool) -> dict[str, float]:
+    """Speed and memory of training the Transformer base, with 25,600 target tokens in a batch."""
+    device, (sentences, length) = device_of(tiny), (2, 8) if tiny else (400, 64)
+    loss = build_translator(embedding, tiny).to(device).train()
+    setting = Setting("words", 1000 if tiny else 37_000, 0, 2 * sentences * (length + 1))
+    # The first four are special words.
+    source, target = words(setting).clamp(min=4).view(2, sentences, length + 1, 1).to(device)
+    inputs = (source, target, torch.full((sentences,), length + 1, device=device))
+    compiled = compiled_for(device, loss) if compiles else loss
+    step = training_step(lambda: compiled(*inputs) / (sentences * length), loss, device)
+    return with_speed(timed(step, device), sentences * length)
+
+
+def translator_cases(tiny: bool) -> Cases:
+    """Training steps of the Transformer base, with and without torch.compile."""
+    for compiles in (False, True):
+        for name, embedding in TRANSFORMER_TABLES.items():
+            title = f"{name}, compiled" if compiles else name
+            yield title, functools.partial(_measure_translator, embedding, compiles, tiny)
+
+
+def xl_cases(tiny: bool) -> Cases:
+    """Training steps of Transformer-XL with either attention, with and without torch.compile."""
+    for compiles in (False, True):
+        for attention in ("sdpa", "flex"):
+            title = f"{attention}, compiled" if compiles else attention
+            yield title, functools.partial(_measure_xl, attention, compiles, tiny)
+
+
+def _measure_xl(attention: str, compiles: bool, tiny: bool) -> dict[str, float]:
+    """Speed and memory of training Transformer-XL with a full memory, 60 x 150 tokens."""
+    from lm import models
+    from lm.train.loop import SegmentLoss
+
+    device, (batch, length) = device_of(tiny), (2, 8) if tiny else (60, 150)
+    vocabulary = 1000 if tiny else XL_VOCABULARY
+    embedding = {**XL_EMBEDDING, "cutoffs": [100, 400]} if tiny else XL_EMBEDDING
+    options = {**(XL_TINY if tiny else {}), "attention": attention, "memory_length": length}
+    torch.manual_seed(0)
+    model = models.build("transformer_xl", [str(word) for word in range(vocabulary)], embedding, options)
+    loss: nn.Module = SegmentLoss(model.to(device).train(), None)
+    compiled = compiled_for(device, loss) if compiles else loss
+    ids = words(Setting("words", vocabulary, 0, batch * (length + 1))).view(batch, length + 1).to(device)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    state = model.initial_state(batch)
+
+    def segment_loss() -> Tensor:
+        nonlocal state
+        total, _, state = compiled(inputs, targets, *state)
+        return total
+
+    return with_speed(timed(training_step(segment_loss, loss, device), device), batch * length)
+
+
+def training_step(loss: Callable[[], Tensor], module: nn.Module, device: str) -> Step:
+    """A forward and backward pass in bfloat16 and an update by Adam."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=device == "cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16):
+            value = loss()
+        value.backward()
+        optimizer.step()
+
+    return step
+
+
+def with_speed(measured: dict[str, float], tokens: int) -> dict[str, float]:
+    """Measured numbers and the tokens per second."""
+    return {**measured, "tokens_per_second": 1000 * tokens / measured["ms"]}
+
+
+# Other processes.
+
+Measured = dict[str, Any]
+PTB_ROWS = ("table1c_standard", "table4_unique200", "table1c_define")
+RATIOS, WIDTHS = (4, 8), (256, 512)
+# Seconds that are kept for the evaluation of a model.
+_EVALUATION = 40.0
+# Of `quantized`, bits per weight that leave room for scales at each ratio.
+_BITS = {4: 7.8, 8: 3.8}
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The time of a slice is over; handled like an interrupt of the user, so that trainings are saved."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` in this thread after so many seconds."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_tests(folder: Path, _tiny: bool) -> Measured:
+    """Run the tests that need a GPU, which are skipped without one."""
+    tests = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    tests = [path for path in tests if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    report = folder / "tests.xml"
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    subprocess.run([sys.executable, "-m", "pytest", *options, *map(str, tests)], cwd=REPOSITORY, check=False)
+    suite = ElementTree.parse(report).getroot()[0]
+    counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+    failed = [case.attrib["name"] for case in suite if case.find("failure") is not None]
+    return {
+        "passed": counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"],
+        **counts,
+        "names_of_failures": failed,
+        "seconds": float(suite.attrib["time"]),
+    }
+
+
+def prepared(name: str, tiny: bool) -> Recipe:
+    """A recipe with its data, from ``$DATA_DIR`` or generated; preparing them has no limit of time."""
+    from recipes.common.recipe import run_step
+
+    recipe = find_recipe(name)
+    run_step(recipe, "preprocess", ["--smoke"] if tiny else [])
+    return recipe.smoke() if tiny else recipe
+
+
+# AWD-LSTM on the Penn Treebank.
+
+
+def train_ptb(name: str, tiny: bool, seconds: float) -> Measured:
+    """Train a row of `ptb_awd_lstm` for some time; returns how far it came, and its perplexities."""
+    from recipes.language_model import BEST, data_folder, train
+
+    deadline = time.monotonic() + seconds
+    recipe = prepared("ptb_awd_lstm", tiny)
+    run, row = recipe.home / name, recipe.row(name)
+    is_finished = True
+    try:
+        with time_limit(deadline - time.monotonic() - _EVALUATION):
+            train(recipe, row, [])
+    except OutOfTime:
+        is_finished = False
+    log = run / "train.log"
+    measured = {"finished": is_finished, **(progress_of(log.read_text("utf-8")) if log.exists() else {})}
+    if (run / BEST).exists():
+        output, data = run / "slice.json", data_folder(recipe, row)
+        options = ["-model", run / BEST, "-data", data, "-split", "test", "-output", output, "-force"]
+        subprocess.run([sys.executable, "-m", "lm.evaluate.command", *map(str, options)], check=True)
+        measured["perplexity"] = float(json.loads(output.read_text("utf-8"))["metrics"]["perplexity"])
+    return measured
+
+
+def progress_of(log: str) -> Measured:
+    """Epochs, best validation perplexity and median speed of a ``train.log`` of ``lm_train``."""
+    epochs = re.findall(r" epoch ([\d.]+) ", log)
+    valid = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", log)]
+    speeds = sorted(int(number.replace(",", "")) for number in re.findall(r"\| ([\d,]+) tokens/s", log))
+    return {
+        "epochs": float(epochs[-1]) if epochs else 0.0,
+        "valid_perplexity": min(valid) if valid else None,
+        "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
+    }
+
+
+# Translation, Multi30k.
+
+
+def translator_names() -> list[str]:
+    """The plain table, and every method at every ratio."""
+    methods = [method for method in se.methods() if method != "standard"]
+    return ["standard", *(f"{method}_{ratio}x" for ratio in RATIOS for method in methods)]
+
+
+def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measured:
+    """Train, or fit, a row of `multi30k_ende` with wider layers, and score it.
+
+    ``quantized`` is fitted to the trained plain table, the others are trained from scratch.
+    """
+    from recipes.translation.train import AVERAGED, evaluate, fit_row, prepared_data, train_row
+
+    deadline = time.monotonic() + seconds
+    recipe = prepared("multi30k_ende", tiny)
+    with time_limit(deadline - time.monotonic()):
+        row = wide_row(recipe, name, width)
+        data, run = prepared_data(recipe, row), recipe.home / row.name
+        if row.fit is not None:
+            teacher = recipe.home / str(row.teacher) / AVERAGED
+            fit_row(row, run, data, teacher, recipe.data / "vocabulary", [])
+        else:
+            on_gpu = [] if tiny else ["-world_size", "1", "-gpu_ranks", "0"]
+            train_row(row, run, data, on_gpu, row.average)
+        evaluate(recipe, row, [] if tiny else ["-gpu", "0"])
+    result = find_result(recipe.home, row.name)
+    assert result is not None
+    numbers = {key: result["metrics"][key] for key in ("bleu", "chrf", "training_seconds")}
+    return {**numbers, "embedding": row.embedding, "parameters": result["counts"]["total"]}
+
+
+def wide_row(recipe: Recipe, name: str, width: int) -> RecipeRow:
+    """The row `standard_short` with wider layers and the embedding of a name of `translator_names`."""
+    base = find_recipe(recipe.name).row("standard_short")
+    sizes = {"hidden_size": width, "word_vec_size": width, "transformer_ff": 4 * width}
+    row = replace(base, name=f"{name}_{width}", train={**base.train, **sizes})
+    method, _, ratio = name.rpartition("_")
+    if method == "quantized":
+        embedding: dict[str, Any] = {"method": method, "bits": _BITS[int(ratio[:-1])]}
+        row = replace(row, embedding=embedding, fit={"teacher": f"standard_{width}"})
+    elif method:
+        words = len((recipe.data / "vocabulary").read_text("utf-8").splitlines())
+        budget = words * width // int(ratio[:-1])
+        found = next(each for each in suggest(words, width, budget) if each.method == method)
+        if found.options is None:
+            raise ValueError(f"impossible at this size: {found.remark}")
+        row = replace(row, embedding={"method": method, **found.options})
+    return smoke_row(row) if recipe.is_smoke else row
+
+
+# Two processes.
+
+
+def train_shared(folder: Path, tiny: bool) -> Measured:
+    """Train a language model in two processes that share a device, and in one with the batch of both."""
+    recipe = prepared("ptb_awd_lstm", tiny=True)
+    dropped = [f"{part}_dropout" for part in ("embedding", "input", "hidden", "output")]
+    settings = {
+        **{"data": recipe.data, "model": "awd_lstm", "device": device_of(tiny)},
+        **{"embedding": '{"method": "standard"}', **dict.fromkeys([*dropped, "weight_drop"], 0.0)},
+        **{"embedding_dim": 64, "hidden_dim": 128, "num_layers": 2},
+        **{"sequence_length": 20, "learning_rate": 1.0, "epochs": 2, "seed": 1, "log_every": 1000},
+    }
+    losses = {}
+    for processes in (1, 2):
+        output = folder / f"{processes}_processes"
+        numbers = {"output_dir": output, "batch_size": 8 // processes}
+        options = [text for key, value in {**settings, **numbers}.items() for text in (f"-{key}", str(value))]
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *launch, "-m", "benchmarks.gpu_cases", *options]
+        start = time.monotonic()
+        subprocess.run(command, check=True, cwd=REPOSITORY)
+        log = (output / "train.log").read_text("utf-8")
+        losses[processes] = float(re.findall(r"valid loss ([\d.]+)", log)[-1])
+        seconds = time.monotonic() - start
+    difference = abs(losses[2] - losses[1]) / losses[1]
+    return {"loss_of_one": losses[1], "loss_of_two": losses[2], "difference": difference, "seconds": seconds}
+
+
+@contextmanager
+def _joined_on_one_device(device: str) -> Iterator[Any]:
+    """Join the group of torchrun with the first device for all; NCCL rejects that, gloo does not."""
+    from lm.train.distributed import Group
+
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    torch.distributed.init_process_group("gloo")
+    try:
+        yield Group(place, torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()
+        gc.collect()  # ends the threads of gloo
+
+
+def training_cases(slice_name: str, options: Namespace) -> Iterator[tuple[str, Callable[[float], Measured]]]:
+    """The cases of a slice of trainings."""
+    if slice_name == "ptb":
+        for name in PTB_ROWS:
+            yield name, functools.partial(train_ptb, name, options.tiny)
+        return
+    width = int(slice_name.rpartition("_")[2])
+    tiny = ["standard", "quantized_8x", "funnel_4x"] if width == min(WIDTHS) else ["standard"]
+    for name in tiny if options.tiny else translator_names():
+        yield name, functools.partial(train_translator, name, width, options.tiny)
+
+
+if __name__ == "__main__":  # lm_train, as one of several processes that share a device
+    from lm.train import command
+
+    command.joined = _joined_on_one_device
+    command.main(sys.argv[1:])
