@@ -255,30 +255,20 @@ def server() -> None:
     serve(parse(make_parser()))
 
 
-def _headline_command(program: str, name: str) -> None:
-    """Run a function of `nmt.headlines`, which is imported inside `run`."""
+def _of_headlines(program: str, name: str) -> Callable[[], None]:
+    """Make a command of a function of `nmt.headlines`, which is imported inside `run`."""
 
     def main(arguments: Sequence[str]) -> None:
         from nmt import headlines
 
         getattr(headlines, name)(arguments)
 
-    command_line.exit_with(command_line.run(program, main))
+    return lambda: command_line.exit_with(command_line.run(program, main))
 
 
-def characters() -> None:
-    """``onmt_characters``: convert text to characters and back."""
-    _headline_command("onmt_characters", "characters_main")
-
-
-def character_vocab() -> None:
-    """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-    _headline_command("onmt_character_vocab", "vocabulary_main")
-
-
-def rerank() -> None:
-    """``onmt_rerank``: select headlines by their content words."""
-    _headline_command("onmt_rerank", "rerank_main")
+characters = _of_headlines("onmt_characters", "characters_main")
+character_vocab = _of_headlines("onmt_character_vocab", "vocabulary_main")
+rerank = _of_headlines("onmt_rerank", "rerank_main")
 
 
 def rouge() -> None:

@@ -107,7 +107,7 @@ class CheckpointModel:
         if isinstance(old, se.SharedEmbedding) and old.inner_embedding() is not old:
             given = {name: value for name, value in settings.items() if name != "method"}
             new = host.with_untrained_part(old, plans.words_of(self.vocabs, table), method, given)
-            whole = {"method": new.method, **new.stored_options()}
+            whole = embeddings.stored_settings(new)
         plan = self._plan({table: whole})
         stored = self._stored_options(plan)
         plans.check_combinations(plan, stored)
@@ -160,7 +160,7 @@ class CheckpointModel:
 
     def _put_in(self, placed: Mapping[str, se.SharedEmbedding]) -> None:
         """Put the embeddings of sides into the model, and their settings into its options."""
-        settings = {side: {"method": e.method, **e.stored_options()} for side, e in placed.items()}
+        settings = {side: embeddings.stored_settings(embedding) for side, embedding in placed.items()}
         plan = self._plan(settings)
         embeddings.place_embeddings(self.module, plan, dict(placed))
         self.options = self._stored_options(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -105,20 +106,24 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
         module = words_module(model, _SIDES.get(name, "target"))
         if settings is not None and isinstance(module, se.SharedEmbedding):
             if any(name in settings for name in se.options(module.method).file_options):
-                settings = {"method": module.method, **module.stored_options()}
+                settings = stored_settings(module)
             setattr(stored, name, settings)
     return stored
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state of a model with each tied tensor once; position encodings are computed."""
-    state = distinct_state(model)
-    return {name: tensor for name, tensor in state.items() if not is_position_encoding(name)}
+    return without_positions(distinct_state(model))
 
 
-def is_position_encoding(name: str) -> bool:
-    """Return whether a tensor of an OpenNMT model is a table of sinusoids."""
-    return name.endswith("make_embedding.pe.pe")
+def without_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an OpenNMT model except its tables of sinusoids."""
+    return {name: tensor for name, tensor in state.items() if not name.endswith("make_embedding.pe.pe")}
+
+
+def stored_settings(embedding: se.SharedEmbedding) -> dict[str, Any]:
+    """Return the option that rebuilds an embedding without other files."""
+    return {"method": embedding.method, **embedding.stored_options()}
 
 
 def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -134,8 +139,8 @@ def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load the state that `unique_state` returns into a model with the same options."""
-    own = {name: t for name, t in model.state_dict(keep_vars=True).items() if not is_position_encoding(name)}
-    complete = fill_aliases(model, {n: t for n, t in state.items() if not is_position_encoding(n)})
+    own = without_positions(model.state_dict(keep_vars=True))
+    complete = fill_aliases(model, without_positions(state))
     missing = [name for name in own if name not in complete]
     unexpected = [name for name in complete if name not in own]
     if missing or unexpected:
@@ -180,12 +185,12 @@ def count_model(model: Any) -> dict[str, int | float]:
         bias = scoring.output_bias()
         dense_scores = scoring.num_embeddings * scoring.score_dim + (0 if bias is None else bias.numel())
         score_bits = scoring.counts()["stored_bits"]
-    bits = 0
-    for lookup in distinct:
-        is_shared = isinstance(lookup, se.SharedEmbedding)
-        bits += (
-            lookup.counts()["stored_bits"] if is_shared else 32 * sum(p.numel() for p in lookup.parameters())
-        )
+    bits = sum(
+        lookup.counts()["stored_bits"]
+        if isinstance(lookup, se.SharedEmbedding)
+        else 32 * sum(p.numel() for p in lookup.parameters())
+        for lookup in distinct
+    )
     return {
         "embedding": embedding,
         "output": scores + copying,

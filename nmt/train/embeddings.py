@@ -192,16 +192,9 @@ def prepare_student(
             )
     if is_new and asked.network_start == "teacher":
         replaced = _names_of(model, list(embeddings.shared_embeddings_of(model)))
-        state = {
-            name: t for name, t in model.state_dict().items() if not embeddings.is_position_encoding(name)
-        }
+        state, full = (embeddings.without_positions(one.state_dict()) for one in (model, teacher.model))
         own = {name: tensor for name, tensor in state.items() if name not in replaced}
-        state = {
-            name: t
-            for name, t in teacher.model.state_dict().items()
-            if not embeddings.is_position_encoding(name)
-        }
-        theirs = {name: t for name, t in state.items() if name in own or name not in teacher.table_tensors}
+        theirs = {name: t for name, t in full.items() if name in own or name not in teacher.table_tensors}
         remedy = "set the options of the network to the teacher's, or network_start: random"
         distillation.copy_network(own, theirs, teacher.path, remedy)
     if is_new and asked.embedding_start == "fit":
@@ -253,7 +246,7 @@ def _fit_embeddings(
         fitted[side] = embedding.to(place)
     embeddings.place_embeddings(model, plan, fitted)
     setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in plans.OPTION_NAMES})
-    resolved = {side: {"method": e.method, **e.stored_options()} for side, e in fitted.items()}
+    resolved = {side: embeddings.stored_settings(embedding) for side, embedding in fitted.items()}
     sides: Any = {side: resolved.get(side) for side in ("source", "target", "output")}
     vars(opt).update({**dict.fromkeys(plans.OPTION_NAMES), **dataclasses.replace(plan, **sides).options()})
 

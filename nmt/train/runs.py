@@ -84,13 +84,14 @@ def begin(opt: Namespace, settings: dict[str, Any]) -> bool:
         if before is not None:
             settings["train_from"] = before["settings"]["train_from"]
         return False
-    found = step_files(opt.save_model)
-    if opt.resume != "overwrite":  # weights without a .pt are of a process that was killed while it saved
-        found = {step: files for step, files in found.items() if any(path.suffix == ".pt" for path in files)}
+    files = step_files(opt.save_model)
     if opt.resume == "overwrite":
-        for file in sum(found.values(), []) if leads(opt) else ():
+        for file in files if leads(opt) else ():
             remove(file)
-    if not found or opt.resume == "overwrite":
+        return False
+    # Weights without a .pt are of a process that was killed while it saved.
+    found = [step for file, step in files.items() if file.suffix == ".pt"]
+    if not found:
         return False
     if opt.resume == "never":
         raise UserError(
@@ -127,15 +128,12 @@ def _resume(opt: Namespace, settings: dict[str, Any]) -> None:
     settings["train_from"] = before["settings"]["train_from"]
 
 
-def step_files(save_model: str) -> dict[int, list[Path]]:
-    """Return the files of each step of a run, complete or not."""
+def step_files(save_model: str) -> dict[Path, int]:
+    """Return the files of a run, complete or not, with their steps."""
     start = Path(save_model)
     pattern = re.compile(rf"{re.escape(start.name)}_step_(\d+)(\.pt|(\.\d+)?\.safetensors)")
-    found: dict[int, list[Path]] = {}
-    for path in start.parent.glob("*"):
-        if step := pattern.fullmatch(path.name):
-            found.setdefault(int(step[1]), []).append(path)
-    return found
+    matches = ((path, pattern.fullmatch(path.name)) for path in start.parent.glob("*"))
+    return {path: int(match[1]) for path, match in matches if match}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

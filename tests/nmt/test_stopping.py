@@ -44,10 +44,11 @@ def assert_same_model(host: Host, one: str, other: str, step: int) -> None:
     assert places[0] == places[1]
 
 
-def stopped_by(number: int, config: Path, capsys: Capture) -> None:
-    """Run a training that a signal ends with one line."""
+def stopped_by(number: int, config: Path, capsys: Capture, owner: Any, name: str, function: Any) -> None:
+    """Run a training with another method, which a signal ends with one line."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(owner, name, function)
         run("onmt_train -config", config)
     assert stop.value.code == 128 + number
     verb = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[signal.Signals(number)]
@@ -72,24 +73,20 @@ def after(calls: int, action: Callable[[], None], original: Any) -> Any:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_a_signal_during_a_step_saves_that_step(
-    number: int, save_format: str, host: Host, monkeypatch: Patch, capsys: Capture
+    number: int, save_format: str, host: Host, capsys: Capture
 ) -> None:
     options = {"embedding": FUNNEL, "save_format": save_format, "save_checkpoint_steps": 6}
     host.train("whole", **options)
     config = host.config("model", **options)
-    with monkeypatch.context() as patch:
-        kill = after(2, lambda: os.kill(os.getpid(), number), Trainer._gradient_accumulation)
-        patch.setattr(Trainer, "_gradient_accumulation", kill)
-        stopped_by(number, config, capsys)
+    kill = after(2, lambda: os.kill(os.getpid(), number), Trainer._gradient_accumulation)
+    stopped_by(number, config, capsys, Trainer, "_gradient_accumulation", kill)
     assert steps(host) == [2]
     run("onmt_train -config", config)
     assert steps(host) == [2, 6]
     assert_same_model(host, "whole", "model", 6)
 
 
-def test_a_signal_while_waiting_for_batches_discards_the_next_step(
-    host: Host, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_signal_while_waiting_for_batches_discards_the_next_step(host: Host, capsys: Capture) -> None:
     """Of the two batches of step 3, one is there already."""
     options = {"embedding": FUNNEL, "accum_count": [2], "batch_size": 8, "save_checkpoint_steps": 6}
     host.train("whole", **options)
@@ -102,31 +99,22 @@ def test_a_signal_while_waiting_for_batches_discards_the_next_step(
                 os.kill(os.getpid(), signal.SIGTERM)
             yield item
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TrackedBatches, "__iter__", interrupted)
-        stopped_by(signal.SIGTERM, config, capsys)
+    stopped_by(signal.SIGTERM, config, capsys, TrackedBatches, "__iter__", interrupted)
     assert steps(host) == [2]
     run("onmt_train -config", config)
     assert_same_model(host, "whole", "model", 6)
 
 
-def test_a_signal_before_the_first_step_saves_nothing(
-    host: Host, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_signal_before_the_first_step_saves_nothing(host: Host, capsys: Capture) -> None:
     config = host.config("model", embedding=FUNNEL)
-    iterate = TrackedBatches.__iter__
-    interrupted = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), iterate)
-    with monkeypatch.context() as patch:
-        patch.setattr(TrackedBatches, "__iter__", interrupted)
-        stopped_by(signal.SIGINT, config, capsys)
+    interrupted = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), TrackedBatches.__iter__)
+    stopped_by(signal.SIGINT, config, capsys, TrackedBatches, "__iter__", interrupted)
     assert steps(host) == []
 
 
 @pytest.mark.slow_except("0")
 @pytest.mark.parametrize("early_stopping", [0, 5])
-def test_a_signal_during_validation_saves_its_step(
-    early_stopping: int, host: Host, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_signal_during_validation_saves_its_step(early_stopping: int, host: Host, capsys: Capture) -> None:
     """A validation for early stopping is completed; otherwise it is interrupted."""
     options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": early_stopping}
     config = host.config("model", **options)
@@ -139,9 +127,7 @@ def test_a_signal_during_validation_saves_its_step(
         return original(self, batch, *args, **kwargs)
 
     original = LossCompute.forward
-    with monkeypatch.context() as patch:
-        patch.setattr(LossCompute, "forward", loss)
-        stopped_by(signal.SIGTERM, config, capsys)
+    stopped_by(signal.SIGTERM, config, capsys, LossCompute, "forward", loss)
     assert validated and steps(host) == [2]
     saved = read_checkpoint(host.folder / "model_step_2.pt")["resume"][0]["early_stopping"]
     assert (saved is None) == (early_stopping == 0)
