@@ -41,6 +41,12 @@ def fit_steps(monkeypatch: Patch) -> list[int | None]:
     return asked
 
 
+@pytest.fixture
+def teacher(trained: Trained) -> Path:
+    """A trained model with full tables."""
+    return trained(embedding=STANDARD)[1]
+
+
 def distilled(host: Host, teacher: Path, embedding: dict[str, Any] | None, **options: Any) -> Path:
     """Train a student; keys of the option may be given as ``d_KEY``."""
     keys = {name[2:]: options.pop(name) for name in list(options) if name.startswith("d_")}
@@ -104,8 +110,7 @@ def test_every_method(method: str, trained: Trained, host: Host) -> None:
     assert not [name for name in checkpoint["model"] if "teacher" in name]
 
 
-def test_standard_student_equals_its_teacher(trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_standard_student_equals_its_teacher(teacher: Path, host: Host) -> None:
     student = distilled(host, teacher, STANDARD, **STILL)
     assert torch.equal(table(student)[2:], table(teacher)[2:])
     assert host.translate(student) == host.translate(teacher)
@@ -132,8 +137,7 @@ def test_fit_steps_are_passed_on(trained: Trained, host: Host, fit_steps: list[i
 
 
 @pytest.mark.slow
-def test_random_starts(trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_random_starts(teacher: Path, host: Host) -> None:
     scratch = host.train("scratch", embedding=PROJECTIVE, **STILL)
     own_table = distilled(host, teacher, PROJECTIVE, d_embedding_start="random", **STILL)
     assert torch.equal(table(own_table), table(scratch))
@@ -145,8 +149,7 @@ def test_random_starts(trained: Trained, host: Host) -> None:
 
 @pytest.mark.slow_except("network")
 @pytest.mark.parametrize("what", ["embedding", "network"])
-def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_frozen_parameters_stay_frozen_after_resume(what: str, teacher: Path, host: Host) -> None:
     start = distilled(host, teacher, PROJECTIVE, **STILL).rename(host.folder / "start.pt")
     first = distilled(host, teacher, PROJECTIVE, d_freeze=what, train_steps=3)
     run("onmt_train -train_steps 6 -config", host.folder / "student.yaml", "-train_from", first)
@@ -158,9 +161,8 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, trained: Trained,
 
 
 @pytest.mark.slow
-def test_reconstruction_loss_keeps_the_student_close(trained: Trained, host: Host) -> None:
+def test_reconstruction_loss_keeps_the_student_close(teacher: Path, host: Host) -> None:
     """With almost all weight on the reconstruction loss, a random table approaches the teacher's."""
-    _, teacher = trained(embedding=STANDARD)
     distances = {}
     for alpha in (0.0, 0.99):
         student = distilled(
@@ -170,8 +172,7 @@ def test_reconstruction_loss_keeps_the_student_close(trained: Trained, host: Hos
     assert distances[0.99] < 0.8 * distances[0.0]
 
 
-def test_start_and_progress_report_the_loss(trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_start_and_progress_report_the_loss(teacher: Path, host: Host) -> None:
     log = host.folder / "log"
     distilled(host, teacher, PROJECTIVE, log_file=str(log), learning_rate=0.0)
     text = log.read_text()
@@ -190,8 +191,7 @@ def test_start_and_progress_report_the_loss(trained: Trained, host: Host) -> Non
 
 @pytest.mark.slow_except("projective")
 @pytest.mark.parametrize("embedding", [PROJECTIVE, GROUPS], ids=["projective", "group_reduce"])
-def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_resume_is_exact(embedding: dict[str, Any], teacher: Path, host: Host) -> None:
     keys = {"alpha": 0.5, "soft_targets": 0.5}
     whole = weights(distilled(host, teacher, embedding, **{f"d_{key}": value for key, value in keys.items()}))
     first = host.folder / "student_step_3.pt"
@@ -207,9 +207,8 @@ def test_resume_is_exact(embedding: dict[str, Any], trained: Trained, host: Host
 
 
 def test_resume_without_the_option_keeps_its_value(
-    trained: Trained, host: Host, error_line: Callable[..., str]
+    teacher: Path, host: Host, error_line: Callable[..., str]
 ) -> None:
-    _, teacher = trained(embedding=STANDARD)
     own = host.folder / "teacher.pt"
     own.write_bytes(teacher.read_bytes())
     first = distilled(host, own, PROJECTIVE, train_steps=2)
@@ -230,9 +229,8 @@ def test_resume_without_the_option_keeps_its_value(
 
 
 @pytest.mark.slow
-def test_two_processes(trained: Trained, host: Host) -> None:
+def test_two_processes(teacher: Path, host: Host) -> None:
     """Both fits are equal; the student of two processes starts like that of one."""
-    _, teacher = trained(embedding=STANDARD)
     alone = distilled(host, teacher, GROUPS, **STILL)
     alone_weights = weights(alone)
     both = {"world_size": 2, "gpu_ranks": [0, 1], "gpu_backend": "gloo", "master_port": free_port()}
@@ -358,8 +356,7 @@ def test_another_vocabulary_of_the_same_size_fails(host: Host, error_line: Calla
         assert f"the {name} vocabulary of the teacher {other}" in printed
 
 
-def test_a_released_student_needs_no_teacher(trained: Trained, host: Host) -> None:
-    _, teacher = trained(embedding=STANDARD)
+def test_a_released_student_needs_no_teacher(teacher: Path, host: Host) -> None:
     own = host.folder / "teacher.pt"
     own.write_bytes(teacher.read_bytes())
     student = distilled(host, own, PROJECTIVE, train_steps=1)
