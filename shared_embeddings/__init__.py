@@ -57,7 +57,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The version."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -57,7 +57,6 @@ class Similarity:
 
     @property
     def coverage(self) -> float:
-        """The fraction of pairs that are known."""
         return self.known / self.pairs
 
 
@@ -290,7 +289,6 @@ class LayerCorrelation:
         }
 
     def file_name(self) -> str:
-        """The file name of its plot."""
         return re.sub(r"[^\w]+", "-", f"{self.embedding} {self.layer}").strip("-") + ".png"
 
 

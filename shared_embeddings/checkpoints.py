@@ -385,7 +385,6 @@ def building(tensors: int, size: int) -> Iterator[None]:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values of a tensor are finite."""
     if isinstance(tensor, PackedTensor):
         return all(map(_is_finite, tensor.blocks()))
     # The sum is a fast check, but may overflow; of a whole table in 16 bits, torch would make a copy.

@@ -32,6 +32,7 @@ from shared_embeddings.loss import (
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors, warn_of_frozen
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import plain_options
 from shared_embeddings.utils.tracing import autocast_dtype, has_values, needs_fixed_shapes
 
 if TYPE_CHECKING:
@@ -66,12 +67,10 @@ class Layer(NamedTuple):
 
 
 class _Derived(NamedTuple):
-    """Tensors derived from the parameters, and the state of the parameters that they were derived from.
-
-    With references to the sources: otherwise a new tensor at the same address would look like an old one.
-    """
+    """Tensors derived from the parameters, and the state of the parameters that they were derived from."""
 
     state: tuple[object, ...]
+    # The parameters: otherwise a new tensor at the same address would look like an old one.
     sources: tuple[Tensor, ...]
     tensors: dict[str, Any]
 
@@ -89,7 +88,6 @@ class CachingModule(nn.Module):
         self._derived: _Derived | None = None
 
     def clear_cache(self) -> None:
-        """Clear the cache."""
         self._derived = None
 
     def cached(self, name: str, make: Callable[[], Any]) -> Any:
@@ -97,13 +95,12 @@ class CachingModule(nn.Module):
         state = self.cache_state()
         if state is None:
             return make()
-        derived = self._derived
-        if derived is None or derived.state != state:
-            derived = _Derived(state, tuple(source.detach() for source in self._sources()), {})
-        if name not in derived.tensors:
-            derived.tensors[name] = make()
-        self._derived = derived
-        return derived.tensors[name]
+        if self._derived is None or self._derived.state != state:
+            self._derived = _Derived(state, tuple(source.detach() for source in self._sources()), {})
+        tensors = self._derived.tensors
+        if name not in tensors:
+            tensors[name] = make()
+        return tensors[name]
 
     def bytes_in_memory(self) -> int:
         """The bytes of parameters, buffers and cached tensors, each memory block once."""
@@ -132,12 +129,10 @@ class CachingModule(nn.Module):
         )
 
     def _sources(self) -> Iterator[Tensor]:
-        """All tensors that results can be derived from."""
         for tensor in (*self.parameters(), *self.buffers()):
             yield from inner_tensors(tensor)
 
     def train(self: CachingSelf, mode: bool = True) -> CachingSelf:
-        """As in ``nn.Module``; clears the cache."""
         self.clear_cache()
         return super().train(mode)
 
@@ -155,7 +150,6 @@ class CachingModule(nn.Module):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among values and tuples of values."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -222,8 +216,7 @@ class SharedEmbedding(CachingModule):
 
         Hosts store them in checkpoints; loading needs no file that the original options may have named.
         """
-        options: EmbeddingOptions[Any] = self.options
-        return options.plain()
+        return plain_options(self.options)
 
     @property
     def has_linear_scores(self) -> bool:
@@ -635,7 +628,6 @@ class SharedEmbedding(CachingModule):
 
 
 def _check_type(name: str, ids: Tensor) -> None:
-    """Raise TypeError unless word ids are int64 or int32."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} are of type {ids.dtype}, but word ids must be int64 or int32: use .long()")
 

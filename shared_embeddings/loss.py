@@ -365,7 +365,12 @@ def _walk(
         dtype = sum_dtype(factors[0])
         source = _kinds[kind](factors[:-1] if settings.has_bias else factors, index, settings)
         axis, words = source.word_axis, source.words
-        _check_targets(targets, words, settings.ignore_index)
+        if targets.device.type == "cpu" and targets.numel() and has_values(targets):  # without waiting
+            wanted = targets[targets != settings.ignore_index]
+            wrong = wanted[(wanted < 0) | (wanted >= words)]
+            if wrong.numel():
+                word = int(wrong.min()) if int(wrong.min()) < 0 else int(wrong.max())
+                raise IndexError(f"Target {word} is out of bounds: the vocabulary has {words} words")
         masked = (axis, settings.masked_word or 0, int(settings.masked_word is not None))
         smoothing = settings.label_smoothing / words
         bias = factors[-1].to(dtype).unsqueeze(1 - axis) if settings.has_bias else None
@@ -434,7 +439,6 @@ _operator = torch.library.custom_op(
 
 
 def _walk_in_graph() -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
-    """`_walk`, which ``torch.compile`` sees as one operator."""
     return _operator if torch.compiler.is_compiling() else _walk
 
 
@@ -446,16 +450,6 @@ def _(
     shapes = [factor.shape if wanted else (0,) for factor, wanted in zip(factors, wants)]
     gradients = [weights.new_empty(shape) for shape in shapes]
     return torch.empty_like(weights), torch.empty_like(targets, dtype=torch.long), gradients
-
-
-def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise IndexError for a target out of range, unless checking would synchronize with a device."""
-    if targets.device.type != "cpu" or targets.numel() == 0 or not has_values(targets):
-        return
-    words = targets[targets != ignore_index]
-    if words.numel() and (int(words.min()) < 0 or int(words.max()) >= vocabulary):
-        wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
-        raise IndexError(f"Target {wrong} is out of bounds: the vocabulary has {vocabulary} words")
 
 
 def _maxima(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
@@ -508,7 +502,6 @@ class LinearScores(Scores):
                 self.code_sums.append(total if row is None else total - codes[row])
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
-        """A product for each segment."""
         products = scores if low is None else low
         for hidden, codes, columns in zip(self.hiddens, self.codes, self.columns):
             torch.mm(hidden[rows], codes.t(), out=products[:, columns])
@@ -516,7 +509,6 @@ class LinearScores(Scores):
             scores.copy_(low)
 
     def summed(self, rows: slice) -> Tensor:
-        """The hidden states times the sums of the codes."""
         first, *others = (
             hidden[rows].to(self.dtype) @ total for hidden, total in zip(self.hiddens, self.code_sums)
         )
@@ -561,7 +553,6 @@ class LinearScores(Scores):
         self.is_first = False
 
     def finish_gradients(self, smoothing: float) -> Gradients:
-        """Add the constant part of the smoothed targets."""
         number = len(self.codes)
         for place, (of_hidden, of_codes) in enumerate(zip(self.gradients[:number], self.gradients[number:])):
             if of_codes is not None and self.is_first:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from shared_embeddings.utils.options import OptionError, option, parse_options, plain_options
+from shared_embeddings.utils.options import OptionError, option, parse_options
 
 Options = dict[str, Any]
 Spec = TypeVar("Spec", bound="EmbeddingOptions[Any]")
@@ -87,10 +87,6 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         except OptionError as error:
             raise OptionError(f"{cls.method}: {error}") from None
         return options
-
-    def plain(self) -> dict[str, object]:
-        """The options that differ from their defaults, as types that YAML and JSON support."""
-        return plain_options(self)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         """Raise `OptionError` if these options are impossible for V words in D dimensions."""

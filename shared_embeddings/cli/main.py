@@ -52,12 +52,11 @@ def add(
 
 def add_model(command: argparse._ActionsContainer, required: bool = True) -> None:
     """Add the option ``--model``; it cannot be required in a group of options."""
-    settings = {"required": True} if required else {}
     command.add_argument(
         "--model",
+        required=required,
         type=PathOption.SOURCE,
         help="a trained model of any host, file or folder",
-        **settings,  # type: ignore[arg-type]
     )
 
 
@@ -98,7 +97,6 @@ _BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 
 
 def _add_catalog(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the commands."""
     command = add(commands, "methods", "list the methods, their papers and their options", _methods)
     command.add_argument("--format", choices=("text", "markdown"), default="text")
 
@@ -123,7 +121,6 @@ def _add_catalog(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _methods(known: argparse.Namespace, _: list[str]) -> str:
-    """Every registered method with its paper and its options: their types, defaults and descriptions."""
     if known.format == "markdown":
         return methods_table()
     lines = []
@@ -189,7 +186,12 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
         "compression": "compression",
     }
     lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
-    return "\n".join([*lines, "", describe_storage(embedding)])
+    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in _BITS), "compression"]]
+    for part in storage_breakdown(embedding):
+        shape = " x ".join(map(str, part.shape))
+        factor = "" if part.compression is None else f"{part.compression:.2f}x"
+        cells.append([part.name, shape, *(f"{one:,}" for one in (part.count, *part.bytes.values())), factor])
+    return "\n".join([*lines, "", *align(cells, texts=2)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,16 +232,6 @@ def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
         Part("total", "sum", (), trained, total, dense / max(trained, 1)),
         Part("plain table", "sum", (), dense, sizes_of(dense), 1.0),
     ]
-
-
-def describe_storage(embedding: SharedEmbedding) -> str:
-    """The breakdown as columns."""
-    rows = [["part", "shape", "numbers", *(f"bytes {name}" for name in _BITS), "compression"]]
-    for part in storage_breakdown(embedding):
-        shape = " x ".join(map(str, part.shape))
-        factor = "" if part.compression is None else f"{part.compression:.2f}x"
-        rows.append([part.name, shape, *(f"{one:,}" for one in (part.count, *part.bytes.values())), factor])
-    return "\n".join(align(rows, texts=2))
 
 
 def _suggest(known: argparse.Namespace, _: list[str]) -> str:
@@ -373,7 +365,6 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
 def _compress_with(
     known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> CompressionReport:
-    """Compress with the given method."""
     from shared_embeddings.compress.session import compress
     from shared_embeddings.compress.sizing import Target
 
@@ -403,7 +394,6 @@ def _compress_with(
 def _choose(
     known: argparse.Namespace, rest: list[str], model: Path, output: Path | None, settings: Settings
 ) -> Choice:
-    """Compress with the best of the candidates."""
     from shared_embeddings.compress.session import choose
     from shared_embeddings.compress.sizing import Target
 
@@ -541,7 +531,6 @@ _SKIP_GRAM = {
 
 
 def _add_words(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Add the commands."""
     title = "cluster the words of a vocabulary into semantic classes"
     command = add(commands, "classes", title, _classes)
     source = command.add_mutually_exclusive_group(required=True)

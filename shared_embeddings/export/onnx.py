@@ -61,7 +61,12 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     """
     graph, dim = GraphBuilder(), module.embedding_dim
     has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
-    if isinstance(module, QuantizedEmbedding) and _is_packable(module):
+    if (
+        isinstance(module, QuantizedEmbedding)
+        and len(module.word_counts) == 1
+        and all(rate in module.codec.onnx_rates for rate in module.word_counts)
+        and block_size(dim, module.options.group_size) > 0
+    ):
         # Both sides share the codes.
         (rate,) = module.word_counts
         codes, scales = module.codes(rate), dense(module.get_parameter("scales"))
@@ -99,13 +104,6 @@ def serialized(table: TableGraph) -> bytes:
     nodes, initializers = table.builder.nodes, table.builder.initializers
     graph = helper.make_graph(nodes, "shared_embedding", inputs, outputs, initializers)
     return finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
-
-
-def _is_packable(module: QuantizedEmbedding) -> bool:
-    """Whether ONNX Runtime reads the codes of an embedding."""
-    rates = list(module.word_counts)
-    has_size = block_size(module.embedding_dim, module.options.group_size) > 0
-    return len(rates) == 1 and rates[0] in module.codec.onnx_rates and has_size
 
 
 def _add_centroids(
@@ -234,7 +232,6 @@ class StandIn(nn.Module):
         return self._node(_SCORES, hidden, [*hidden.shape[:-1], self.num_embeddings])
 
     def _node(self, kind: str, given: Tensor, shape: list[int]) -> Tensor:
-        """A node of the traced graph."""
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::{kind}", [given], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
         )
@@ -373,12 +370,10 @@ class Matrix(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The blocks of a row."""
         return -(-self.width // self.block)
 
     @property
     def form(self) -> str:
-        """How it is stored."""
         return f"{self.bits}-bit blocks of {self.block} numbers" if self.bits else "dense"
 
 

@@ -184,13 +184,11 @@ class VectorsModel(WordTokens):
 
 
 def _is_compressed(path: Path) -> bool:
-    """Whether a file looks like one that `VectorsModel.write` wrote."""
     with path.open("rb") as file:
         return f'"{load_vectors.FORMAT}"'.encode() in file.read(_SEARCHED_BYTES)
 
 
 def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
-    """The words, the embedding and its packing in a file that `VectorsModel.write` wrote."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             settings = file.metadata() or {}

@@ -68,7 +68,6 @@ class Part:
 
     @property
     def entries(self) -> int:
-        """The number of entries."""
         return sum(len(codes) for codes in self.segments)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
@@ -108,7 +107,6 @@ class AdaptiveSoftmax:
 
     @property
     def vocabulary(self) -> int:
-        """V."""
         return self.cutoffs[-1] + self.tails[-1].entries
 
     def log_prob(self, hidden: Tensor) -> Tensor:
@@ -467,7 +465,6 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     @property
     def expensive_rows(self) -> bool:  # type: ignore[override]
-        """Those of the map."""
         return self.map is not None and bool(self.map.expensive_rows)
 
     @property
@@ -625,7 +622,6 @@ class AdaptiveEmbedding(SharedEmbedding):
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
-        """The output side, cached in inference."""
         self.check_output()
         return self.cached("output", self._new_softmax)
 

@@ -72,7 +72,6 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
         )
 
     def zero_rate(self) -> float:
-        """p_o, for binary filters."""
         return 0.5 if self.zero_probability is None else self.zero_probability
 
     def collision_probability(self, num_embeddings: int) -> float:
@@ -90,7 +89,6 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """All widths, up to the size of a plain table."""
         yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
 
     @classmethod

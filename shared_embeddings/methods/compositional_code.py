@@ -124,7 +124,6 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         return codes.long() + starts
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """log2(K) bits, rounded up, for every code."""
         return buffer.numel() * code_bits(self.options.codebook_size)
 
     @classmethod

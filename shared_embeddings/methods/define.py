@@ -533,7 +533,6 @@ class DefineEmbedding(SharedEmbedding):
         return self.without_padding(rows, words.index_select(0, inverse))
 
     def _deepened(self, mapped: Tensor) -> Tensor:
-        """Rows ``(n, D)`` from vectors of the map ``(n, width)``: expand, reduce."""
         entry = self.entry(mapped)
         expanded = self.expansion(entry)
         if self.reduction is None:

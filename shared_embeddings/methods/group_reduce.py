@@ -57,7 +57,6 @@ class GroupLayout(NamedTuple):
     ranks: tuple[int, ...]
 
     def parameters(self, dim: int) -> int:
-        """The numbers of all codes and bases in D dimensions."""
         return sum(rank * (size + dim) for size, rank in zip(self.sizes, self.ranks))
 
 

@@ -15,7 +15,7 @@ from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_std, entry_std, zero_padding_row
-from shared_embeddings.utils.options import option, require_rank
+from shared_embeddings.utils.options import option, require, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,12 @@ class LowRankOptions(EmbeddingOptions[EmbeddingClass]):
     rank: int = option("R, the width of the narrow vectors, from 1 to D.")
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        require_rank(self.rank, embedding_dim)
+        require_at_least("rank", self.rank, 1)
+        require(
+            self.rank <= embedding_dim,
+            f"option 'rank' is {self.rank}, more than the dimension {embedding_dim}; choose at most "
+            f"{embedding_dim}",
+        )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """R * (V + D) (Distilled Embedding, Eq. 2 and 3)."""

@@ -82,7 +82,6 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         require_seed(self.seed)
 
     def codec_for(self, embedding_dim: int) -> Codec:
-        """The codec for rows of D numbers."""
         return codecs()[self.codec](embedding_dim, self.group_size, self.directions)
 
     def word_counts(self, num_embeddings: int) -> dict[float, int]:
@@ -92,7 +91,6 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         return {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        """The words of all widths must be V."""
         counts = self.words_per_width
         require(
             not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
@@ -120,13 +118,11 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     @classmethod
     def candidates(cls) -> list[Candidate]:
-        """Every codec, the default first."""
         others = [Candidate({"codec": name}, "fp16") for name in codecs() if name != DEFAULT_CODEC]
         return [Candidate({}, "fp16"), *others]
 
     @classmethod
     def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Every codec, and bits that differ between words."""
         others = {name: codec for name, codec in codecs().items() if name != DEFAULT_CODEC}
         named = {name: {"bits": codec.example_bits, "codec": name} for name, codec in others.items()}
         return {"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}
@@ -211,7 +207,6 @@ class QuantizedEmbedding(SharedEmbedding):
         return self.get_parameter(self.scales_name)
 
     def books(self) -> Books:
-        """The codebooks of the codec."""
         names = self.codec.book_shapes(list(self.word_counts))
         return {name: dense(self.get_parameter(name)) for name in names}
 
@@ -289,7 +284,6 @@ class QuantizedEmbedding(SharedEmbedding):
         return self.cached("slots", count)
 
     def _rotated(self, rows: Tensor) -> Tensor:
-        """Rows ``(n, D)`` as the codec takes them."""
         return rotate(rows, self.signs) if self.codec.rotates else rows
 
     def _rotated_back(self, rows: Tensor) -> Tensor:
@@ -366,7 +360,6 @@ class QuantizedEmbedding(SharedEmbedding):
 
 
 def _codes_name(rate: float) -> str:
-    """The name of the codes of the words with a rate."""
     return f"codes{RATES.index(rate)}"
 
 

@@ -142,7 +142,6 @@ class StructuredEmbedding(SharedEmbedding):
         return [Layer("output", self.rows(ids), self.options.num_groups)]
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """log2(K) bits, rounded up, for every code."""
         return buffer.numel() * code_bits(self.options.num_clusters)
 
     @classmethod

@@ -179,7 +179,6 @@ class TensorTrainEmbedding(SharedEmbedding):
         return products.squeeze(-1)[: self.num_embeddings]
 
     def _digits(self, ids: Tensor) -> list[Tensor]:
-        """The digits ``(n,)`` of ids ``(n,)``, first to last."""
         digits: list[Tensor] = []
         rest = ids.long()
         for number in reversed(self.options.vocab_shape):

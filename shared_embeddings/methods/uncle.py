@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ from shared_embeddings.utils.options import (
     require_at_least,
 )
 from shared_embeddings.words.classes import WordClasses
-
-if TYPE_CHECKING:
-    pass  # in typing from Python 3.11
 
 Source = str | tuple[int, ...]
 
@@ -171,16 +168,16 @@ class _ClassScores(Scores):
         self.class_sizes = self.index.starts.diff().to(self.dtype)
         if self.masked_word is not None:
             self.class_sizes[self.index.classes[:, self.masked_word]] -= 1.0
-        self.table_sum = self._sum_of_tables(tables) if settings.label_smoothing else None
-
-    def _sum_of_tables(self, tables: Sequence[Tensor]) -> Tensor:
-        """``(D,)`` the sum of the rows of all words but the masked one, for label smoothing."""
-        unique, *levels = tables
-        total = column_sums(unique, self.dtype)
-        if self.masked_word is not None:
-            total = total - unique[self.masked_word].to(self.dtype)
-        sizes = self.class_sizes.split([level.size(0) for level in levels])
-        return torch.cat((total, *(size @ level.to(self.dtype) for size, level in zip(sizes, levels))))
+        # ``(D,)`` the sum of the rows of all words but the masked one.
+        self.table_sum: Tensor | None = None
+        if settings.label_smoothing:
+            unique, *levels = tables
+            total = column_sums(unique, self.dtype)
+            if self.masked_word is not None:
+                total = total - unique[self.masked_word].to(self.dtype)
+            sizes = self.class_sizes.split([level.size(0) for level in levels])
+            shared = (size @ level.to(self.dtype) for size, level in zip(sizes, levels))
+            self.table_sum = torch.cat((total, *shared))
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
         unique, *levels = self.tables
@@ -342,7 +339,6 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         return [load_level(*given, num_embeddings) for given in zip(self.sources(), counts)]
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
-        """The width of every level's class vectors."""
         if self.class_dims is not None:
             return self.class_dims
         rest, levels = embedding_dim - self.unique_dim, self.levels()
@@ -509,7 +505,6 @@ class UncleEmbedding(SharedEmbedding):
             self._assignment = None
 
     def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """log2(C_s) bits, rounded up, for every class of a word."""
         return buffer.size(0) * sum(math.ceil(math.log2(count)) for count in self.num_classes)
 
     @classmethod

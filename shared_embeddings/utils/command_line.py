@@ -169,14 +169,12 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, finite_number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse arguments and check paths."""
         check_repeats(self, args)
         given, rest = super().parse_known_args(args, namespace)
         check_path_options(self._actions, given)
         return given, rest
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with the status for user errors."""
         print(f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
         sys.exit(USER_ERROR)
 

@@ -47,7 +47,20 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
             time.sleep(wait_seconds * 2 ** (attempt - 1))
         try:
             with replacing(path) as temporary:
-                _fetch(url, temporary)
+                request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
+                with (
+                    urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer,
+                    temporary.open("wb") as file,
+                ):
+                    size = int(answer.headers.get("Content-Length") or 0)
+                    name = url.rsplit("/", 1)[-1]
+                    with tqdm(total=size or None, desc=name, unit="B", unit_scale=True) as progress:
+                        while block := answer.read(1 << 16):
+                            file.write(block)
+                            progress.update(len(block))
+                if size and temporary.stat().st_size != size:
+                    found_size = temporary.stat().st_size
+                    raise OSError(f"the connection closed after {found_size} of {size} bytes")
                 if checksum and (found := sha256(temporary)) != checksum:
                     raise DownloadError(f"{url}: SHA-256 is {found}, expected {checksum}; {advice}")
             return
@@ -56,17 +69,3 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error))
     raise DownloadError(f"{url}: cannot be downloaded ({reason}) after {ATTEMPTS} attempts; {advice}")
-
-
-def _fetch(url: str, path: Path) -> None:
-    """Make one attempt at a download."""
-    request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer, path.open("wb") as file:
-        size = int(answer.headers.get("Content-Length") or 0)
-        name = url.rsplit("/", 1)[-1]
-        with tqdm(total=size or None, desc=name, unit="B", unit_scale=True) as progress:
-            while block := answer.read(1 << 16):
-                file.write(block)
-                progress.update(len(block))
-    if size and path.stat().st_size != size:
-        raise OSError(f"the connection closed after {path.stat().st_size} of {size} bytes")

@@ -341,7 +341,6 @@ def remove_leftovers(*paths: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether there is another process with a number on this machine."""
     if process == os.getpid():
         return False
     try:

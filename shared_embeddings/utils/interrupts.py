@@ -160,18 +160,22 @@ class Interrupts:
         self._previous: Mapping[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Start recording signals."""
         self._previous = _install(self._record)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the previous handlers."""
         _restore(self._previous)
 
     @contextmanager
     def raised_now(self) -> Iterator[None]:
         """Raise `Interrupted` for a recorded or new signal: for waits that are safe to interrupt."""
-        with handled_by(self._raise):
+
+        def record_and_raise(number: int, frame: FrameType | None) -> None:
+            self._record(number, frame)
+            assert self.received is not None
+            raise Interrupted(self.received)
+
+        with handled_by(record_and_raise):
             if self.received is not None:
                 raise Interrupted(self.received)
             yield
@@ -183,11 +187,6 @@ class Interrupts:
         elif time.monotonic() - self._since > ONE_REQUEST:
             _restore(self._previous)
             signal.raise_signal(number)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        self._record(number, frame)
-        assert self.received is not None
-        raise Interrupted(self.received)
 
 
 @contextmanager

@@ -79,7 +79,13 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
         values = {}
         for name, field in fields.items():
             if name in given:
-                values[name] = _convert(name, given[name], hints[name])
+                try:
+                    values[name] = _matched(name, given[name], hints[name])
+                except TypeError:
+                    raise OptionError(
+                        f"option '{name}' is {quote(given[name])}, but it must be "
+                        f"{describe_type(hints[name])}; change the value"
+                    ) from None
             else:
                 required = field.default is field.default_factory is dataclasses.MISSING
                 require(not required, f"option '{name}' is missing; give it a value")
@@ -195,15 +201,6 @@ def require_seed(seed: int) -> None:
     )
 
 
-def require_rank(rank: int, embedding_dim: int) -> None:
-    """Raise `OptionError` unless 1 <= `rank` <= D: a higher rank would only add parameters."""
-    require_at_least("rank", rank, 1)
-    require(
-        rank <= embedding_dim,
-        f"option 'rank' is {rank}, more than the dimension {embedding_dim}; choose at most {embedding_dim}",
-    )
-
-
 def require_probability(name: str, value: float) -> None:
     """Raise `OptionError` unless 0 <= `value` < 1."""
     require(
@@ -225,16 +222,6 @@ def describe_type(hint: Any) -> str:
         return "nothing (null)"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, "a mapping of names to values")
-
-
-def _convert(name: str, value: object, hint: Any) -> object:
-    """`value` as the type `hint`, or an `OptionError` that names the expected type."""
-    try:
-        return _matched(name, value, hint)
-    except TypeError:
-        raise OptionError(
-            f"option '{name}' is {quote(value)}, but it must be {describe_type(hint)}; change the value"
-        ) from None
 
 
 def _matched(name: str, value: object, hint: Any) -> object:

@@ -34,12 +34,10 @@ class PathOption(enum.Enum):
     FOLDER = enum.auto()  # manages a folder and checks its files itself
 
     def __call__(self, text: str) -> Path:
-        """Convert the text of a command line."""
         return Path(text)
 
     @property
     def is_read(self) -> bool:
-        """Whether the command only reads the path."""
         return self in (PathOption.FILE, PathOption.SOURCE)
 
 
@@ -196,23 +194,16 @@ def check_outputs(
         if is_stream(path):
             continue
         for other, used in taken.items():
-            if _overwrites(path, used):
+            is_same = os.path.exists(path) and os.path.exists(used) and os.path.samefile(path, used)
+            new, old = Path(os.path.realpath(path)), Path(os.path.realpath(used))
+            # `used` may be inside the folder `path`, or `path` an existing file inside the folder `used`.
+            if is_same or new == old or new in old.parents or (old in new.parents and new.exists()):
                 raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
         if not force and os.path.lexists(path):  # a link to nothing would create its target
             raise UserError(
                 f"{option}: {path} already exists; add --force to replace it, or name another one"
             )
         taken[option] = path
-
-
-def _overwrites(output: AnyPath, used: AnyPath) -> bool:
-    """Whether writing `output` would change `used`: they are the same, `used` is inside the folder `output`,
-    or `output` is an existing file inside the folder `used`.
-    """
-    if os.path.exists(output) and os.path.exists(used) and os.path.samefile(output, used):
-        return True
-    new, old = Path(os.path.realpath(output)), Path(os.path.realpath(used))
-    return new == old or new in old.parents or (old in new.parents and new.exists())
 
 
 def can_be_created(path: AnyPath) -> bool:

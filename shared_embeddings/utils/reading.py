@@ -151,7 +151,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Build a plain value."""
         if node.tag not in _PLAIN:
             _refuse(node, f"{node.tag!r} is not a plain value")
         value = super().construct_object(node, deep=True)

@@ -122,11 +122,9 @@ class WandbWriter:
         )
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Record a value at a step."""
         self._run.log({tag: scalar_value}, step=global_step)
 
     def close(self) -> None:
-        """Send the remaining values."""
         self._run.finish()
 
 
@@ -137,11 +135,9 @@ class Writers:
         self._writers = list(writers)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Record a value at a step."""
         for writer in self._writers:
             writer.add_scalar(tag, scalar_value, global_step)
 
     def close(self) -> None:
-        """Close all writers."""
         for writer in self._writers:
             writer.close()

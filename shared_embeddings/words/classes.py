@@ -86,7 +86,6 @@ class WordClasses:
         return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
 
     def sizes(self) -> np.ndarray:
-        """``(K,)`` the number of words in each class."""
         return np.bincount(self.classes, minlength=self.num_classes)
 
     def for_vocabulary(self, words: Sequence[str]) -> WordClasses:

@@ -109,7 +109,6 @@ def _is_pickle(start: bytes) -> bool:
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether a line consists of V and D."""
     fields = line.split()
     return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
 
@@ -131,7 +130,6 @@ def write_vectors(path: Path, found: WordVectors) -> None:
 
 
 def _kind_of(path: Path) -> str:
-    """Detect the format of a file from its first lines."""
     try:
         with require("gensim.utils").open(str(path), "rb") as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)

@@ -93,7 +93,6 @@ class FolderModel(host.TrainedModel):
         self.vocabulary = Vocabulary(path)
 
     def _read(self, config: dict[str, Any]) -> None:
-        """Read the module and its tables."""
         if self.is_compressed:
             self.module = folder.load(self.path)
             return
@@ -235,7 +234,6 @@ class UnbuiltModel(FolderModel):
     """
 
     def _read(self, config: dict[str, Any]) -> None:
-        """Put the model on the meta device, and find its tensors in the files."""
         if self.is_compressed:
             raise NotImplementedError
         chosen, files = folder.model_class(self.path, config), folder.weight_files(self.path)

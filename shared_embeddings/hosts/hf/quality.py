@@ -141,7 +141,6 @@ def _decoder_or_encoder_inputs(
 def _encoder_decoder_inputs(
     model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int
 ) -> _Inputs:
-    """Lines of texts, or random words, with the model's greedy outputs."""
     longest = _longest(model, _LONGEST)
     if texts is None:
         read = list(_random_ids(model, (PREDICTIONS // _RANDOM, _RANDOM), seed))
@@ -171,13 +170,11 @@ def _longest(model: Any, limit: int) -> int:
 
 
 def _random_ids(model: Any, shape: tuple[int, int], seed: int) -> Tensor:
-    """Ids drawn uniformly from all words."""
     words = model.get_input_embeddings().num_embeddings
     return torch.randint(words, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _generate(model: Any, ids: Tensor, length: int, **options: Any) -> Tensor:
-    """The output of ``generate`` for ids ``(B, T)``."""
     options = {"attention_mask": torch.ones_like(ids), "num_beams": 1, **options}
     outputs: Tensor = model.generate(
         ids, max_new_tokens=length, pad_token_id=model.config.pad_token_id or 0, **options

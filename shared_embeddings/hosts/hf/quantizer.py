@@ -105,7 +105,6 @@ class EmbeddingsQuantizer(HfQuantizer):
             self.dequantize(model)  # word codes, which transformers cannot save
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The state to save, packed as in the files."""
         return pack(model.state_dict(), [ENTRY], "fp32"), {}
 
     def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:

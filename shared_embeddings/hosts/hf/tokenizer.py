@@ -212,7 +212,6 @@ def _written(step: Mapping[str, Any]) -> list[str]:
 
 
 def _applied(step: Mapping[str, Any]) -> Callable[[str], str]:
-    """The function that applies one step of a normalizer to a text."""
     from tokenizers import Tokenizer
 
     # Decoders and pretokenizers that replace text are described like normalizers.
@@ -243,7 +242,12 @@ class TokenizerFile:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
         self.model: Mapping[str, Any] = content["model"]
-        self.kind = self.model.get("type") or _guessed_kind(self.model)
+        self.kind = self.model.get("type")
+        if not self.kind:  # an older file
+            is_list = isinstance(self.model.get("vocab"), list)
+            is_wordpiece = "continuing_subword_prefix" in self.model
+            other = "Unigram" if is_list else "WordPiece" if is_wordpiece else "WordLevel"
+            self.kind = "BPE" if "merges" in self.model else other
         if self.kind not in KINDS:
             raise UserError(
                 f"a tokenizer of kind {self.kind} cannot be trimmed; supported are {', '.join(KINDS)}"
@@ -252,13 +256,14 @@ class TokenizerFile:
             t["content"]: t["id"] for t in content["added_tokens"]
         }
         self.tokens = {number: token for token, number in self.ids.items()}
-        self.merges = [_parts(merge) for merge in self.model.get("merges", ())]
+        # Older files separate the two parts of a merge by a space.
+        merges = (m.split(" ") if isinstance(m, str) else m for m in self.model.get("merges", ()))
+        self.merges = [(left, right) for left, right in merges]
         self._suffix: str = self.model.get("end_of_word_suffix") or ""
         self.marks = [mark for mark in (self._prefix(), self._suffix, SPACE) if mark]
         self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
 
     def _model_ids(self) -> dict[str, int]:
-        """The token ids without added tokens."""
         vocab = self.model["vocab"]
         if self.kind == "Unigram":
             return {piece: number for number, (piece, _) in enumerate(vocab)}
@@ -267,7 +272,9 @@ class TokenizerFile:
     def specials(self) -> set[int]:
         """The ids of added tokens, of tokens around every text, of the unknown token and of padding."""
         found = {token["id"] for token in self.content["added_tokens"]}
-        found |= set(_ids_in_processor(self.content.get("post_processor")))
+        for step in _steps(self.content.get("post_processor")):
+            found.update(number for special in _templates(step) for number in special["ids"])
+            found.update(step[name][1] for name in ("sep", "cls") if isinstance(step.get(name), list))
         unknown = self.model.get("unk_token")
         if unknown in self.ids:
             found.add(self.ids[unknown])
@@ -307,7 +314,6 @@ class TokenizerFile:
         return found
 
     def _bytes(self) -> set[int]:
-        """The ids of byte tokens, if the tokenizer has any."""
         found: set[str] = set()
         if self.model.get("byte_fallback"):
             found = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
@@ -402,21 +408,6 @@ class TokenizerFile:
         return model
 
 
-def _guessed_kind(model: Mapping[str, Any]) -> str:
-    """The kind of tokenizer of an older file that does not name it."""
-    if "merges" in model:
-        return "BPE"
-    if isinstance(model.get("vocab"), list):
-        return "Unigram"
-    return "WordPiece" if "continuing_subword_prefix" in model else "WordLevel"
-
-
-def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two parts of a merge, which older files separate by a space."""
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
-
-
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
     """The steps of a tokenizer component, which may be a sequence."""
     if isinstance(part, dict):
@@ -427,18 +418,7 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _has_part(part: Any, kind: str) -> bool:
-    """Whether a tokenizer component has a step of a kind."""
     return any(step.get("type") == kind for step in _steps(part))
-
-
-def _ids_in_processor(processor: Any) -> Iterator[int]:
-    """The ids that a post-processor adds around texts."""
-    for step in _steps(processor):
-        for special in _templates(step):
-            yield from special["ids"]
-        for name in ("sep", "cls"):
-            if isinstance(step.get(name), list):
-                yield step[name][1]
 
 
 def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
@@ -454,6 +434,5 @@ def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
 
 
 def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The special tokens of a template, with their ids."""
     found = step.get("special_tokens")
     return list(found.values()) if isinstance(found, dict) else []

@@ -200,7 +200,6 @@ class TrimmableFolder(TrimmableModel):
             folder.write_card(self.path, target, "Vocabulary trimmed", self.kind, card)
 
     def _copied(self) -> list[Path]:
-        """The files that go into the new folder as they are."""
         others = (*_LEFT_OUT, TOKENIZER, *self.settings)
         files = [file for file in self.path.iterdir() if file.is_file() and file.name.endswith(_COPIED)]
         return [file for file in files if file.name not in others]
@@ -425,10 +424,6 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_id, value))
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
 class _Form(NamedTuple):
     """A kind of list in settings that has token ids."""
 
@@ -437,37 +432,30 @@ class _Form(NamedTuple):
     renumber: Callable[[list[Any], Mapping[int, int]], list[Any]]  # a list with new ids, without removed ones
 
 
-def _renumber_ids(ids: list[int], new: Mapping[int, int]) -> list[int]:
-    return [new[one] for one in ids if one in new]
-
-
-def _renumber_sequences(sequences: list[list[int]], new: Mapping[int, int]) -> list[list[int]]:
-    return [_renumber_ids(ids, new) for ids in sequences if all(one in new for one in ids)]
-
-
-def _renumber_biases(biases: list[Any], new: Mapping[int, int]) -> list[Any]:
-    return [[_renumber_ids(ids, new), bias] for ids, bias in biases if all(one in new for one in ids)]
-
-
-def _is_bias(value: Any) -> bool:
-    return _is_pair(value) and _is_ids(value[0]) and isinstance(value[1], (int, float))
-
-
-def _is_forced(value: Any) -> bool:
-    return _is_pair(value) and (value[1] is None or _is_id(value[1]))
-
-
-_IDS = _Form("a list of token ids", _is_id, _renumber_ids)
-_SEQUENCES = _Form("a list of lists of token ids", _is_ids, _renumber_sequences)
+_IDS = _Form("a list of token ids", _is_id, lambda ids, new: [new[one] for one in ids if one in new])
+_SEQUENCES = _Form(
+    "a list of lists of token ids",
+    _is_ids,
+    lambda lists, new: [[new[one] for one in ids] for ids in lists if all(one in new for one in ids)],
+)
 _FORMS = {
     "suppress_tokens": _IDS,
     "begin_suppress_tokens": _IDS,
     "bad_words_ids": _SEQUENCES,
     "force_words_ids": _SEQUENCES,
-    "sequence_bias": _Form("pairs of a list of token ids and a number", _is_bias, _renumber_biases),
+    "sequence_bias": _Form(
+        "pairs of a list of token ids and a number",
+        lambda pair: (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and _is_ids(pair[0])
+            and isinstance(pair[1], (int, float))
+        ),
+        lambda pairs, new: [[[new[x] for x in ids], bias] for ids, bias in pairs if new.keys() >= set(ids)],
+    ),
     "forced_decoder_ids": _Form(
         "pairs of position and token id",
-        _is_forced,
+        lambda pair: isinstance(pair, list) and len(pair) == 2 and (pair[1] is None or _is_id(pair[1])),
         lambda pairs, new: [[place, new.get(token)] for place, token in pairs],
     ),
 }

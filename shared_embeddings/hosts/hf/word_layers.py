@@ -51,7 +51,6 @@ class Placement:
 
     @property
     def weights(self) -> list[str]:
-        """The names of the table in the state of the model."""
         return [f"{path}.weight" for path in (*self.inputs, *self.outputs)]
 
 

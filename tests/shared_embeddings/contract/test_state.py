@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
+from shared_embeddings.utils.options import plain_options
 from tests.shared_embeddings.cases import VOCABULARY, Case, by_name
 from tests.shared_embeddings.support import (
     all_ids,
@@ -50,13 +51,15 @@ def test_options_objects_build_the_same_embedding(case: Case) -> None:
         *sizes.values(), {**case.options, "output_bias": bool(case.bias)}
     )
     torch.manual_seed(0)
-    named = se.build(case.method, **sizes, **options.plain())
+    named = se.build(case.method, **sizes, **plain_options(options))
     torch.manual_seed(0)
     typed = se.build(options, **sizes)
     assert type(typed) is type(named) and typed.options == named.options
     for name, tensor in named.state_dict().items():
         torch.testing.assert_close(typed.state_dict()[name], tensor, rtol=0, atol=0)
-    assert se.num_parameters(options, **sizes) == se.num_parameters(case.method, **sizes, **options.plain())
+    assert se.num_parameters(options, **sizes) == se.num_parameters(
+        case.method, **sizes, **plain_options(options)
+    )
 
 
 def test_options_objects_are_fitted_and_take_no_further_options() -> None:
