@@ -690,21 +690,16 @@ def _write(content: bytes, output: Path, form: str, examples: Sequence[Example])
         raise UserError(f"ONNX Runtime differs from torch by {error:.1e}; report this as a bug")
     with replacing(output) as temporary:
         temporary.write_bytes(content)
-    timed, speed = _measure_speed(session, examples[-1])
-    return Exported(output, form, len(content), error, timed, speed)
-
-
-def _measure_speed(session: Any, example: Example) -> tuple[str, float | None]:
-    """What is measured with an example, and the tokens per second."""
-    inputs, outputs, timed = dict(example.inputs), list(example.outputs), "one text at a time"
+    inputs, wanted_names, timed = dict(examples[-1].inputs), list(examples[-1].outputs), "one text at a time"
     tokens = next(iter(inputs.values())).size
     if "hidden" in inputs:
         inputs.update(ids=np.zeros(0, np.int64), hidden=inputs["hidden"][:1])
-        outputs, tokens, timed = ["scores"], 1, "output layer, a token at a time"
-    elif outputs == ["vectors"]:
-        return timed, None
+        wanted_names, tokens, timed = ["scores"], 1, "output layer, a token at a time"
+    elif wanted_names == ["vectors"]:
+        return Exported(output, form, len(content), error, timed, None)
     runs, start = 0, time.perf_counter()
     while time.perf_counter() - start < _SECONDS:
-        session.run(outputs, inputs)
+        session.run(wanted_names, inputs)
         runs += 1
-    return timed, tokens * runs / (time.perf_counter() - start)
+    speed = tokens * runs / (time.perf_counter() - start)
+    return Exported(output, form, len(content), error, timed, speed)

@@ -77,6 +77,7 @@ def load(path: str | Path) -> WordVectors:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The metadata and the tensors of a safetensors file."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     try:

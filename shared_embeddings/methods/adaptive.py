@@ -213,24 +213,21 @@ class AdaptiveSoftmax:
                 of a cluster can be more probable, and nothing more is computed.
         """
         words = best.clone()
-        for rows in true_positions(best >= self.cutoffs[0]).split(_BLOCK):
-            words[rows] = self._best_words(hidden.index_select(0, rows))
-        return words
-
-    def _best_words(self, hidden: Tensor) -> Tensor:
-        """The most probable words ``(n,)`` for hidden states ``(n, D)``, of the head or of any cluster."""
-        head = self.head.log_prob(hidden)
         first = self.cutoffs[0]
-        highest, words = head[:, :first].max(dim=1)
-        for cluster, (tail, start) in enumerate(zip(self.tails, self.cutoffs, strict=True)):
-            of_cluster = head[:, first + cluster]
-            # Only a cluster that outweighs the best word so far can hold a better one.
-            rows = true_positions(of_cluster > highest)
-            inner, entries = tail.log_prob(hidden.index_select(0, rows)).max(dim=1)
-            found = inner + of_cluster[rows]
-            better = found > highest[rows]
-            highest[rows] = torch.where(better, found, highest[rows])
-            words[rows] = torch.where(better, entries + start, words[rows])
+        for tokens in true_positions(best >= first).split(_BLOCK):
+            states = hidden.index_select(0, tokens)
+            head = self.head.log_prob(states)
+            highest, found = head[:, :first].max(dim=1)
+            for cluster, (tail, start) in enumerate(zip(self.tails, self.cutoffs, strict=True)):
+                of_cluster = head[:, first + cluster]
+                # Only a cluster that outweighs the best word so far can hold a better one.
+                rows = true_positions(of_cluster > highest)
+                inner, entries = tail.log_prob(states.index_select(0, rows)).max(dim=1)
+                scores = inner + of_cluster[rows]
+                better = scores > highest[rows]
+                highest[rows] = torch.where(better, scores, highest[rows])
+                found[rows] = torch.where(better, entries + start, found[rows])
+            words[tokens] = found
         return words
 
 
@@ -623,20 +620,21 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def _softmax(self) -> AdaptiveSoftmax:
         self.check_output()
-        return self.cached("output", self._new_softmax)
 
-    def _new_softmax(self) -> AdaptiveSoftmax:
-        assert self.clusters is not None
-        biases: Sequence[Tensor | None] = [None] * len(self.sizes)
-        if self.bias is not None and self.cluster_bias is not None:
-            of_head, *of_tails = self.bias.split(self.sizes)
-            biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
-        bands = zip(self._output_codes(), self._output_projections(), biases, strict=True)
-        head, *tails = (
-            Part((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
-            for band, (codes, basis, bias) in enumerate(bands)
-        )
-        return AdaptiveSoftmax(head, tails, self.options.cutoffs)
+        def make() -> AdaptiveSoftmax:
+            assert self.clusters is not None
+            biases: Sequence[Tensor | None] = [None] * len(self.sizes)
+            if self.bias is not None and self.cluster_bias is not None:
+                of_head, *of_tails = self.bias.split(self.sizes)
+                biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
+            bands = zip(self._output_codes(), self._output_projections(), biases, strict=True)
+            head, *tails = (
+                Part((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
+                for band, (codes, basis, bias) in enumerate(bands)
+            )
+            return AdaptiveSoftmax(head, tails, self.options.cutoffs)
+
+        return self.cached("output", make)
 
     def _output_codes(self) -> Sequence[Tensor]:
         """The vectors ``(V_i, d_i)`` of the words of every band on the output side."""

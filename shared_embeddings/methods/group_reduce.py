@@ -421,7 +421,15 @@ class GroupReduceEmbedding(SharedEmbedding):
         """Rows ``(n, D)`` for ids ``(n,)``; every group computes its own words only."""
         places = self._places().index_select(0, ids)
         if needs_fixed_shapes(places):
-            return self._rows_of_fixed_shapes(places)
+            # All groups for all words.
+            products, first = [], 0
+            for codes in self.codes:
+                inside = places - first
+                is_other = (inside < 0) | (inside >= codes.size(0))
+                own = self._activated(F.embedding(inside.masked_fill(is_other, 0), codes))
+                products.append(own.masked_fill(is_other.unsqueeze(1), 0.0))
+                first += codes.size(0)
+            return torch.cat(products, dim=1) @ torch.cat(list(self.bases))
         places, permutation = places.sort()
         starts = [0, *itertools.accumulate(self.layout.sizes)]
         borders = torch.searchsorted(places, torch.tensor(starts, device=places.device)).tolist()
@@ -434,17 +442,6 @@ class GroupReduceEmbedding(SharedEmbedding):
             else:
                 parts.append(self._activated(F.embedding(members, codes)) @ basis)
         return torch.cat(parts).index_select(0, _inverse(permutation))
-
-    def _rows_of_fixed_shapes(self, places: Tensor) -> Tensor:
-        """`rows` at the `places` ``(n,)``, without shapes that depend on data: all groups for all words."""
-        parts, start = [], 0
-        for codes in self.codes:
-            inside = places - start
-            is_other = (inside < 0) | (inside >= codes.size(0))
-            own = self._activated(F.embedding(inside.masked_fill(is_other, 0), codes))
-            parts.append(own.masked_fill(is_other.unsqueeze(1), 0.0))
-            start += codes.size(0)
-        return torch.cat(parts, dim=1) @ torch.cat(list(self.bases))
 
     def layers(self, ids: Tensor) -> list[Layer]:
         members = self.groups.index_select(0, ids).long()

@@ -515,7 +515,16 @@ class UncleEmbedding(SharedEmbedding):
         """
         options = dict(task.options)
         if not options.get("classes") and not options.get("random_classes"):
-            options["classes"] = cls._clustered(task).tolist()
+            count, dim = task.teacher.shape
+            known = UncleOptions.resolve(count, dim, {**options, "classes": STORED})
+            if not isinstance(known.num_classes, int):
+                raise OptionError(
+                    f"uncle: option 'num_classes' is {known.num_classes}, but a fit has one level of "
+                    "classes; give one number, or 'classes'"
+                )
+            rest = task.teacher[:, known.unique_dim :]
+            codes, _ = product_quantization(rest, 1, known.num_classes, task.seed, task.progress)
+            options["classes"] = codes.flatten().tolist()
         embedding: UncleEmbedding = task.build_with(options)
         unique = task.teacher[:, : embedding.widths[0]]
         parts = task.teacher[:, embedding.widths[0] :].split(list(embedding.widths[1:]), dim=1)
@@ -526,17 +535,3 @@ class UncleEmbedding(SharedEmbedding):
             for table, found in zip(embedding.class_tables, tables, strict=True):
                 table.copy_(found)
         return embedding
-
-    @classmethod
-    def _clustered(cls, task: FitTask) -> Tensor:
-        """The class ``(V,)`` of every word, by k-means over the teacher's rows without the unique part."""
-        words, dim = task.teacher.shape
-        options = UncleOptions.resolve(words, dim, {**task.options, "classes": STORED})
-        if not isinstance(options.num_classes, int):
-            raise OptionError(
-                f"uncle: option 'num_classes' is {options.num_classes}, but a fit has one level of "
-                "classes; give one number, or 'classes'"
-            )
-        part = task.teacher[:, options.unique_dim :]
-        codes, _ = product_quantization(part, 1, options.num_classes, task.seed, task.progress)
-        return codes.flatten()

@@ -117,9 +117,7 @@ class TableQuantizer(HfQuantizer):
             )
         with torch.device("cpu"):  # transformers builds models on the meta device
             tables = embedding_tables(entry, checkpoint_files or ())
-            self._conversions = [
-                WeightConverter([f"^{name}$"], [name], [_Table(table)]) for name, table in tables
-            ]
+            self._conversions = [_conversion(name, table) for name, table in tables]
         ignored = {rf"^{ENTRY}\.", f"^{HEADER}$", *(f"^{path}.weight$" for path in _paths(entry))}
         model._keys_to_ignore_on_load_unexpected.update(ignored)
 
@@ -150,6 +148,11 @@ class _Table(ConversionOps):
         name: str = settings["full_layer_name"]
         dtype = settings["model"].get_parameter_or_buffer(name).dtype
         return {name: self.table.to(placeholder.device, dtype)}
+
+
+def _conversion(name: str, table: Tensor) -> WeightConverter:
+    """How the placeholder of a weight becomes its table."""
+    return WeightConverter([f"^{name}$"], [name], [_Table(table)])
 
 
 def _paths(entry: Mapping[str, Any]) -> list[str]:
