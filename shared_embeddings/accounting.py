@@ -58,12 +58,9 @@ def stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
 
 
 def parameter_table(title: str, rows: Sequence[tuple[str, float]], counts: Mapping[str, float]) -> str:
-    """The parameter counts that training prints first.
+    """The parameter counts that training prints first: a title, then names and numbers of parameters.
 
-    Args:
-        title: what the embeddings are.
-        rows: names and numbers of parameters.
-        counts: ``compression`` and ``dense_embedding``, the size of a plain table.
+    The `counts` are ``compression`` and ``dense_embedding``, the size of a plain table.
     """
     lines = [title, "Parameters:", *(f"  {name:<28}{int(number):>14,}" for name, number in rows)]
     lines.append(

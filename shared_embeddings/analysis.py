@@ -69,15 +69,10 @@ class PairCosines(NamedTuple):
 
 
 def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) -> Similarity:
-    """Spearman's rho between the cosine similarity of word vectors and human scores.
+    """Spearman's rho between the cosine similarity of V words with vectors ``(V, D)`` and human scores.
 
-    An unknown word is looked up again in lower case. Pairs with an unknown word or an all-zero vector are
-    skipped.
-
-    Args:
-        words: V words; the first occurrence of a repeated word counts.
-        vectors: ``(V, D)``.
-        test: the pairs.
+    An unknown word is looked up again in lower case; the first occurrence of a repeated word counts. Pairs
+    with an unknown word or an all-zero vector are skipped.
     """
     places = _places(words)
     cosines, scores, lower_cased = [], [], 0
@@ -108,12 +103,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float | None:
 def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[PairCosines]:
     """The cosines of all pairs of words in every layer of an embedding, as in section 4.6.3 of UnClE.
 
-    Args:
-        embedding: of a trained model.
-        words: at least two; an unknown word is looked up again in lower case.
-
-    Raises:
-        UserError: a word is unknown, or there is only one.
+    An unknown word is looked up again in lower case; UserError if it is unknown then, or for a single word.
     """
     if len(words) < 2:
         raise UserError("cosines are those of pairs; give at least two words")
@@ -301,10 +291,6 @@ def layer_correlations(embedding: WordEmbedding, progress: bool = True) -> list[
     """The correlation maps of all layers of an embedding, over its words except padding.
 
     Memory depends on the widths of the layers, not on the vocabulary.
-
-    Args:
-        embedding: of any host.
-        progress: show a progress bar after two seconds.
     """
     number = len(embedding.words)
     ids = torch.arange(number)

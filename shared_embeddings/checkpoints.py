@@ -48,10 +48,8 @@ def state_digest(content: object) -> str:
     """The SHA-256, in 64 hexadecimal digits, of tensors and plain values, independent of the file format.
 
     It covers the names, dtypes, shapes and bytes of tensors on any device, and names and values of plain
-    values; not the order of mappings, the memory layout, or the content of other objects.
-
-    Args:
-        content: mappings, lists, tuples, sets and namespaces of tensors and plain values.
+    values, in mappings, lists, tuples, sets and namespaces; not the order of mappings, the memory layout, or
+    the content of other objects.
     """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(_WORKERS) as pool:  # hashlib releases the GIL
@@ -111,14 +109,10 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Verify and remove the checksum of a checkpoint; the inverse of `with_checksum`.
-
-    Args:
-        content: the unmodified content of the file, possibly without a checksum.
-        name: the name of the file, for messages.
+    """Verify and remove the checksum, if any, of a checkpoint; the inverse of `with_checksum`.
 
     Raises:
-        UserError: the content does not match its checksum.
+        UserError: the content does not match its checksum; the message names the file.
     """
     rest = {key: value for key, value in content.items() if key != KEY}
     if KEY in content and is_verified() and content[KEY] != state_digest(rest):
@@ -135,8 +129,6 @@ def save_safetensors(
 
     Args:
         tensors: contiguous tensors that share no memory.
-        path: the file.
-        metadata: further metadata.
 
     Raises:
         OSError: it cannot be written.

@@ -213,15 +213,8 @@ def scored_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """``F.cross_entropy(scores_of(hidden), targets)`` in blocks of tokens, and the best word of every token.
 
-    Args:
-        scores_of: computes scores ``(n, V)`` for hidden states ``(n, S)``.
-        num_words: V.
-        hidden: ``(N, S)``.
-        targets: ``(N,)`` word ids.
-        options: see `LossOptions`.
-
-    Raises:
-        IndexError, ValueError: as in `blockwise_cross_entropy`.
+    The scores ``(n, V)`` are those of hidden states ``(n, S)``. Errors are those of
+    `blockwise_cross_entropy`.
     """
     settings = LossSettings(False, hidden.dtype, **options)
     settings.check()

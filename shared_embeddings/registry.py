@@ -60,9 +60,7 @@ def options(method: str) -> type[EmbeddingOptions[Any]]:
 def parse_embedding(where: str, settings: object) -> tuple[str, dict[str, Any]]:
     """The method and the options in a configuration such as ``{method: funnel, rank: 64}``.
 
-    Args:
-        where: the name of the configuration, the prefix of messages.
-        settings: its value; the host adds the words and the sizes.
+    The host adds the words and the sizes; `where` is the prefix of messages.
 
     Raises:
         OptionError: it names no method, or sets an argument of `build` that is no option.

@@ -378,11 +378,7 @@ def rotate(values: Tensor, signs: Tensor) -> Tensor:
     """Rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
 
     After it, the entries of any row are close to normal with one variance, so that one codebook fits all
-    tables.
-
-    Args:
-        values: ``(n, D)``.
-        signs: ``(D,)`` of 0 and 1; dimensions with a 1 are negated first.
+    tables. Dimensions with a 1 in the signs ``(D,)``, which are 0 or 1, are negated first.
     """
     return _mixed(values * (1 - 2 * signs.to(values.dtype)), is_inverted=False)
 

@@ -33,8 +33,6 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
     """Download `url` to `path` with a progress bar and retries; failures leave no partial file.
 
     Args:
-        url: the address.
-        path: the output file, created once complete and verified.
         checksum: SHA-256 in hexadecimal; ``None`` if unknown.
         advice: the end of the error message: what to do instead.
         wait_seconds: pause before the second attempt, doubled before each further one.

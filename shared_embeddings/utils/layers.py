@@ -15,12 +15,9 @@ _BITS = 16
 def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tensor:
     """A mask of `shape`: zero with `probability`, else 1 / (1 - probability), which preserves means.
 
-    The probability is exact to 2**-16. The mask is drawn from 64-bit random numbers, because ``bernoulli_``
-    on a CPU takes several times as long: a sixth of a training step of a small Transformer.
-
-    Args:
-        like: a tensor with the dtype and device of the mask.
-        probability: of a zero, below 1.
+    The probability is exact to 2**-16; dtype and device are those of `like`. The mask is drawn from 64-bit
+    random numbers, because ``bernoulli_`` on a CPU takes several times as long: a sixth of a training step of
+    a small Transformer.
     """
     count = math.prod(shape)
     random_words = torch.randint(-(2**63), 2**63 - 1, (-(-count * _BITS // 64),), device=like.device)

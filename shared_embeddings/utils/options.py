@@ -59,11 +59,10 @@ def option(
 def parse_options(where: str, options_class: type[T], given: object) -> T:
     """Build a dataclass of options from plain values, as Python, YAML, JSON or a command line provide them.
 
+    Annotations define the type of each option, which may be another dataclass.
+
     Args:
         where: what the options are of, such as a method or a file; the prefix of messages.
-        options_class: the dataclass; its annotations define the type of each option, such as another
-            dataclass.
-        given: a mapping of option names to values.
 
     Raises:
         OptionError: `given` is not a mapping; an option is unknown, missing or of the wrong type; or the
@@ -97,10 +96,7 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
 def check_known(kind: str, name: object, valid: Iterable[str]) -> None:
     """Raise `OptionError`, which names the closest of the `valid` names, unless `name` is one of them.
 
-    Args:
-        kind: what is named, for the message, such as "option".
-        name: the name; configurations may hold values of other types.
-        valid: the names that exist.
+    The kind is what is named, such as "option"; configurations may hold names of other types.
     """
     names = list(valid)
     if name not in names:
@@ -114,7 +110,6 @@ def parse_words(words: Iterable[str], parse_value: Callable[[str, str], object])
     """Options from ``--name value``, ``-name value`` and ``--name=value``; dashes in names are underscores.
 
     Args:
-        words: arguments of a command.
         parse_value: returns the value of a text; its second argument is ``--name``, for messages.
 
     Raises:

@@ -42,18 +42,10 @@ class PathOption(enum.Enum):
 
 
 def check_path_options(actions: Iterable[argparse.Action], given: argparse.Namespace) -> None:
-    """Check the paths of a command line, whose options have a `PathOption` as their type.
+    """Check the paths of a command line, whose options have a `PathOption` as their type; see `check_paths`.
 
     With the option ``force``, the command may replace existing files, but never an input. Defaults are not
-    checked. An output that is a symbolic link becomes the target of the link, which is replaced.
-
-    Args:
-        actions: the options of the parser.
-        given: the parsed arguments; is modified.
-
-    Raises:
-        UserError: see `check_paths`.
-        TypeError: the type of an option is `Path`.
+    checked. An output in `given` that is a symbolic link becomes the target of the link, which is replaced.
     """
     table, outputs = {}, {}
     for action in actions:
@@ -146,11 +138,7 @@ def check_no_nul(option: str, path: AnyPath) -> None:
 
 
 def check_input(option: str, path: AnyPath) -> None:
-    """Check that a path is a readable regular file.
-
-    Args:
-        option: the option that names the path, for messages.
-        path: the file.
+    """Check that the path of an option is a readable regular file.
 
     Raises:
         UserError: the file is missing, unreadable, or a folder, a device or a pipe.
@@ -176,12 +164,8 @@ def check_outputs(
 ) -> None:
     """Check that no output is an input or another output, nor already exists unless `force` is set.
 
-    Symbolic and hard links are resolved. Streams (`is_stream`) may exist.
-
-    Args:
-        outputs: option -> path, or None.
-        inputs: option -> path that is read.
-        force: allow outputs to replace existing files; inputs are never replaced.
+    Both are paths by option. Symbolic and hard links are resolved. Streams (`is_stream`) may exist. Inputs
+    are never replaced.
 
     Raises:
         UserError: names the option and the path.

@@ -358,11 +358,7 @@ def _empty_cache() -> Any:
 
 
 def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values ``(1, heads, 1, D)`` of each layer for one token.
-
-    Raises:
-        UserError: the model has another memory of earlier tokens.
-    """
+    """The keys and values ``(1, heads, 1, D)`` of each layer for one token."""
     cache = model(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
     layers = getattr(cache, "layers", [None])
     if any(getattr(layer, "keys", None) is None for layer in layers):

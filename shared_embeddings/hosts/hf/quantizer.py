@@ -66,12 +66,7 @@ class EmbeddingsQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
     ) -> None:
-        """Put the embeddings into a model on the meta device, which may be of another task.
-
-        Raises:
-            UserError: the entry is invalid, the model is not of the kind that was compressed, or a file does
-                not match its checksum.
-        """
+        """Put the embeddings into a model on the meta device, which may be of another task."""
         files = [Path(file) for file in checkpoint_files or ()]
         check_weights(files)
         embeddings, placements = from_entry(self.quantization_config.to_dict())

@@ -394,11 +394,7 @@ class Weights:
 
 
 def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None], rows: int) -> int | None:
-    """The word axis of a tensor in a file, whose name may have another prefix than in the model.
-
-    Raises:
-        UserError: the tensor is not in the model but has V rows, or has another number of rows.
-    """
+    """The word axis of a tensor in a file, whose name may have another prefix than in the model."""
     alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
     own = name if name in axes else next(alike, None)
     if own is None and rows in shape:

@@ -95,11 +95,7 @@ def find_tables(model: Any) -> list[WordTable]:
 
 
 def _word_layers(model: Any) -> list[tuple[str, Any]]:
-    """The input and output layers of a model, by name; encoders and classifiers have no output for words.
-
-    Raises:
-        UserError: it takes more than text, or does not say where they are.
-    """
+    """The input and output layers of a model, by name; encoders and classifiers have no output for words."""
     kind, config = type(model).__name__, model.config
     other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
     if other:
