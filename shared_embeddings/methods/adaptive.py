@@ -142,39 +142,36 @@ class AdaptiveSoftmax:
         """
         kept = targets != ignore_index
         bands = bands_of(targets, self.cutoffs)
-        positions = self._positions_by_band(targets, bands, kept)
+        # The positions of the tokens with a target in each band that is not ignored.
+        count = len(self.cutoffs) + 1
+        positions: Sequence[Tensor]
+        if has_values(targets):
+            is_word = (targets >= 0) & (targets < self.vocabulary)
+            groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
+            *positions, _, wrong = positions_by_group(groups, count + 2)
+            if len(wrong):
+                word, words = int(targets[wrong[0]]), self.vocabulary
+                raise IndexError(f"Target {word} is out of bounds: the vocabulary has {words} words")
+        else:  # any token may be in any band
+            positions = (torch.arange(targets.size(0), device=targets.device),) * count
         # The mean is taken at the end, over the sum of all parts.
         options = {"reduction": "sum" if reduction == "mean" else reduction, "block_size": block_size}
         clusters = bands + (self.cutoffs[0] - 1)
         entries = torch.where(bands == 0, targets, clusters).masked_fill(~kept, _IGNORED)
         loss, best = self.head.cross_entropy(hidden, entries, label_smoothing=label_smoothing, **options)
         for tail, start, inside in zip(self.tails, self.cutoffs, positions[1:], strict=True):
-            words = targets.index_select(0, inside) - start
-            of_words, _ = tail.cross_entropy(
-                hidden.index_select(0, inside), words, label_smoothing=0.0, **options
-            )
+            entries = targets.index_select(0, inside) - start
+            states = hidden.index_select(0, inside)
+            of_words, _ = tail.cross_entropy(states, entries, label_smoothing=0.0, **options)
             part = of_words * (1.0 - label_smoothing)
             loss = loss.index_add(0, inside, part) if reduction == "none" else loss + part
         if label_smoothing > 0.0:
             loss = loss + label_smoothing * self._smoothing(hidden, kept, options)
         if reduction == "mean":
             # Without any token that counts nan, like that of ``F.cross_entropy``, but its gradient is zero.
-            count = kept.sum()
-            loss = torch.where(count > 0, loss / count.clamp(min=1), torch.nan)
+            number = kept.sum()
+            loss = torch.where(number > 0, loss / number.clamp(min=1), torch.nan)
         return loss, best
-
-    def _positions_by_band(self, targets: Tensor, bands: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-        """The positions of the tokens with a target in each band that is not ignored; checks the targets."""
-        count = len(self.cutoffs) + 1
-        if not has_values(targets):  # any token may be in any band
-            return (torch.arange(targets.size(0), device=targets.device),) * count
-        is_word = (targets >= 0) & (targets < self.vocabulary)
-        groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
-        *positions, _, wrong = positions_by_group(groups, count + 2)
-        if len(wrong):
-            target = int(targets[wrong[0]])
-            raise IndexError(f"Target {target} is out of bounds: the vocabulary has {self.vocabulary} words")
-        return tuple(positions)
 
     def _smoothing(self, hidden: Tensor, kept: Tensor, options: dict[str, Any]) -> Tensor:
         """The loss of the uniform part of smoothed targets, minus the part that the head already includes.

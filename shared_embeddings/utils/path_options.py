@@ -90,7 +90,24 @@ def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = Fal
         elif kind is not PathOption.FOLDER:
             replaced.update(paths)
         for name, path in paths.items():
-            _check_path(name, path, kind)
+            check_no_nul(name, path)
+            is_file = kind in (PathOption.FILE, PathOption.UPDATED)
+            if is_file or (kind is PathOption.SOURCE and not os.path.isdir(path)):
+                check_input(name, path)
+            if kind.is_read or is_stream(path):
+                continue
+            if not can_be_created(path):
+                raise UserError(f"{name}: {path} cannot be written; name a path in a writable folder")
+            if kind is PathOption.FOLDER:
+                if os.path.isfile(path):
+                    raise UserError(f"{name}: {path} is a file; name a folder")
+                if not os.path.exists(path) and os.path.islink(path):
+                    raise UserError(
+                        f"{name}: {path} is a link to nothing; create its target, or name a folder"
+                    )
+            elif os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
+                raise UserError(f"{name}: {path} is a folder; name a file")
+            remove_leftovers(Path(path))
     check_outputs(kept, inputs, force)
     check_outputs(replaced, {**inputs, **kept}, force=True)
 
@@ -110,25 +127,6 @@ def numbered(option: str, given: Given) -> dict[str, AnyPath]:
     return {
         option if len(given) == 1 else f"{option} ({number})": path for number, path in enumerate(given, 1)
     }
-
-
-def _check_path(option: str, path: AnyPath, kind: PathOption) -> None:
-    check_no_nul(option, path)
-    is_file = kind in (PathOption.FILE, PathOption.UPDATED)
-    if is_file or (kind is PathOption.SOURCE and not os.path.isdir(path)):
-        check_input(option, path)
-    if kind.is_read or is_stream(path):
-        return
-    if not can_be_created(path):
-        raise UserError(f"{option}: {path} cannot be written; name a path in a writable folder")
-    if kind is PathOption.FOLDER:
-        if os.path.isfile(path):
-            raise UserError(f"{option}: {path} is a file; name a folder")
-        if not os.path.exists(path) and os.path.islink(path):
-            raise UserError(f"{option}: {path} is a link to nothing; create its target, or name a folder")
-    elif os.path.isdir(path) and (kind is not PathOption.NEW or os.path.ismount(path)):
-        raise UserError(f"{option}: {path} is a folder; name a file")
-    remove_leftovers(Path(path))
 
 
 def check_no_nul(option: str, path: AnyPath) -> None:

@@ -9,7 +9,7 @@ has packed tensors (``--store``), which are frozen, does it keep the quantizer, 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,16 @@ class EmbeddingsQuantizer(HfQuantizer):
         # The placeholders of output layers that the model does not have.
         unused += [rf"^{re.escape(path)}\.weight$" for one in placements.values() for path in one.outputs]
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
-        self._conversions = _packed_conversions(files, model.state_dict().keys())
+        state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
+        packing, names = packing_of(state), model.state_dict().keys()
+        if packing is None:
+            return
+        state = {name: part for name, part in state.items() if name.startswith((HEADER, *packing.names))}
+        with torch.device("cpu"):  # transformers builds models on the meta device
+            held = {name: tensor for name, tensor in hold(state).items() if name in names}
+        if held:
+            patterns = [f"^{re.escape(name)}$" for name in state]
+            self._conversions = [WeightConverter(patterns, list(held), [_Held(held)])]
 
     def get_weight_conversions(self) -> list[WeightConverter]:
         return self._conversions
@@ -124,16 +133,3 @@ class _Held(ConversionOps):
         """The tensors in the dtype of the model, on the device of those in the files."""
         device, own = next(iter(input_dict.values()))[0].device, settings["model"].get_parameter_or_buffer
         return {name: self.tensors.pop(name).to(device, own(name).dtype) for name in list(self.tensors)}
-
-
-def _packed_conversions(files: Sequence[Path], names: Collection[str]) -> list[WeightConverter]:
-    """How to load the tensors `names` of a model; nothing if none of them is packed in the files."""
-    state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
-    packing = packing_of(state)
-    if packing is None:
-        return []
-    state = {name: tensor for name, tensor in state.items() if name.startswith((HEADER, *packing.names))}
-    with torch.device("cpu"):  # transformers builds models on the meta device
-        held = {name: tensor for name, tensor in hold(state).items() if name in names}
-    patterns = [f"^{re.escape(name)}$" for name in state]
-    return [WeightConverter(patterns, list(held), [_Held(held)])] if held else []

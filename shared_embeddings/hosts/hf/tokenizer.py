@@ -259,8 +259,11 @@ class TokenizerFile:
         # Older files separate the two parts of a merge by a space.
         merges = (m.split(" ") if isinstance(m, str) else m for m in self.model.get("merges", ()))
         self.merges = [(left, right) for left, right in merges]
+        # What a piece inside a word starts with, and the last one ends with.
+        default = "##" if self.kind == "WordPiece" else ""
+        self._prefix: str = self.model.get("continuing_subword_prefix") or default
         self._suffix: str = self.model.get("end_of_word_suffix") or ""
-        self.marks = [mark for mark in (self._prefix(), self._suffix, SPACE) if mark]
+        self.marks = [mark for mark in (self._prefix, self._suffix, SPACE) if mark]
         self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
 
     def _model_ids(self) -> dict[str, int]:
@@ -325,16 +328,11 @@ class TokenizerFile:
             found |= {byte + end for byte in ByteLevel.alphabet() for end in ("", self._suffix)}
         return {self.ids[token] for token in found if token in self.ids}
 
-    def _prefix(self) -> str:
-        """What a piece inside a word starts with."""
-        default = "##" if self.kind == "WordPiece" else ""
-        return self.model.get("continuing_subword_prefix") or default
-
     def _merge_path(self, token: str) -> list[str]:
         """The characters of a token and the parts that merging creates from them, in order."""
         parts = self._characters(token)
         path = list(parts)
-        prefix = self._prefix()
+        prefix = self._prefix
         while len(parts) > 1:
             ranked = [(self._ranks.get(pair, -1), place) for place, pair in enumerate(zip(parts, parts[1:]))]
             possible = [found for found in ranked if found[0] >= 0]
@@ -348,7 +346,7 @@ class TokenizerFile:
 
     def _characters(self, token: str) -> list[str]:
         """The characters that merging starts from, with the prefix or suffix of their place in a word."""
-        prefix = self._prefix()
+        prefix = self._prefix
         suffix = self._suffix
         is_inside = bool(prefix) and token.startswith(prefix)
         is_last = bool(suffix) and token.endswith(suffix)
@@ -361,7 +359,7 @@ class TokenizerFile:
 
     def beginning_of(self, word: str) -> list[int]:
         """The ids of the pieces that WordPiece finds in a word, up to where it finds none."""
-        prefix = self._prefix()
+        prefix = self._prefix
         found, start = [], 0
         while start < len(word):
             for end in range(len(word), start, -1):
@@ -381,19 +379,20 @@ class TokenizerFile:
         content["added_tokens"] = [
             {**token, "id": new_ids[token["id"]]} for token in self.content["added_tokens"]
         ]
-        content["post_processor"] = _processor_with(content.get("post_processor"), new_ids)
+        for step in _steps(content.get("post_processor")):
+            for special in _templates(step):
+                special["ids"] = [new_ids[number] for number in special["ids"]]
+            for name in ("sep", "cls"):
+                if isinstance(step.get(name), list):
+                    step[name][1] = new_ids[step[name][1]]
         if content.get("padding"):
             content["padding"]["pad_id"] = new_ids[content["padding"]["pad_id"]]
-        return {**content, "model": self._trimmed_model(new_ids)}
-
-    def _trimmed_model(self, new_ids: Mapping[int, int]) -> dict[str, Any]:
-        """The part of the content with the vocabulary."""
-        model = dict(self.model)
+        model = content["model"] = dict(self.model)
         if self.kind == "Unigram":
             model["vocab"] = [entry for number, entry in enumerate(self.model["vocab"]) if number in new_ids]
             if model.get("unk_id") is not None:
                 model["unk_id"] = new_ids[model["unk_id"]]
-            return model
+            return content
         model["vocab"] = {
             token: new_ids[number] for token, number in self._model_ids().items() if number in new_ids
         }
@@ -405,7 +404,7 @@ class TokenizerFile:
                 for merge, (left, right) in zip(self.model["merges"], self.merges)
                 if left in whole and right in whole and left + right.removeprefix(prefix) in whole
             ]
-        return model
+        return content
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
@@ -419,18 +418,6 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
 
 def _has_part(part: Any, kind: str) -> bool:
     return any(step.get("type") == kind for step in _steps(part))
-
-
-def _processor_with(processor: Any, new_ids: Mapping[int, int]) -> Any:
-    """A copy of a post-processor with new ids."""
-    fresh = copy.deepcopy(processor)
-    for step in _steps(fresh):
-        for special in _templates(step):
-            special["ids"] = [new_ids[number] for number in special["ids"]]
-        for name in ("sep", "cls"):
-            if isinstance(step.get(name), list):
-                step[name][1] = new_ids[step[name][1]]
-    return fresh
 
 
 def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
