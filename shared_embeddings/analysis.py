@@ -27,12 +27,9 @@ from shared_embeddings.utils.files import replacing
 
 
 def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
-    """Spearman's rank correlation of two lists, with average ranks for ties.
+    """Spearman's rank correlation of two lists of one length, with average ranks for ties.
 
-    Returns None where it is undefined: fewer than two values, or a constant list.
-
-    Raises:
-        UserError: lists of different lengths.
+    None where it is undefined: fewer than two values, or a constant list.
     """
     if len(first) != len(second):
         raise UserError(f"the lists have {len(first)} and {len(second)} values; pass lists of equal length")

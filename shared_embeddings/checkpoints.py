@@ -142,11 +142,7 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tensor]:
-    """Read a safetensors file, called `name` in messages, and verify its checksum, if any.
-
-    Raises:
-        UserError: it is truncated, or its tensors do not match its checksum.
-    """
+    """Read a safetensors file, `name` in messages, and verify any checksum; UserError if it is damaged."""
     try:
         tensors = load_file(path)
         checksum = recorded_checksum(path)
@@ -156,11 +152,7 @@ def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tenso
 
 
 def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
-    """The checksum in the header of a safetensors file, or None.
-
-    Raises:
-        safetensors.SafetensorError, OSError: the file cannot be read.
-    """
+    """The checksum in the header of a safetensors file, or None; SafetensorError if it cannot be read."""
     with safe_open(path, "pt") as opened:
         return (opened.metadata() or {}).get(KEY)
 
@@ -220,11 +212,7 @@ def contains_strings(path: Path, *texts: str) -> bool:
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:
-    """The content of a file of ``torch.save`` with memory-mapped tensors, read on first use.
-
-    Raises:
-        shared_embeddings.utils.files.UNREADABLE: it is missing or truncated, or contains other objects.
-    """
+    """The content of a file of ``torch.save``, memory-mapped; raises `UNREADABLE` errors of `utils.files`."""
     # The format before torch 1.6 cannot be mapped.
     can_be_mapped = zipfile.is_zipfile(path)
     check_archive(path)
@@ -232,11 +220,7 @@ def mapped(path: str | os.PathLike[str]) -> Any:
 
 
 def loaded(path: str | os.PathLike[str]) -> Any:
-    """The content of a file of ``torch.save`` with tensors in memory.
-
-    Raises:
-        shared_embeddings.utils.files.UNREADABLE: see `mapped`.
-    """
+    """The content of a file of ``torch.save`` with tensors in memory; raises the errors of `mapped`."""
     check_archive(path)
     return torch.load(os.fspath(path), map_location="cpu", weights_only=True)
 
@@ -253,11 +237,7 @@ def unreadable(name: str, error: BaseException, program: str) -> UserError:
 
 
 def check_parts(content: Mapping[str, Any], kinds: Mapping[str, PartType], name: str) -> None:
-    """Check the types of the parts, by key, of a checkpoint called `name`; missing parts pass.
-
-    Raises:
-        UserError: a part has another type.
-    """
+    """Raise UserError if a part, by key, of a checkpoint `name` has another type; missing parts pass."""
     for part, (wanted, is_right) in kinds.items():
         if part in content and not is_right(content[part]):
             raise UserError(

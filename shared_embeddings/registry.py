@@ -48,11 +48,7 @@ def methods() -> list[str]:
 
 
 def options(method: str) -> type[EmbeddingOptions[Any]]:
-    """The options dataclass of `method`, with everything that the method declares.
-
-    Raises:
-        OptionError: there is no such method.
-    """
+    """The options dataclass of `method`, with all that it declares; OptionError if there is none."""
     check_known("embedding method", method, methods())
     return _registered[method]
 
@@ -154,8 +150,7 @@ def spec_of(
 ) -> tuple[type[EmbeddingOptions[Any]], dict[str, object]]:
     """The options class of a method, and the options that were given by name or as an object.
 
-    Raises:
-        OptionError: there is no such method, or both kinds of options are given.
+    OptionError if there is no such method, or both kinds of options are given.
     """
     if not isinstance(method, EmbeddingOptions):
         return options(method), given
@@ -170,8 +165,7 @@ def options_for_words(
 ) -> dict[str, object]:
     """The options with files about words replaced by their content for `words`.
 
-    Raises:
-        OptionError: there are not V words, or a file does not contain them.
+    OptionError if there are not V words, or a file does not contain them.
     """
     if len(words) != num_embeddings:
         raise OptionError(

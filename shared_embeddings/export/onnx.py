@@ -54,11 +54,7 @@ class TableGraph(NamedTuple):
 
 @torch.no_grad()
 def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
-    """The graph of an embedding on the CPU.
-
-    Raises:
-        ModuleNotFoundError: onnx is not installed.
-    """
+    """The graph of an embedding on the CPU; ModuleNotFoundError without onnx."""
     graph, dim = GraphBuilder(), module.embedding_dim
     has_output = isinstance(module, SharedEmbedding) and module.has_output and module.has_linear_scores
     if (
@@ -251,11 +247,7 @@ def quiet() -> Iterator[None]:
 
 
 def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
-    """The serialized model of a body and the graphs of its embeddings.
-
-    Raises:
-        UserError: it is larger than an ONNX file can be.
-    """
+    """The serialized model of a body and the graphs of its embeddings; UserError if it is too large."""
     model = require("onnx").ModelProto()
     model.CopyFrom(body.program)
     inliner, nodes = _Inliner(tables), []
@@ -540,8 +532,7 @@ class GraphBuilder:
 def finished(model: Any) -> bytes:
     """Serialize a model without what nobody reads, and with weights in 16 bits where these are exact.
 
-    Raises:
-        UserError: it is larger than an ONNX file can be.
+    UserError if it is larger than an ONNX file can be.
     """
     helper, graph = require("onnx.helper"), model.graph
     _store_16_bits(graph)

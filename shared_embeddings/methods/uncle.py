@@ -100,8 +100,7 @@ def load_level(
 def plain_classes(value: Any) -> object:
     """The option `classes` in plain types; values that are neither files nor indices are returned unchanged.
 
-    Raises:
-        OptionError: class indices are not whole numbers.
+    OptionError for class indices that are not whole numbers.
     """
     levels = (str, os.PathLike, list, tuple, np.ndarray, Tensor)
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], levels):

@@ -48,11 +48,7 @@ def missing_module(name: str) -> str | None:
 
 
 def require(name: str) -> Any:
-    """Import an optional module.
-
-    Raises:
-        ModuleNotFoundError: it is not installed; the message says how to install it.
-    """
+    """Import an optional module; ModuleNotFoundError says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

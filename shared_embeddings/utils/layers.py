@@ -27,11 +27,7 @@ def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tenso
 
 
 def dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:
-    """``F.dropout`` of inputs of any shape, with `keep_mask` on a CPU; other devices have a kernel for it.
-
-    Raises:
-        ValueError: `probability` is not from 0 to 1.
-    """
+    """``F.dropout`` and its errors, with `keep_mask` on a CPU; other devices have a kernel for it."""
     if inputs.device.type != "cpu" or not 0.0 < probability < 1.0:
         return F.dropout(inputs, probability, training)
     return inputs * keep_mask(inputs, tuple(inputs.shape), probability) if training else inputs

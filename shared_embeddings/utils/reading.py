@@ -54,14 +54,9 @@ def _read_text(path: Path, option: str) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse a JSON text.
+    """Parse a JSON text, at most `MAX_DEPTH` levels deep; the document is `where` in errors.
 
-    Args:
-        text: at most `MAX_DEPTH` levels deep.
-        where: the document's name in errors.
-
-    Raises:
-        DocumentError: the text is not JSON, repeats a key, or is too deep.
+    DocumentError if the text is not JSON, repeats a key, or is too deep.
     """
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

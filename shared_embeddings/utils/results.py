@@ -73,8 +73,7 @@ def describe_device(kind: str) -> str:
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
     """Write a record atomically as JSON, with paths relative to the repository.
 
-    Raises:
-        UserError: a value is not valid JSON (a tensor, a NaN).
+    UserError for a value that is not valid JSON (a tensor, a NaN).
     """
     try:
         text = json.dumps(portable(record), indent=2, ensure_ascii=False, allow_nan=False)

@@ -47,12 +47,7 @@ def read_counts(path: Path) -> dict[str, int]:
 
 
 def count_words(paths: Sequence[Path]) -> dict[str, int]:
-    """The counts of the words of texts, which are separated by spaces.
-
-    Raises:
-        UserError: a text is not UTF-8, or there are no words.
-        OSError: a text cannot be read.
-    """
+    """The counts of the words of texts, separated by spaces; UserError for none, or other than UTF-8."""
     counts: Counter[str] = Counter()
     for path in paths:
         for line in text_lines(path):
@@ -63,11 +58,7 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
 
 
 def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str] = ()) -> Tensor:
-    """The counts ``(V,)`` of words in their order.
-
-    Raises:
-        UserError: none of the words has a count.
-    """
+    """The counts ``(V,)`` of words in their order; UserError if none of them has a count."""
     if not any(counts.get(word) for word in words):
         raise UserError(
             f"token counts: none of the {len(words)} words of the model is among the {len(counts)} counted; "
@@ -79,23 +70,16 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
 def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str]) -> Tensor:
     """The counts ``(V,)`` of words in their order, with a count for those that have none.
 
-    Marks that every sentence gets, but no text contains, count as often as the most frequent word; any other
-    word without a count, or with 0, counts once.
-
-    Args:
-        counts: not empty.
+    Marks that every sentence gets, but no text contains, count as often as the most frequent word
+     any other
+    word without a count, or with 0, counts once. The given counts are not empty.
     """
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))
     return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text, without line ends; only a line feed ends one.
-
-    Raises:
-        UserError: it is not UTF-8; the line is named.
-        OSError: it cannot be read.
-    """
+    """The lines of a text without line feeds, which end them; UserError names one that is not UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

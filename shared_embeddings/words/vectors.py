@@ -116,9 +116,7 @@ def _is_header(line: bytes) -> bool:
 def write_vectors(path: Path, found: WordVectors) -> None:
     """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
 
-    Raises:
-        UserError: a word contains white space, or is empty.
-        OSError: the file cannot be written.
+    UserError for a word that contains white space, or is empty.
     """
     broken = next((word for word in found.words if word.split() != [word]), None)
     if broken is not None:

@@ -237,8 +237,7 @@ class FolderModel(host.TrainedModel):
 class UnbuiltModel(FolderModel):
     """A model that is compressed without being built: its tensors stay in the files until they are used.
 
-    Raises:
-        NotImplementedError: it cannot be understood without its weights.
+    NotImplementedError if it cannot be understood without its weights.
     """
 
     def _read(self, config: dict[str, Any]) -> None:

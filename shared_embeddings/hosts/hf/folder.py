@@ -133,11 +133,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with a model's weights.
-
-    Raises:
-        UserError: a file is missing, not in the folder, or pickled.
-    """
+    """The safetensors files of a model; UserError if one is missing, not in the folder, or pickled."""
     names = [WEIGHTS]
     has_whole = (folder / WEIGHTS).is_file()  # which transformers prefers
     if not has_whole and (folder / INDEX).is_file():
@@ -182,10 +178,9 @@ def mapped_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def model_class(folder: Path, config: dict[str, Any]) -> Any:
-    """The first transformers class that the configuration names.
+    """The first transformers class that the configuration names; UserError for none or another class.
 
-    Raises:
-        UserError: it names none, or a class that is not in transformers; code in the folder is never run.
+    Code in the folder is never run.
     """
     library = require("transformers")
     names = config.get("architectures")
@@ -330,11 +325,7 @@ def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> 
 
 
 def save_pretrained(model: Any, folder: Path, **settings: Any) -> None:
-    """Write a model with ``save_pretrained`` and its `settings`, with checksums of its tensors.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a model with ``save_pretrained`` and its `settings`, with checksums; OSError if that fails."""
     model.save_pretrained(folder, **settings)
     add_remote_code(folder)
     for file in folder.glob("*.safetensors"):

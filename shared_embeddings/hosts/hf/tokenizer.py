@@ -48,11 +48,7 @@ _GROWING = ("é", "語", "ﷺ", "\U0001f600")
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder as transformers has it.
-
-    Raises:
-        UserError: it cannot be loaded, or its rules make texts much longer.
-    """
+    """The tokenizer of a folder; UserError if it cannot be loaded, or makes texts much longer."""
     file = folder / TOKENIZER
     try:
         if file.is_file():
@@ -121,12 +117,7 @@ class Vocabulary:
         return list(found["input_ids"])
 
     def count(self, texts: Sequence[Path]) -> dict[str, int]:
-        """The token counts of texts.
-
-        Raises:
-            UserError: there is no tokenizer, a text is not UTF-8, or all lines are blank.
-            OSError: a text cannot be read.
-        """
+        """The token counts of texts; UserError without a tokenizer, or if a text is blank or not UTF-8."""
         tokenizer = self._required("to count words with; give --token-counts, with ids instead of words")
         counts: Counter[int] = Counter()
         for path in texts:
@@ -141,11 +132,7 @@ class Vocabulary:
 
 
 def check_tokens(ids: Mapping[str, int], rows: int) -> None:
-    """Check that a tokenizer, token -> id, is that of a model whose largest table has `rows` rows.
-
-    Raises:
-        UserError: an id has no row, or most rows have no token.
-    """
+    """Raise UserError unless a tokenizer, token -> id, is that of a model with at most `rows` rows in a table."""
     last = max(ids, key=ids.__getitem__)
     if ids[last] >= rows:
         raise UserError(

@@ -471,11 +471,7 @@ def named_ids(settings: Mapping[str, Any]) -> Iterator[int]:
 
 
 def check_ids(where: str, settings: Mapping[str, Any]) -> None:
-    """Check that settings that list token ids have the structure that transformers expects.
-
-    Raises:
-        UserError: one does not; the message starts with `where` and names it.
-    """
+    """Raise UserError, which starts with `where`, unless lists of token ids are as transformers expects."""
     for name, value in settings.items():
         form = _FORMS.get(name)
         if form is None and name.endswith(_NAMES) and isinstance(value, list):

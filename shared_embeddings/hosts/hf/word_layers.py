@@ -372,8 +372,7 @@ def _fail_to_resize(*arguments: object, **named: object) -> NoReturn:
 def dense_model(model: Any) -> Any:
     """A plain model of transformers with dense tables, which computes the same; the inverse of `place`.
 
-    Raises:
-        UserError: two sides of an embedding have different tables.
+    UserError if two sides of an embedding have different tables.
     """
     config = copy.deepcopy(model.config)
     placements = from_entry(config.to_dict()[KEY])[1]
