@@ -293,14 +293,11 @@ def make_classes(
     """Make the class file of a vocabulary from tokenized texts.
 
     Args:
-        texts, dim, window, seed: as in `train_word_vectors`.
+        texts, dim, window, seed: as in `train_word_vectors`; `vocab_file` as in `read_vocabulary`.
         epochs: passes over the texts. On the Penn Treebank (900,000 words), 280 of 1000 classes have a single
             word after 5 epochs, 43 after 20.
-        vocab_file: as in `read_vocabulary`.
         num_classes: K; the paper suggests slightly less than a tenth of the words (A.4).
-        output: the .npz file to write.
         figure: the PNG file to write, a plot of the class sizes (Figure 2).
-        force: overwrite existing files.
 
     Returns:
         A summary with a histogram of the class sizes.
@@ -330,13 +327,7 @@ def regroup(
 ) -> str:
     """Make a different number of classes from the word vectors of a class file, without the texts.
 
-    With the same `seed`, the result equals that of `make_classes` with this number and the settings of
-    `classes`.
-
-    Args:
-        classes: the file that provides the vectors.
-        num_classes, output, figure, force: as in `make_classes`.
-        seed: for the initial centers.
+    The result equals that of `make_classes` with this number, the same `seed` and the settings of `classes`.
     """
     known = WordClasses.load(classes)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
@@ -433,14 +424,8 @@ def train_word_vectors(
     """Train skip-gram vectors (Mikolov et al., 2013) for the words of a vocabulary.
 
     Training is deterministic (one worker). Tokens outside the vocabulary are skipped, as word2vec skips rare
-    words.
-
-    Args:
-        texts: UTF-8 files with one sentence per line and whitespace between tokens (words, or subwords as the
-            model uses them).
-        vocabulary: the V words to train vectors for.
-        dim, window, epochs: of skip-gram.
-        seed: for initialization and sampling.
+    words. Texts have one sentence per line and whitespace between tokens (words, or subwords as the model
+    uses them).
 
     Returns:
         ``(V, dim)`` float32; all zeros for a word that never occurs.

@@ -41,7 +41,6 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     gzipped if their name ends in ``.gz``.
 
     Args:
-        path: the file.
         limit: read only this many words; all if None.
 
     Raises:

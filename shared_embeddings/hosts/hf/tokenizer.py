@@ -132,7 +132,7 @@ class Vocabulary:
 
 
 def check_tokens(ids: Mapping[str, int], rows: int) -> None:
-    """Raise UserError unless a tokenizer, token -> id, is that of a model with at most `rows` rows in a table."""
+    """Raise UserError unless a tokenizer, token -> id, is that of a model with `rows` rows of words."""
     last = max(ids, key=ids.__getitem__)
     if ids[last] >= rows:
         raise UserError(
