@@ -74,7 +74,7 @@ def test_compress_finds_options_for_a_target(tmp_path: Path) -> None:
         (["tests/shared_embeddings", "-k", "hashed and not allocate_no_table"], 60),
         (["tests/lm/test_compression.py", "-k", "hashed"], 1),
         (["tests/nmt/test_training.py::test_train_save_load_translate", "-k", "hashed"], 1),
-        (["tests/benchmarks/test_benchmarks.py", "-k", "measured"], 2),
+        (["tests/benchmarks/test_benchmarks.py", "-k", "can_be_measured"], 2),
     ],
     ids=["library", "lm", "nmt", "benchmarks"],
 )
