@@ -1,4 +1,4 @@
-"""Compressed folders in ``from_pretrained``, with ``trust_remote_code``, in training, and with LoRA of PEFT."""
+"""Compressed folders in ``from_pretrained``, with ``trust_remote_code``, in training, and with LoRA."""
 
 from __future__ import annotations
 
@@ -424,7 +424,7 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow_except("llama-*", "RwkvForCausalLM-*", "marian-*")
+@pytest.mark.slow_except("llama-embed_tokens", "llama-lm_head", "RwkvForCausalLM-*", "marian-*")
 @pytest.mark.parametrize(
     ("kind", "targets"), ADAPTED, ids=lambda one: one if isinstance(one, str) else "-".join(one or ["own"])
 )
