@@ -102,30 +102,18 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One model of a table: a row, or a column of it.
-
-    Attributes:
-        row: label of the row.
-        column: the column; empty for the whole row.
-        figures: printed figures by name in `FIGURES`.
-        trained_by: ``RECIPE/ROW`` or ``RECIPE/CELLS``; empty if it is not trained.
-        is_own: whether the row that trains it belongs to this table.
-        reason: why it is not trained; otherwise empty.
-        why: why a size differs from the printed one, by figure.
-        quoted: whether the paper quotes other authors.
-        model: what is counted; empty if unknown.
-    """
+    """One model of a table: a row, or a column of it."""
 
     row: str
-    column: str = ""
-    figures: Mapping[str, str] = field(default_factory=dict)
-    trained_by: str = ""
-    is_own: bool = False
-    reason: str = ""
+    column: str = ""  # empty for the whole row
+    figures: Mapping[str, str] = field(default_factory=dict)  # printed figures by name in `FIGURES`
+    trained_by: str = ""  # ``RECIPE/ROW`` or ``RECIPE/CELLS``; empty if it is not trained
+    is_own: bool = False  # whether the row that trains it belongs to this table
+    reason: str = ""  # why it is not trained; otherwise empty
     note: str = ""
-    why: Mapping[str, str] = field(default_factory=dict)
-    quoted: bool = False
-    model: Mapping[str, Any] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)  # why a size differs from the printed one, by figure
+    quoted: bool = False  # whether the paper quotes other authors
+    model: Mapping[str, Any] = field(default_factory=dict)  # what is counted; empty if unknown
 
     @property
     def label(self) -> str:
@@ -134,24 +122,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or a figure of a paper, with its models in the order of the paper.
-
-    Attributes:
-        name: such as "Table 2a".
-        reason: why none of its rows is trained; otherwise empty.
-        unit: unit of its sizes.
-        cut: whether sizes may be truncated.
-        plot: the tables whose rows a figure plots, and its axes; otherwise empty.
-    """
+    """A table or a figure of a paper, with its models in the order of the paper."""
 
     paper: str
-    name: str
+    name: str  # such as "Table 2a"
     title: str
-    reason: str = ""
+    reason: str = ""  # why none of its rows is trained; otherwise empty
     note: str = ""
-    unit: str = ""
-    cut: bool = False
+    unit: str = ""  # of its sizes
+    cut: bool = False  # whether sizes may be truncated
     cells: tuple[Cell, ...] = ()
+    # The tables whose rows a figure plots, and its axes; otherwise empty.
     plot: Content = field(default_factory=dict)
 
     @property
@@ -417,37 +398,24 @@ def build_network(name: str, sizes: Mapping[str, Any]) -> nn.Module:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure in a paper and the same figure of the model built here.
-
-    Attributes:
-        counted: what is counted, a key of `SIZES`.
-        indices: whether index matrices count as parameters in this row.
-        printed: the printed figure.
-        unit: "k", "M", "x" (a ratio), "MiB" or "MB".
-        paper_value: the printed figure as a number: parameters, a ratio, MiB or MB.
-        our_value: the same for the model built here; None without a model.
-        difference: `our_value` - `paper_value`.
-        agreement: "agrees"; "agrees (digits cut)" if the last digit is truncated, not rounded; "differs";
-            "quoted" for figures of other authors' models.
-        quoted: whether the paper quotes the row from other authors.
-        notes: why a figure differs, and other notes on the row.
-        model: embedding, network and output layer with sizes and options.
-    """
+    """A figure in a paper and the same figure of the model built here."""
 
     paper: str
     table: str
     row: str
-    counted: str
-    indices: bool
+    counted: str  # what is counted, a key of `SIZES`
+    indices: bool  # whether index matrices count as parameters in this row
     printed: str
-    unit: str
-    paper_value: float
-    our_value: float | None
-    difference: float | None
+    unit: str  # "k", "M", "x" (a ratio), "MiB" or "MB"
+    paper_value: float  # the printed figure as a number: parameters, a ratio, MiB or MB
+    our_value: float | None  # the same for the model built here; None without a model
+    difference: float | None  # `our_value` - `paper_value`
+    # "agrees"; "agrees (digits cut)" if the last digit is truncated, not rounded; "differs"; "quoted" for
+    # figures of other authors' models.
     agreement: str
-    quoted: bool
-    notes: tuple[str, ...]
-    model: Mapping[str, Any] | None
+    quoted: bool  # whether the paper quotes the row from other authors
+    notes: tuple[str, ...]  # why a figure differs, and other notes on the row
+    model: Mapping[str, Any] | None  # embedding, network and output layer with sizes and options
 
 
 def figures(papers: Iterable[Paper]) -> list[Figure]:
@@ -543,7 +511,6 @@ def measure(model: Mapping[str, Any]) -> dict[str, float]:
 
 @functools.cache
 def _embedding_parts(spec: str) -> Counter[str]:
-    """Return the counts of an embedding, given as JSON."""
     with torch.device("meta"):
         embedding = build(**json.loads(spec))
         table = embedding.inner_embedding()

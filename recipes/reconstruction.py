@@ -139,7 +139,6 @@ class Grid:
         ]
 
     def chosen(self, patterns: Sequence[str]) -> list[Cell]:
-        """Return the cells whose names match one of the patterns."""
         cells = self.cells()
         for pattern in patterns:
             if not any(fnmatchcase(cell.name, pattern) for cell in cells):

@@ -223,7 +223,6 @@ def _named(content: Content) -> Iterator[tuple[str, Content]]:
 
 
 def _row(where: str, name: str, settings: Content, path: Path, content: Content) -> Row:
-    """Return a row with the settings of its group."""
     if "fit" in settings:
         for key in ("distill", "train"):
             if key in settings:
@@ -372,7 +371,6 @@ class Recipe:
 
     @property
     def data(self) -> Path:
-        """The folder of the prepared data."""
         return self.home / "data"
 
     @property
@@ -397,7 +395,6 @@ class Recipe:
         return str(path), dict(content) if isinstance(content, dict) else {}
 
     def command(self, script: str, *arguments: str) -> str:
-        """Return the command line of a script, for messages."""
         return " ".join([f"recipes/{self.name}/{script}", *arguments, *([SMOKE] if self.is_smoke else [])])
 
     def describe_data(self, folder: Path) -> Content:

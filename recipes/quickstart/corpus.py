@@ -111,7 +111,6 @@ class Speech:
         return _in_words(self._words, "ordinal", value)
 
     def money(self, value: int, currency: str) -> str:
-        """Return an amount in digits with the inflected name of the currency."""
         return clean(
             numbers.format_currency(
                 value, currency, locale=self.locale, format="#,##0", format_type="name", currency_digits=False
@@ -119,7 +118,6 @@ class Speech:
         )
 
     def money_in_words(self, value: int, currency: str) -> str:
-        """Return an amount in words with the inflected name of the currency."""
         name = numbers.get_currency_name(currency, count=value, locale=self.locale)
         return clean(f"{self.number(value)} {name}")
 
@@ -150,7 +148,6 @@ class Speech:
         return clean(dates.format_time(datetime.time(hour, minute), format="short", locale=self.locale))
 
     def listing(self, parts: list[str]) -> str:
-        """Join parts to a list such as ``A, B and C``."""
         return clean(lists.format_list(parts, locale=self.locale))
 
 
@@ -278,7 +275,6 @@ class Facts:
         return self.rng.choice(COUNTS)
 
     def amount(self) -> int:
-        """Sample a small or round number."""
         return self.rng.choice(COUNTS if self.rng.random() < 0.6 else ROUND_COUNTS)
 
     def day(self) -> tuple[int, int, int]:
@@ -287,7 +283,6 @@ class Facts:
         return day.year, day.month, day.day
 
     def territories(self) -> Value:
-        """Sample two or three territories."""
         wanted = self.rng.choice((2, 3))
         drawn: dict[str, None] = {}
         while len(drawn) < wanted:
@@ -329,11 +324,6 @@ def _date_kind(style: str) -> Kind:
     return Kind(Facts.day, lambda speech, value: speech.date(datetime.date(*value), style))
 
 
-def _say_sum(speech: Speech, value: Value) -> str:
-    first, second = value
-    return f"{speech.number(first)} + {speech.number(second)} = {speech.number(first + second)}"
-
-
 KINDS: dict[str, Kind] = {
     **{kind: _name_kind(kind) for kind in NAME_KINDS},
     **{kind: _measure_kind(kind) for kind in UNITS},
@@ -357,7 +347,10 @@ KINDS: dict[str, Kind] = {
     "ordinal": Kind(
         lambda facts: (facts.rng.randrange(2, 61),), lambda speech, value: speech.ordinal(*value)
     ),
-    "sum": Kind(lambda facts: (facts.rng.randrange(2, 100), facts.rng.randrange(2, 100)), _say_sum),
+    "sum": Kind(
+        lambda facts: (facts.rng.randrange(2, 100), facts.rng.randrange(2, 100)),
+        lambda speech, value: " = ".join([" + ".join(map(speech.number, value)), speech.number(sum(value))]),
+    ),
     "money": Kind(
         lambda facts: (facts.amount(), facts.name("currency")), lambda speech, value: speech.money(*value)
     ),

@@ -75,22 +75,15 @@ _GRACE_SECONDS = 5.0
 
 @dataclass
 class Job:
-    """A command to run, with its output in a log.
-
-    Attributes:
-        steps: number of steps for the progress bar, which follows "Step n/N" in the log; 0 if unknown.
-        seconds: duration, after the end.
-        peak_memory_mib: largest resident memory, after the end.
-        speeds: tokens per second in the log.
-    """
+    """A command to run, with its output in a log."""
 
     name: str
     command: Sequence[str]
     log: Path
-    steps: int = 0
-    seconds: float = 0.0
-    peak_memory_mib: float = 0.0
-    speeds: list[int] = field(default_factory=list)
+    steps: int = 0  # number of steps for the progress bar, which follows "Step n/N" in the log; 0 if unknown
+    seconds: float = 0.0  # duration, after the end
+    peak_memory_mib: float = 0.0  # largest resident memory, after the end
+    speeds: list[int] = field(default_factory=list)  # tokens per second in the log
 
 
 def run_jobs(
@@ -102,12 +95,7 @@ def run_jobs(
 ) -> None:
     """Run jobs in order, at most `at_once` concurrently; after a failure or interruption, stop the others.
 
-    Args:
-        jobs: each has a progress bar.
-        at_once: maximum number of concurrent jobs.
-        environment: environment variables of the commands.
-        keep_open: file descriptors to inherit.
-        finished: called with each successful job.
+    They inherit the file descriptors `keep_open`, and each successful one is `finished`.
     """
     waiting, running = list(jobs), list[_Process]()
     try:
@@ -206,17 +194,11 @@ class _Process:
 
 @dataclass(frozen=True)
 class Machine:
-    """Resources of the commands.
+    """Resources of the commands."""
 
-    Attributes:
-        at_once: concurrent trainings; two with one thread each are faster than one with two threads.
-        threads: threads per training.
-        lock: file descriptor that commands inherit.
-    """
-
-    at_once: int
-    threads: int
-    lock: int
+    at_once: int  # concurrent trainings; two with one thread each are faster than one with two threads
+    threads: int  # threads per training
+    lock: int  # file descriptor that commands inherit
 
     def run(self, jobs: Sequence[Job], finished: Callable[[Job], None] = lambda job: None) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "CUDA_VISIBLE_DEVICES": ""}
@@ -242,15 +224,12 @@ class Data:
         return self.source, self.target
 
     def settings(self) -> dict[str, Any]:
-        """Return what determines the sentences."""
         return {key: value for key, value in vars(self).items() if key != "folder"}
 
     def text(self, part: str, language: str) -> Path:
-        """Return the file with the sentences of one side of a split."""
         return self.folder / "text" / f"{part}.{language}"
 
     def words(self, part: str, language: str) -> Path:
-        """Return the file with the tokenized sentences of one side of a split."""
         return self.folder / f"{part}.{language}"
 
     def files(self) -> list[Path]:
@@ -264,7 +243,6 @@ class Data:
         return str(found["checksum"])
 
     def training_options(self) -> dict[str, Any]:
-        """Return the options of ``onmt_train`` for data and vocabulary."""
         corpora = {
             part: {
                 f"path_{side}": str(self.words(part, language))
@@ -321,12 +299,10 @@ class Model:
         return found[-1].path if found else None
 
     def is_evaluated(self) -> bool:
-        """Return whether the results have these settings and data."""
         result = find_result(self.folder.parent, self.name) or {}
         return result.get("fingerprint") == self.fingerprint and (self.folder / TRANSLATION).exists()
 
     def is_trained(self) -> bool:
-        """Return whether the trained model has these settings and data."""
         record = read_json(self.folder / TRAINING) or {}
         return record.get("fingerprint") == self.fingerprint and self.checkpoint() is not None
 

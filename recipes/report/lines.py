@@ -35,18 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """One result of a recipe.
-
-    Attributes:
-        record: the line of the results file.
-        folder: where a run has its logs; it need not exist.
-        name: what the report calls the file.
-    """
+    """One result of a recipe."""
 
     recipe: str
-    record: Record
-    folder: Path
-    name: str
+    record: Record  # the line of the results file
+    folder: Path  # where a run has its logs; it need not exist
+    name: str  # what the report calls the file
 
     @property
     def row(self) -> str:
@@ -152,7 +146,6 @@ class Spread(NamedTuple):
     runs: int
 
     def describe(self, decimals: int) -> str:
-        """Mean, deviation and number of runs."""
         if self.deviation is None:
             return f"{self.mean:.{decimals}f}"
         return f"{self.mean:.{decimals}f} ± {self.deviation:.{decimals}f} ({self.runs} seeds)"
@@ -241,25 +234,18 @@ def of_paper(key: str, found: Mapping[str, Spread]) -> Spread | None:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a recipe.
-
-    Attributes:
-        config: of the newest run; of ``rows.yaml`` when none was measured.
-        paper: what the paper reports; empty for rows of no paper.
-        runs: one per seed, the smallest first; none where it was not run.
-        measured: each measure over the seeds.
-    """
+    """One row of a recipe."""
 
     recipe: str
     row: str
-    config: Record
+    config: Record  # of the newest run; of ``rows.yaml`` when none was measured
+    # What the paper reports; empty for rows of no paper.
     paper: Mapping[str, Any] = field(default_factory=dict)
-    runs: tuple[Found, ...] = ()
-    measured: Mapping[str, Spread] = field(default_factory=dict)
+    runs: tuple[Found, ...] = ()  # one per seed, the smallest first; none where it was not run
+    measured: Mapping[str, Spread] = field(default_factory=dict)  # each measure over the seeds
 
     @property
     def counts(self) -> Mapping[str, Any]:
-        """Parameter counts; empty where it was not run."""
         return self.runs[0].record["counts"] if self.runs else {}
 
     @property
@@ -290,7 +276,7 @@ def lines_of(recipe: Recipe, found: Iterable[Found]) -> tuple[list[Line], list[L
         left_out += others
         row = recipe.rows.get(name)
         config = row.settings() if row else {}
-        config = {**config, **_newest(runs).record["config"]} if runs else config
+        config = {**config, **max(runs, key=_age).record["config"]} if runs else config
         measured = spreads(flatten(run.record["metrics"]) for run in runs)
         lines.append(Line(recipe.name, name, config, (row and row.paper) or {}, tuple(runs), measured))
     return lines, left_out
@@ -302,17 +288,13 @@ def _seeds(runs: list[Found]) -> tuple[list[Found], list[LeftOut]]:
     left_out = []
     for run in sorted(runs, key=_age, reverse=True):
         reason = ""
-        if _settings(run) != _settings(_newest(runs)):
+        if _settings(run) != _settings(max(runs, key=_age)):
             reason = "has other settings or data than the newest run of its row"
         elif (kept := by_seed.setdefault(run.seed, run)).record != run.record:
             reason = f"{kept.name} has a newer run of its row and seed"
         if reason:
             left_out.append(LeftOut(f"{run.name}, {run.record['row']}", reason))
     return sorted(by_seed.values(), key=lambda run: (run.seed is not None, run.seed or 0)), left_out
-
-
-def _newest(runs: Iterable[Found]) -> Found:
-    return max(runs, key=_age)
 
 
 def _age(run: Found) -> tuple[str, bool, str]:
@@ -336,16 +318,11 @@ def _settings(run: Found) -> str:
 
 
 def _as_texts(options: Any) -> list[str]:
-    return [str(option) for option in options] if isinstance(options, list) else []
+    return list(map(str, options)) if isinstance(options, list) else []
 
 
 def commands(recipe: Path, line: Line) -> str:
-    """The command lines from prepared data to the results of a line, the row that it starts from first.
-
-    Args:
-        recipe: folder of the recipe.
-        line: one of its rows, measured or not.
-    """
+    """The command lines from prepared data to the results of a line, the row that it starts from first."""
     scripts = f"recipes/{recipe.name}"
     if not (recipe / "train.sh").exists():
         return f"{scripts}/run.sh"

@@ -70,17 +70,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain texts; columns of numbers are aligned to the right.
+    """A table of plain texts; columns of numbers are aligned to the right."""
 
-    Attributes:
-        columns: their titles, units included; the first column names the row.
-        rows: of as many cells.
-        idle: numbers of the rows that are folded away, since they were not run.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    idle: Collection[int] = ()
+    columns: Sequence[str]  # their titles, units included; the first column names the row
+    rows: Sequence[Sequence[str]]  # of as many cells
+    idle: Collection[int] = ()  # numbers of the rows that are folded away, since they were not run
 
     def is_numeric(self, index: int) -> bool:
         """Whether a column has numbers, and nothing else but signs that there is none."""

@@ -68,60 +68,43 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Texts:
-    """Both sides of one published text.
+    """Both sides of one published text."""
 
-    Attributes:
-        name: name of plain files ``NAME.LANGUAGE`` that replace the archive.
-        archive: name of the archive (tar, optionally compressed) with the members `source` and `target`,
-            which may be gzipped (``.gz``).
-        format: ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or
-            ``segments`` (sentences in ``<seg>`` elements, as in SGML and XML test sets).
-    """
-
-    name: str
+    name: str  # of plain files ``NAME.LANGUAGE`` that replace the archive
+    # Name of the archive (tar, optionally compressed) with the members `source` and `target`, which may be
+    # gzipped (``.gz``).
     archive: str
     url: str
     source: str
     target: str
+    # ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or ``segments``
+    # (sentences in ``<seg>`` elements, as in SGML and XML test sets).
     format: Literal["lines", "tags", "segments"] = "lines"
     sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Subword segmentation and vocabulary: a folder of prepared data.
+    """Subword segmentation and vocabulary: a folder of prepared data."""
 
-    Attributes:
-        kind: ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
-        size: merges for ``bpe``; size of the vocabulary including special tokens for ``sentencepiece``.
-        model: kind of ``sentencepiece`` model.
-        classes: numbers of semantic classes, for UnClE.
-    """
-
+    # ``bpe`` (subword-nmt, on Moses tokens) or ``sentencepiece`` (on plain text).
     kind: Literal["bpe", "sentencepiece"]
-    size: int
-    model: Literal["bpe", "unigram"] = "unigram"
+    size: int  # merges for ``bpe``; size of the vocabulary including special tokens for ``sentencepiece``
+    model: Literal["bpe", "unigram"] = "unigram"  # kind of ``sentencepiece`` model
     shared_vocabulary: bool = True
-    classes: tuple[int, ...] = ()
+    classes: tuple[int, ...] = ()  # numbers of semantic classes, for UnClE
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The ``data`` in ``rows.yaml``: training and test texts, their cleaning and their segmentations by name.
-
-    Attributes:
-        shard: pairs per shard; an interrupted run resumes after the last complete shard.
-        max_words: longest sentence of the training text, in words.
-        max_ratio: maximum length ratio of the sides.
-        sentences: evenly spaced training sentences for SentencePiece.
-    """
+    """The ``data`` in ``rows.yaml``: texts, their cleaning and their segmentations by name."""
 
     source: str
     target: str
-    shard: int
-    max_words: int
-    max_ratio: float
-    sentences: int
+    shard: int  # pairs per shard; an interrupted run resumes after the last complete shard
+    max_words: int  # longest sentence of the training text, in words
+    max_ratio: float  # maximum length ratio of the sides
+    sentences: int  # evenly spaced training sentences for SentencePiece
     corpora: tuple[Texts, ...] = ()
     tests: tuple[Texts, ...] = ()
     pieces: dict[str, Pieces] = field(default_factory=dict)
@@ -275,11 +258,9 @@ class Preparation:
         self._step("text", inputs, [listing], write_shards, corpora=names, clean=cleaning)
 
     def shard_files(self, folder: str | Path, number: int) -> list[Path]:
-        """Return both sides of a shard in a folder."""
         return [self.folder / folder / f"{TRAIN}-{number:05}.{side}" for side in self.settings.languages]
 
     def training_files(self, folder: str | Path) -> list[Path]:
-        """Return both sides of all shards."""
         number = len(read_json(self.folder / TEXT / "shards.json")["pairs"])
         return [path for index in range(number) for path in self.shard_files(folder, index)]
 
@@ -488,7 +469,6 @@ class Multi30k:
         return self.source, self.target
 
     def raw_name(self, split: str, language: str) -> str:
-        """Return the name of the raw file of one side of a split."""
         return f"{self.splits[split]}.{language}.gz"
 
 

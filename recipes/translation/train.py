@@ -256,21 +256,13 @@ def target_step(row: Row, options: Sequence[str]) -> int:
 
 
 class Machines(NamedTuple):
-    """The machines that train a row, with a process for each GPU, or one on the CPU without GPUs.
+    """The machines that train a row, with a process for each GPU, or one on the CPU without GPUs."""
 
-    Attributes:
-        gpus: GPUs per machine.
-        machines: number of machines.
-        machine: index of this machine, from 0.
-        address: address of machine 0.
-        port: port on machine 0.
-    """
-
-    gpus: int
+    gpus: int  # per machine
     machines: int = 1
-    machine: int = 0
-    address: str = "localhost"
-    port: int = 10000
+    machine: int = 0  # index of this machine, from 0
+    address: str = "localhost"  # of machine 0
+    port: int = 10000  # on machine 0
 
     def options(self, batch: dict[str, Any]) -> list[str]:
         """Return the options of ``onmt_train`` for processes and batches of constant total size."""
