@@ -376,15 +376,12 @@ def test_folders_of_transformers(trap: Trap, tmp_path: Path, monkeypatch: pytest
 
 def _changes_of_folders(trap: Trap) -> list[Callable[[Path], None]]:
     """Changes that make a transformers folder run code."""
+    from tests.shared_embeddings.hf.models import change_json
+
     own = {"AutoConfig": "planted.f", "AutoModel": "planted.f", "AutoModelForCausalLM": "planted.f"}
 
     def settings(file: str, **changed: Any) -> Callable[[Path], None]:
-        def change(folder: Path) -> None:
-            path = folder / file
-            found = json.loads(path.read_text()) if path.exists() else {}
-            path.write_text(json.dumps({**found, **changed}))
-
-        return change
+        return lambda folder: change_json(folder / file, **changed)
 
     def pickled(folder: Path) -> None:
         (folder / "model.safetensors").unlink()

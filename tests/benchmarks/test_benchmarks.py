@@ -123,11 +123,18 @@ def test_invalid_results_are_reported_in_one_line(tmp_path: Path, capsys, conten
     assert len(lines) == 1 and message in lines[0] and str(path) in lines[0]
 
 
-@pytest.mark.parametrize("asked", [["--repeats", "0"], ["--methods", "dense"], ["--settings", "small"]])
-def test_invalid_arguments(asked: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("benchmark", "asked"),
+    [
+        *((layers, ["input", *asked]) for asked in (["--repeats", "0"], ["--methods", "dense"])),
+        (layers, ["input", "--settings", "small"]),
+        *((fitting, ["--size", wrong]) for wrong in ("640", "0x640", "axb", "1x2x3")),
+    ],
+)
+def test_invalid_arguments(benchmark, asked: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        layers.main(["input", *asked])
-    assert ended.value.code == 2
+        benchmark.main(asked)
+    assert ended.value.code == 2 and asked[-2] in capsys.readouterr().err
 
 
 def test_tables_are_measured_next_to_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,13 +291,6 @@ def test_fits_to_a_random_table_are_measured_separately(tmp_path: Path, capsys) 
     save_record(output, "large fits", {**record, "fits": [{**found, "seconds": 71}]})
     fitting.main([*asked, *where])
     assert "| 71 |" in readme.read_text()
-
-
-@pytest.mark.parametrize("wrong", ["640", "0x640", "axb", "1x2x3"])
-def test_invalid_sizes_fail(wrong: str, capsys) -> None:
-    with pytest.raises(SystemExit) as error:
-        fitting.main(["--size", wrong])
-    assert error.value.code == 2 and "--size" in capsys.readouterr().err
 
 
 @pytest.fixture

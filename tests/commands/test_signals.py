@@ -56,17 +56,14 @@ def stopped(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_signals_during_imports_are_reported(module: str, tmp_path: Path) -> None:
-    ended = stopped(tmp_path, "SIGTERM", "-m", module)
-    assert ended.stderr == f"{module}: terminated during startup; nothing was changed\n"
-    assert ended.returncode == 128 + signal.SIGTERM
-
-
-def test_interrupts_are_reported(tmp_path: Path) -> None:
-    ended = stopped(tmp_path, "SIGINT", "-m", "lm.data.prepare")
-    assert ended.stderr == "lm.data.prepare: interrupted during startup; nothing was changed\n"
-    assert ended.returncode == 128 + signal.SIGINT
+@pytest.mark.parametrize(
+    ("module", "name", "word"),
+    [*((module, "SIGTERM", "terminated") for module in MODULES), (MODULES[0], "SIGINT", "interrupted")],
+)
+def test_signals_during_imports_are_reported(module: str, name: str, word: str, tmp_path: Path) -> None:
+    ended = stopped(tmp_path, name, "-m", module)
+    assert ended.stderr == f"{module}: {word} during startup; nothing was changed\n"
+    assert ended.returncode == 128 + signal.Signals[name]
 
 
 def test_programs_that_import_the_library_keep_their_signal_handlers(tmp_path: Path) -> None:

@@ -88,6 +88,9 @@ def test_steps_match_the_setup_in_order() -> None:
         for call in re.findall(r"scripts/install\.sh /opt/venv/bin/python((?: [a-z]+)+)", command):
             taken += call.split()
     assert taken == STEPS
+    # An ARG is in the environment of the steps after it, where scripts/install.sh reads it.
+    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    assert text.index("ARG TORCH_BUILD=") < text.index("install.sh /opt/venv/bin/python torch opennmt")
     install = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
     assert f"steps=({' '.join(STEPS)})" in install
     setup = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
@@ -95,30 +98,23 @@ def test_steps_match_the_setup_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", FINAL)
-def test_user_is_numeric_and_unprivileged(name: str) -> None:
-    users = [user for stage in ancestry(name) for user in stage.all("USER")]
-    made = " ".join(text for stage in ancestry(name) for text in stage.all("RUN"))
-    assert all(number.isdecimal() and int(number) >= 10000 for number in users[-1].split(":"))
-    # The user id of an earlier line.
-    assert f"useradd --uid {users[-1].split(':')[0]} " in made
-    # The build stage has the tools.
+def test_user_entry_point_and_volumes(name: str) -> None:
+    """The user is numeric and unprivileged, and only the build stage has the tools."""
+
+    def all_of(keyword: str) -> list[str]:
+        return [text for stage in ancestry(name) for text in stage.all(keyword)]
+
+    user, made = all_of("USER")[-1].split(":"), " ".join(all_of("RUN"))
+    assert all(number.isdecimal() and int(number) >= 10000 for number in user)
+    assert f"useradd --uid {user[0]} " in made
     assert not re.search(BUILD_TOOLS, re.sub(r"--mount=\S+", "", made))
-
-
-@pytest.mark.parametrize("name", FINAL)
-def test_entry_point_and_volumes_are_those_of_this_repository(name: str) -> None:
-    (text,) = [text for stage in ancestry(name) for text in stage.all("ENTRYPOINT")]
-    path = ROOT / Path(json.loads(text)[-1]).relative_to("/opt/shared-embeddings")
+    (entry,), (environment,), (volumes,) = all_of("ENTRYPOINT"), all_of("ENV"), all_of("VOLUME")
+    path = ROOT / Path(json.loads(entry)[-1]).relative_to("/opt/shared-embeddings")
     assert path.is_file() and os.access(path, os.X_OK)
-    (environment,) = [text for stage in ancestry(name) for text in stage.all("ENV")]
-    (volumes,) = [text for stage in ancestry(name) for text in stage.all("VOLUME")]
     assert {"DATA_DIR=/data", "RUNS=/runs"} <= set(environment.split())
     assert json.loads(volumes) == ["/data", "/runs"]
-
-
-def test_version_is_that_of_the_project() -> None:
-    (text,) = stages()["base"].all("LABEL")
-    (version,) = re.findall(r'org.opencontainers.image.version="([^"]*)"', text)
+    (label,) = stages()["base"].all("LABEL")
+    (version,) = re.findall(r'org.opencontainers.image.version="([^"]*)"', label)
     assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
@@ -142,12 +138,6 @@ def test_copied_files_are_not_ignored() -> None:
     for text in stages()["build"].all("COPY"):
         source = text.split()[0]
         assert source == "." or source.split("/")[0] in allowed
-
-
-def test_torch_build_is_configurable() -> None:
-    """An ARG is in the environment of the steps after it, where scripts/install.sh reads it."""
-    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    assert text.index("ARG TORCH_BUILD=") < text.index("install.sh /opt/venv/bin/python torch opennmt")
 
 
 @pytest.mark.parametrize(
@@ -202,15 +192,12 @@ def install(
     return [call for call in calls if call.startswith("install")], result.returncode, result.stderr
 
 
-def test_all_steps_in_order(tmp_path: Path) -> None:
-    assert install(tmp_path) == (list(CALLS.values()), 0, "")
-
-
-def test_chosen_steps(tmp_path: Path) -> None:
+def test_steps_of_the_installation(tmp_path: Path) -> None:
     def fresh(name: str, *steps: str, **options: str) -> tuple[list[str], int, str]:
         (tmp_path / name).mkdir()
         return install(tmp_path / name, *steps, **options)
 
+    assert fresh("all") == (list(CALLS.values()), 0, "")
     assert fresh("two", "torch", "project") == ([CALLS["torch"], CALLS["project"]], 0, "")
     # An installed torch is checked silently; another build is from its own index.
     silent = CALLS["torch"].replace("install", "install --quiet", 1)
