@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,6 @@ def run(command: str, *arguments: object) -> None:
         getattr(cli, name.removeprefix("onmt_"))()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Keep timing and sums independent of the machine."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """A fresh folder with a corpus."""
@@ -196,11 +189,6 @@ def nearest(table: torch.Tensor, rank: int = 4) -> torch.Tensor:
     """The best approximation of a table at a rank."""
     left, values, right = torch.linalg.svd(table.detach().double(), full_matrices=False)
     return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
-
-
-def command(name: str, *arguments: str) -> list[str]:
-    """The command line for a new process."""
-    return [sys.executable, "-c", f"from nmt import cli; cli.{name}()", *arguments]
 
 
 def free_port() -> int:

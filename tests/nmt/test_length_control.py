@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from nmt.hooks import apply_patches
 from nmt.length_control import LengthControlledPositions, positions_of
 from nmt.models import build_from_checkpoint
 from shared_embeddings.utils.errors import UserError
-from tests.nmt.conftest import WORDS, ErrorLine, Host, Patch, Trained, run
+from tests.nmt.conftest import WORDS, ErrorLine, Host, Trained, run
 
 ALONE = {"method": "alone", "base_dim": 16, "hidden_dim": 32, "codebooks": 4, "codebook_size": 8}
 COUNTING: dict[str, Any] = {
@@ -61,12 +60,6 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
 
 def sizes(lines: list[str]) -> list[int]:
     return [len(line.split()) for line in lines]
-
-
-@pytest.fixture(autouse=True)
-def fresh_log(monkeypatch: Patch) -> None:
-    """Remove handlers, which would write to the captured stderr of a finished test."""
-    monkeypatch.setattr(logging.getLogger("onmt"), "handlers", [])
 
 
 # Positions

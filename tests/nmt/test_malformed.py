@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("installed_host")
 
 STANDARD = {"method": "standard"}
 OPTIONS = "embedding hidden_size dec_layers heads encoder_type share_embeddings model_task dropout".split()
-RESUME = ("data", "random", "numpy", "torch", "early_stopping")
 
 
 def odd_parts(good: Path, path: Path) -> Iterator[tuple[str, Path]]:
