@@ -108,19 +108,6 @@ def test_second_run_does_nothing_and_changes_are_followed(
     assert ran() == ["learn-bpe"]
 
 
-def test_interrupted_preprocessing_resumes(small: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(preprocess.subwords, "write_vocabulary", interrupted)
-        assert small.prepare() == 130
-    assert not (small.data / "data.json").exists()
-    assert small.prepare() == 0
-    assert (small.data / "vocabulary").exists()
-    assert not list(small.data.rglob("*.tmp"))
-
-
 def test_missing_file_is_downloaded(small: Corpus, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
