@@ -66,12 +66,9 @@ class Limits(NamedTuple):
 class Vocabulary:
     """The V words of a corpus by descending frequency; the id of a word is its index.
 
-    Attributes:
-        words: the words, including ``<unk>`` and ``<eos>``.
-        counts: number of occurrences of each word in the training text; zeros if they are unknown.
-        index: id of each word.
-        unk: id of ``<unk>``, which replaces all other words.
-        eos: id of ``<eos>``, which ends each line.
+    Args:
+        words: including ``<unk>``, which replaces all other words, and ``<eos>``, which ends each line.
+        counts: occurrences of each word in the training text; zeros by default.
 
     Raises:
         UserError: a word is repeated, or ``<unk>`` or ``<eos>`` is missing.

@@ -35,17 +35,10 @@ class Output(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A language model whose input and output layers are a shared embedding; see `build`.
+    """A language model whose input and output layers are a shared embedding; see `build`."""
 
-    Attributes:
-        kind: registered name.
-        options_class: frozen dataclass of options, including `embedding_dim`.
-        embedding: input and output layer.
-        options: the validated options.
-    """
-
-    kind: ClassVar[str]
-    options_class: ClassVar[type]
+    kind: ClassVar[str]  # registered name
+    options_class: ClassVar[type]  # frozen dataclass of options, including `embedding_dim`
 
     def __init__(self, embedding: se.SharedEmbedding, options: Any) -> None:
         super().__init__()

@@ -102,7 +102,6 @@ class TrainingOptions:
     wandb: str | None = option("Weights & Biases project for logging; null disables it.", None)
 
     def __post_init__(self) -> None:
-        """Check ranges and combinations."""
         counts = ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length", "valid_batch_size")
         for name in (*counts, "evaluate_every", "save_every", "log_every", "patience"):
             require_at_least(name, getattr(self, name), 1)

@@ -126,16 +126,12 @@ def draw_length(base: int, generator: random.Random) -> int:
 
 
 class Averages:
-    """Means of the parameters since averaging started (AWD-LSTM, Algorithm 1).
-
-    Attributes:
-        steps: number of averaged steps.
-    """
+    """Means of the parameters since averaging started (AWD-LSTM, Algorithm 1)."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._means = [parameter.detach().clone() for parameter in parameters]
-        self.steps = 0
+        self.steps = 0  # that are averaged
 
     @torch.no_grad()
     def update(self) -> None:
