@@ -133,7 +133,12 @@ def some_targets(case: Case, *shape: int) -> Tensor:
 
 
 def dense_scores(emb: se.SharedEmbedding, hidden: Tensor) -> Tensor:
-    """The expected ``logits``: a product with the dense table, plus the bias if there is one."""
+    """The expected ``logits``: a product with the dense table, plus the bias if there is one.
+
+    Of a hierarchical distribution, which is no softmax of products, they are log-probabilities.
+    """
+    if not emb.has_linear_scores:
+        return emb.log_prob(hidden)
     products, bias = hidden @ emb.output_table().T, emb.output_bias()
     return products if bias is None else products + bias
 
