@@ -251,6 +251,7 @@ PLAIN_CASES: list[Case] = [
     _define("adaptive-map-of-a-map", map="adaptive", output="map", map_options=MAP_OF_A_MAP),
     _define("adaptive-map-untied", **ADAPTIVE_MAP, tie="none", output="map"),
     _define("adaptive-map-input-only", **ADAPTIVE_MAP, output="none"),
+    _define("uncle-map", map="uncle", unique_dim=3, num_classes=4, random_classes=True, output="map"),
 ]
 
 # Also checked with a bias: each method, and the modes with their own output side.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,38 @@ def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Path, "rename", killing(Path.rename))
     monkeypatch.setattr(files, "remove", lambda path: None)
     monkeypatch.setattr(files, "_OWN", "killed")
+
+
+# Formulas of papers in the simplest form; only the values of tensors come from the library.
+
+
+def zero_row(table: Tensor, row: int | None) -> Tensor:
+    """The table ``(V, D)`` with a row of zeros, through which no gradient flows."""
+    if row is None:
+        return table
+    keep = torch.ones(len(table), 1, dtype=table.dtype)
+    keep[row] = 0
+    return table * keep
+
+
+def with_bias(scores: Tensor, bias: Tensor | None, padding_idx: int | None) -> Tensor:
+    """Scores ``(n, V)`` plus the bias ``(V,)`` of their words, if any, but for the padding word's."""
+    if bias is None:
+        return scores
+    return scores + zero_row(bias.unsqueeze(1), padding_idx).squeeze(1)
+
+
+# Tensor train
+
+
+def tensor_train_row(cores: Sequence[Tensor], word: int) -> Tensor:
+    """A row entry by entry, a product of one matrix of each core; the last digit changes fastest."""
+    vocab, widths = [core.shape[1] for core in cores], [core.shape[2] for core in cores]
+    digits = list(itertools.product(*map(range, vocab)))[word]
+    entries = []
+    for place in itertools.product(*map(range, widths)):
+        matrix = torch.eye(1, dtype=cores[0].dtype)
+        for core, i, j in zip(cores, digits, place):
+            matrix = matrix @ core[:, i, j, :]
+        entries.append(matrix.squeeze())
+    return torch.stack(entries)

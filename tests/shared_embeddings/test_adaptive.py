@@ -45,38 +45,30 @@ HIDDEN = [1.0, 2, 0, 0]
 PROBABILITIES = [0.1, 0.2, 0.3 / 4, 0.3 * 3 / 4, 0.4]
 
 
-def test_vectors_worked_by_hand(worked: se.SharedEmbedding) -> None:
+def test_vectors_and_probabilities_worked_by_hand(worked: se.SharedEmbedding) -> None:
     rows = worked(torch.tensor([[3, 0], [4, 1]]))
     assert rows[0, 0].tolist() == pytest.approx([0, log(3) / 2, 0, 7])
     assert rows[0, 1].tolist() == [0, 0, 0, 0]
     assert rows[1, 0].tolist() == [3, 0, 0, 12]
     assert rows[1, 1].tolist() == pytest.approx([log(2), 0, 3, 0])
-
-
-def test_probabilities_worked_by_hand(worked: se.SharedEmbedding) -> None:
     hidden = torch.tensor(HIDDEN)
     assert worked.log_prob(hidden).exp().tolist() == pytest.approx(PROBABILITIES, rel=1e-5)
     assert worked.logits(hidden).softmax(-1).tolist() == pytest.approx(PROBABILITIES, rel=1e-5)
 
 
 def test_loss_worked_by_hand(worked: se.SharedEmbedding) -> None:
+    """Smoothing 0.3 gives each of the five words 0.06, whatever band it is in."""
     hidden, targets = torch.tensor([HIDDEN] * 6), torch.tensor([4, 2, 7, 0, 3, 1])
     losses = [-log(PROBABILITIES[word]) for word in (4, 2, 0, 3, 1)]
     each = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="none")
     assert each.tolist() == pytest.approx([*losses[:2], 0.0, *losses[2:]], rel=1e-5)
-    total = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="sum")
-    assert total.item() == pytest.approx(sum(losses), rel=1e-5)
-    mean = worked.cross_entropy(hidden, targets, ignore_index=7)
-    assert mean.item() == pytest.approx(sum(losses) / 5, rel=1e-5)
-
-
-@pytest.mark.parametrize("target", range(5))
-def test_smoothed_loss_worked_by_hand(worked: se.SharedEmbedding, target: int) -> None:
-    """Smoothing 0.3 gives each of the five words 0.06, whatever band it is in."""
-    hidden = torch.tensor([HIDDEN])
-    loss = worked.cross_entropy(hidden, torch.tensor([target]), label_smoothing=0.3)
-    expected = -0.7 * log(PROBABILITIES[target]) - 0.06 * sum(log(value) for value in PROBABILITIES)
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    for reduction, expected in (("sum", sum(losses)), ("mean", sum(losses) / 5)):
+        loss = worked.cross_entropy(hidden, targets, ignore_index=7, reduction=reduction)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+    smoothed = worked.cross_entropy(
+        hidden[:5], torch.tensor([4, 2, 0, 3, 1]), label_smoothing=0.3, reduction="none"
+    )
+    assert smoothed.tolist() == pytest.approx([0.7 * loss + 0.06 * sum(losses) for loss in losses], rel=1e-5)
 
 
 def test_gradients_worked_by_hand(worked: se.SharedEmbedding) -> None:
@@ -110,16 +102,6 @@ def test_bias_worked_by_hand(worked: se.SharedEmbedding) -> None:
     loss.backward()
     assert emb.bias.grad.tolist() == pytest.approx([2 / 15, 2 / 15, 2 / 5, -2 / 5, 0], abs=1e-6)
     assert emb.cluster_bias.grad.tolist() == pytest.approx([-12 / 15, 8 / 15], rel=1e-5)
-
-
-def test_cluster_smoothing_equals_that_of_its_words() -> None:
-    """Words that weigh 2, 1, 3, 5 and 4 are clusters that weigh 8 and 4."""
-    sizes = {"num_embeddings": 5, "embedding_dim": 4}
-    emb = se.build("adaptive", **sizes, cutoffs=[2, 4], factor=2, output_bias=True)
-    emb.set_output_bias(torch.tensor([2.0, 1, 3, 5, 4]).log())
-    assert emb.cluster_bias.exp().tolist() == pytest.approx([8, 4], rel=1e-5)
-    found = emb.log_prob(torch.zeros(4)).exp()
-    assert found.tolist() == pytest.approx([2 / 15, 1 / 15, 3 / 15, 5 / 15, 4 / 15], rel=1e-5)
 
 
 def test_a_cluster_can_outweigh_the_most_probable_word(worked: se.SharedEmbedding) -> None:
@@ -181,30 +163,9 @@ def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def naive_loss(log_prob: Tensor, targets: Tensor, ignored: int, smoothing: float) -> Tensor:
-    """The loss ``(n,)`` of every token, from its log-probabilities ``(n, V)``."""
-    losses = []
-    for row, target in zip(log_prob, targets.tolist()):
-        if target == ignored:
-            losses.append(row.sum() * 0)
-        else:
-            losses.append(-(1 - smoothing) * row[target] - smoothing * row.mean())
-    return torch.stack(losses)
-
-
-def retained(emb: se.SharedEmbedding, loss: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-    """Like ``gradients``, for a loss whose graph is kept."""
-    names = [*(name for name, _ in emb.named_parameters()), "input 0"]
-    tensors = [*emb.parameters(), hidden]
-    found = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, found, strict=True))
-
-
-def exact(case: Case) -> tuple[se.SharedEmbedding, Tensor, Tensor]:
-    """An embedding in double precision, hidden states for it, and targets in all bands out of order."""
-    emb = case.build().double()
-    hidden = case.hidden(9, scale=3.0).detach().double().requires_grad_()
-    return emb, hidden, torch.tensor([36, 0, 21, 8, 3, 9, 30, 1, 19])
+def exact(case: Case) -> tuple[se.SharedEmbedding, Tensor]:
+    """An embedding in double precision, and hidden states for it."""
+    return case.build().double(), case.hidden(9, scale=3.0).detach().double().requires_grad_()
 
 
 @each_adaptive
@@ -222,7 +183,7 @@ def test_vectors_equal_the_naive_ones(case: Case) -> None:
 
 @each_adaptive
 def test_probabilities_equal_the_naive_ones(case: Case) -> None:
-    emb, hidden, _ = exact(case)
+    emb, hidden = exact(case)
     expected = naive_log_prob(emb, hidden)
     actual = emb.log_prob(hidden)
     torch.testing.assert_close(actual, expected)
@@ -236,50 +197,16 @@ def test_probabilities_equal_the_naive_ones(case: Case) -> None:
     )
 
 
-@each_adaptive
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-def test_losses_and_gradients_equal_the_naive_ones(case: Case, smoothing: float) -> None:
-    emb, hidden, targets = exact(case)
-    weight = torch.randn(9, dtype=torch.float64)
-    for ignored in (-100, 8, 21):
-        each = naive_loss(naive_log_prob(emb, hidden), targets, ignored, smoothing)
-        count = sum(target != ignored for target in targets.tolist())
-        expected = {"none": (each * weight).sum(), "sum": each.sum(), "mean": each.sum() / count}
-        options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": smoothing}
-        torch.testing.assert_close(emb.cross_entropy(hidden, targets, reduction="none", **options), each)
-        for reduction, wanted in expected.items():
-            actual = emb.cross_entropy(hidden, targets, reduction=reduction, **options)
-            actual = (actual * weight).sum() if reduction == "none" else actual
-            torch.testing.assert_close(actual, wanted)
-            if reduction == "sum":  # its gradient is that of the mean times a factor
-                continue
-            assert_same_gradients(
-                gradients(emb, actual * 1.7, hidden),
-                retained(emb, wanted * 1.7, hidden),
-                rtol=1e-7,
-                atol=1e-9,
-            )
-
-
 @pytest.mark.parametrize(
     "words", [[4, 0, 8], [9, 19, 10], [20, 36, 36, 25], [20, 3], [9]], ids=lambda words: str(words)
 )
 def test_bands_without_a_target_change_nothing(words: list[int]) -> None:
     emb = by_name("adaptive-untied").build().double()
     hidden, targets = torch.randn(len(words), 24, dtype=torch.float64), torch.tensor(words)
-    expected = naive_loss(naive_log_prob(emb, hidden), targets, -100, 0.0).mean()
+    expected = F.nll_loss(naive_log_prob(emb, hidden), targets)
     actual = emb.cross_entropy(hidden, targets)
     torch.testing.assert_close(actual, expected)
     assert_same_gradients(gradients(emb, actual), gradients(emb, expected), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_mean_of_no_tokens_is_nan_with_zero_gradient(smoothing: float) -> None:
-    emb = by_name("adaptive").build()
-    hidden = torch.randn(3, 24, requires_grad=True)
-    loss = emb.cross_entropy(hidden, torch.full((3,), 21), ignore_index=21, label_smoothing=smoothing)
-    assert loss.isnan()
-    assert all((gradient == 0).all() for gradient in gradients(emb, loss, hidden).values())
 
 
 @each_adaptive
@@ -305,21 +232,6 @@ def large(**options: Any) -> se.SharedEmbedding:
     """An embedding whose scores for all tokens would be larger than anything else."""
     settings: dict[str, Any] = {"cutoffs": [200, 1000], "padding_idx": 1} | options
     return se.build("adaptive", num_embeddings=VOCABULARY, embedding_dim=WIDTH, **settings)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "reduction": "none"}],
-    ids=["plain", "smoothed", "each"],
-)
-def test_scores_of_all_tokens_never_exist_at_once(options: dict[str, Any]) -> None:
-    emb = large()
-    hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
-    targets = torch.randint(VOCABULARY, (TOKENS,))
-    with MemoryMeter(hidden, targets, *emb.parameters()) as meter:
-        emb.cross_entropy(hidden, targets, **options).sum().backward()
-    assert meter.largest < SCORES / 4
-    assert meter.peak < SCORES / 2
 
 
 def test_predictions_need_no_more_memory() -> None:
@@ -514,15 +426,6 @@ def test_a_fit_gives_clusters_the_scores_of_their_mean_words(side: str) -> None:
     head = emb.projections["0"] if side == "both" else torch.eye(8)
     means = torch.stack([teacher[20:40].mean(0), teacher[40:].mean(0)])
     torch.testing.assert_close(emb.clusters @ head, means, rtol=1e-4, atol=1e-5)
-
-
-def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> None:
-    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
-    options = {"cutoffs": [20, 40], "factor": 1, "score_dim": 12, "tie": "tables"}
-    emb: Any
-    emb, report = se.fit("adaptive", teacher, **options, progress=False)
-    assert report.relative_error == 0.0
-    assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0
 
 
 # Against torch's own adaptive softmax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,24 +13,106 @@ from torch import Tensor
 
 import shared_embeddings as se
 from tests.shared_embeddings.cases import CASES, Case
-from tests.shared_embeddings.references import (
-    GroupLayer,
-    define_layers,
-    define_unit,
-    mixed,
-    normalized,
-    zero_row,
-)
-from tests.shared_embeddings.support import assert_same_gradients, each_of, gradients
+from tests.shared_embeddings.support import assert_same_gradients, each_of, gradients, zero_row
 from tests.shared_embeddings.test_formulas import millions
 
+# References: section 3 and appendix A.1 of DeFINE
 
-class Sizes(NamedTuple):
-    """One layer of the reference."""
+
+class GroupLayer(NamedTuple):
+    """GroupLayer of one group transformation."""
 
     groups: int
     inputs: int
     outputs: int
+
+
+def define_layers(
+    map_dim: int, expand_dim: int, depth: int, max_groups: int, transform: str, connection: str
+) -> list[GroupLayer]:
+    """The expansion layers: groups halve from layer to layer, widths grow linearly (3.2, 4.4, table 8a).
+
+    Layer l of N has ``n + (k - n) l / N`` outputs, rounded down to a multiple of the most groups, which are
+    powers of two here; with residual connections all have ``expand_dim / 2``; the mixer and the skip
+    connection read the input again from the second layer on.
+    """
+    groups = [
+        {"hgt": max(max_groups // 2**layer, 1), "glt": max_groups, "linear": 1}[transform]
+        for layer in range(depth)
+    ]
+    layers = []
+    previous = map_dim
+    for layer in range(depth):
+        width = map_dim + (expand_dim - map_dim) * (layer + 1) / depth
+        width = expand_dim / 2 if connection == "residual" else width
+        outputs = math.floor(round(width, 6) / groups[0]) * groups[0]
+        again = map_dim if layer and connection in ("mixer", "skip") else 0
+        layers.append(GroupLayer(groups[layer], previous + again, outputs))
+        previous = outputs
+    return layers
+
+
+def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
+    """The dense matrix that a group transformation stands for."""
+    dense = torch.zeros(sum(len(block) for block in blocks), sum(block.shape[1] for block in blocks))
+    dense = dense.to(blocks[0].dtype)
+    row = column = 0
+    for block in blocks:
+        dense[row : row + block.shape[0], column : column + block.shape[1]] = block
+        row, column = row + block.shape[0], column + block.shape[1]
+    return dense
+
+
+def normalized(
+    vector: Tensor, gain: Tensor | float = 1.0, shift: Tensor | float = 0.0, epsilon: float = 1e-5
+) -> Tensor:
+    """Layer normalization of one vector."""
+    centered = vector - vector.mean()
+    return centered / (centered.square().mean() + epsilon).sqrt() * gain + shift
+
+
+def mixed(entry: Tensor, previous: Tensor, groups: int) -> Tensor:
+    """Chunk i of the entry in front of chunk i of the previous output, for every group (3.3)."""
+    chunks = []
+    for group in range(groups):
+        chunks.append(entry[group * len(entry) // groups : (group + 1) * len(entry) // groups])
+        chunks.append(previous[group * len(previous) // groups : (group + 1) * len(previous) // groups])
+    return torch.cat(chunks)
+
+
+def shuffled(vector: Tensor, groups: int) -> Tensor:
+    """The elements interleaved: the first of every group, then the second of every group."""
+    size = len(vector) // groups
+    return torch.stack([vector[group * size + place] for place in range(size) for group in range(groups)])
+
+
+def define_unit(
+    entry: Tensor,
+    layers: Sequence[GroupLayer],
+    matrices: Sequence[Tensor],
+    connection: str,
+    activation: Callable[[Tensor], Tensor],
+    shuffle: bool = False,
+) -> Tensor:
+    """The expanded vector of one word, from its vector ``entry`` (Eq. 1, figure 3, figure 5).
+
+    All groups of a layer share a matrix ``(outputs / g, inputs / g)`` (appendix A.1).
+    """
+    previous = entry
+    for position, (layer, matrix) in enumerate(zip(layers, matrices)):
+        if position and shuffle:
+            previous = shuffled(previous, layers[position - 1].groups)
+        inputs = previous
+        if position and connection == "mixer":
+            inputs = mixed(entry, previous, layer.groups)
+        elif position and connection == "skip":
+            inputs = torch.cat([entry, previous])
+        outputs = block_diagonal([matrix] * layer.groups) @ inputs
+        outputs = activation(normalized(outputs))
+        if connection == "residual" and len(outputs) == len(previous):
+            outputs = outputs + previous
+        previous = outputs
+    return previous
 
 
 class Setting(NamedTuple):
@@ -55,13 +137,13 @@ class Setting(NamedTuple):
         return {**sizes, "unit": "delight", "output": "table"}
 
     @property
-    def layers(self) -> list[Sizes]:
+    def layers(self) -> list[GroupLayer]:
         """The input layer, the group transforms, the output layer."""
         half = self.D // 2
-        transforms = [Sizes(self.groups[0], half, self.widths[0])]
+        transforms = [GroupLayer(self.groups[0], half, self.widths[0])]
         for groups, before, width in zip(self.groups[1:], self.widths, self.widths[1:]):
-            transforms.append(Sizes(groups, half + before, width))
-        return [Sizes(1, self.n, half), *transforms, Sizes(1, half + self.D, self.D)]
+            transforms.append(GroupLayer(groups, half + before, width))
+        return [GroupLayer(1, self.n, half), *transforms, GroupLayer(1, half + self.D, self.D)]
 
 
 SETTINGS = [
@@ -79,12 +161,6 @@ SETTINGS = [
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"N{setting.N}-D{setting.D}")
 
 
-@pytest.fixture(autouse=True)
-def _single_precision_afterwards() -> Iterator[None]:
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 class Weights(NamedTuple):
     """Of one layer: a matrix ``(inputs / g, outputs / g)`` and a bias per group, a gain and shift for all."""
 
@@ -94,14 +170,14 @@ class Weights(NamedTuple):
     shift: Tensor
 
 
-def drawn(sizes: Sizes) -> Weights:
-    """Random weights of a layer."""
+def drawn(sizes: GroupLayer) -> Weights:
+    """Random weights of a layer, in double precision."""
     inputs, outputs = sizes.inputs // sizes.groups, sizes.outputs // sizes.groups
     return Weights(
-        [torch.randn(inputs, outputs) * inputs**-0.5 for _ in range(sizes.groups)],
-        [torch.randn(outputs) for _ in range(sizes.groups)],
-        torch.rand(outputs) + 0.5,
-        torch.randn(outputs),
+        [torch.randn(inputs, outputs).double() * inputs**-0.5 for _ in range(sizes.groups)],
+        [torch.randn(outputs).double() for _ in range(sizes.groups)],
+        torch.rand(outputs).double() + 0.5,
+        torch.randn(outputs).double(),
     )
 
 
@@ -137,9 +213,7 @@ def copied_into(emb: Any, weights: list[Weights]) -> None:
 
 @each_setting
 def test_computes_what_the_reference_does(setting: Setting) -> None:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    emb: Any = setting.build()
+    emb: Any = setting.build().double()
     weights = [drawn(sizes) for sizes in setting.layers]
     copied_into(emb, weights)
     expected = torch.stack([unit(vector, setting, weights) for vector in emb.map.table()])

@@ -15,8 +15,7 @@ import shared_embeddings as se
 from shared_embeddings.methods.alone import AloneOptions
 
 from .cases import CASES, Case, by_name
-from .references import alone_masks, alone_table, binary_rate, tensor_train_row, zero_row
-from .support import MemoryMeter, assert_same_gradients, gradients
+from .support import MemoryMeter, assert_same_gradients, gradients, tensor_train_row, zero_row
 
 
 def millions(method: str, num_embeddings: int, embedding_dim: int, **options: object) -> float:
@@ -24,6 +23,28 @@ def millions(method: str, num_embeddings: int, embedding_dim: int, **options: ob
     return (
         se.num_parameters(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options) / 1e6
     )
+
+
+# ALONE: section 2
+
+
+def binary_rate(zero_probability: float, codebooks: int) -> float:
+    """Probability of a one in a source matrix that makes the OR 0 with ``zero_probability`` (2.1)."""
+    return 1 - zero_probability ** (1 / codebooks)
+
+
+def alone_masks(codes: Tensor, codebooks: Tensor, binary: bool) -> Tensor:
+    """Every word's filter ``(V, D_o)``, Eq. 1 and 2, from codes ``(V, M)`` and codebooks ``(M, c, D_o)``."""
+    masks = []
+    for word in range(len(codes)):
+        total = sum(codebooks[book, codes[word, book]] for book in range(codes.shape[1]))
+        masks.append((total >= 1).to(total.dtype) if binary else total)
+    return torch.stack(masks)
+
+
+def alone_table(base: Tensor, masks: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``W2 max(0, W1 (m_w * o))`` for every word (Eq. 3), from W1 ``(H, D_o)`` and W2 ``(D, H)``."""
+    return torch.stack([second @ torch.clamp(first @ (mask * base), min=0) for mask in masks])
 
 
 # Rows of one word after the other
@@ -215,7 +236,9 @@ def test_real_filters_are_gaussian_and_use_every_entry() -> None:
         assert emb.codes[:, book].unique().tolist() == list(range(64))
 
 
-@pytest.mark.parametrize("name", ["alone-real", "alone-binary", "structured", "compositional-code"])
+@pytest.mark.parametrize(
+    "name", ["alone-real", "alone-binary", "structured", "compositional-code", "uncle-classes"]
+)
 def test_codes_come_from_their_own_seed(name: str) -> None:
     """Torch's random state does not move, and neither a reset nor another seed changes saved codes."""
     case = by_name(name)

@@ -6,18 +6,18 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.loss import linear_cross_entropy
+from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.methods import group_reduce as group_reduction
 
 from .cases import CASES, Case
-from .references import with_bias, zero_row
-from .support import assert_same_gradients, gradients
+from .support import assert_same_gradients, dense_loss, dense_scores, gradients, zero_row
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
 ACTIVATIONS = {None: lambda codes: codes, "relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
@@ -118,9 +118,7 @@ def test_loss_of_shuffled_groups_equals_the_dense_one(case: Case, smoothing: flo
     hidden, targets = case.hidden(40, scale=3.0), torch.randint(case.num_embeddings, (40,))
     targets[::5] = 7
     options = {"label_smoothing": smoothing, "ignore_index": 7}
-    scores = hidden @ naive_table(emb, case.options.get("activation"), case.padding_idx).T
-    scores = with_bias(scores, emb.bias, case.padding_idx)
-    expected = F.cross_entropy(scores, targets, **options)
+    expected, scores = dense_loss(emb, hidden, targets, **options), dense_scores(emb, hidden)
     actual, predictions = emb.cross_entropy_and_predictions(hidden, targets, **options)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(emb.logits(hidden), scores, rtol=1e-4, atol=1e-4)
@@ -179,48 +177,143 @@ def test_an_inconsistent_assignment_fails() -> None:
         emb(torch.tensor([0]))
 
 
-# The loss over segments
-
-
-def segments(*widths: tuple[int, int], tokens: int = 300) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Random hidden states and codes of segments with V_g words of width R_g, and targets among all words."""
-    generator = torch.Generator().manual_seed(0)
-    hiddens = [torch.randn(tokens, r, generator=generator).requires_grad_() for _, r in widths]
-    codes = [torch.randn(v, r, generator=generator).requires_grad_() for v, r in widths]
-    return hiddens, codes, torch.randint(sum(v for v, _ in widths), (tokens,), generator=generator)
-
-
-@pytest.mark.parametrize("masked", [None, 0, 9, 10, 129])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_segments_share_one_softmax(masked: int | None, smoothing: float, reduction: str) -> None:
-    hiddens, codes, targets = segments((10, 3), (1, 5), (119, 2))
-    scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
-    if masked is not None:
-        scores = scores * (torch.arange(130) != masked)
-    targets[::7] = -5
-    options: Any = {"label_smoothing": smoothing, "ignore_index": -5, "reduction": reduction}
-    expected = F.cross_entropy(scores, targets, **options)
-    actual, predictions = linear_cross_entropy(hiddens, codes, targets, masked_word=masked, **options)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(predictions, scores.argmax(-1))
-    weight = torch.rand_like(expected)
-    tensors = [*hiddens, *codes]
-    found = torch.autograd.grad((actual * weight).sum(), tensors)
-    for one, other in zip(found, torch.autograd.grad((expected * weight).sum(), tensors)):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
 def test_only_requested_gradients_are_computed() -> None:
-    hiddens, codes, targets = segments((10, 3), (40, 2))
-    hiddens[0].requires_grad_(False)
-    codes[1].requires_grad_(False)
-    loss, _ = linear_cross_entropy(hiddens, codes, targets)
-    scores = torch.cat([hidden @ code.T for hidden, code in zip(hiddens, codes)], dim=1)
-    tensors = [hiddens[1], codes[0]]
-    wanted = torch.autograd.grad(F.cross_entropy(scores, targets), tensors)
-    for one, other in zip(torch.autograd.grad(loss, tensors), wanted):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    emb, hidden = build(num_groups=3, min_rank=5), torch.randn(30, 24, requires_grad=True)
+    emb.codes[1].requires_grad_(False)
+    emb.bases[0].requires_grad_(False)
+    targets = torch.randint(37, (30,))
+    found = gradients(emb, emb.cross_entropy(hidden, targets))
+    assert len(found) == 4
+    assert_same_gradients(found, gradients(emb, dense_loss(emb, hidden, targets)))
 
 
-# Options
+# The factorization
+
+
+def clustered_table(words: int = 2000, dim: int = 32) -> tuple[Tensor, Tensor]:
+    """A table whose words of four kinds lie near four different subspaces, and their Zipfian counts."""
+    generator = torch.Generator().manual_seed(1)
+    subspaces = torch.randn(4, 6, dim, generator=generator)
+    kinds = torch.randint(4, (words,), generator=generator)
+    codes = torch.randn(words, 1, 6, generator=generator)
+    table = (codes @ subspaces[kinds]).squeeze(1) * dim**-0.5
+    counts = 100_000 / torch.arange(1, words + 1)
+    shuffled = torch.randperm(words, generator=generator)
+    return table + 0.05 * torch.randn(words, dim, generator=generator), counts.floor()[shuffled]
+
+
+def weighted_error(table: Tensor, approximation: Tensor, weights: Tensor) -> float:
+    """The sum over words of weight times squared error, in a plain loop."""
+    return sum(
+        float(weight) * float((row.double() - near.double()).square().sum())
+        for row, near, weight in zip(table, approximation, weights)
+    )
+
+
+def test_groups_by_frequency_worked_by_hand() -> None:
+    """Counts 6 | 3, 3 | 1 * 6 are three groups of 6; averages 6, 3, 1 make ranks 12, 6 and 2 before the caps.
+
+    In 100 dimensions, one word can use rank one and two words rank two; with six words, 2 is below the cap.
+    """
+    layout = group_reduction.group_layout(np.array([6.0, 3, 3, 1, 1, 1, 1, 1, 1]), 100, 3, 2)
+    assert layout == ((1, 2, 6), (1, 2, 2))
+
+
+def test_ranks_grow_with_the_average_frequency_up_to_the_highest() -> None:
+    counts = np.repeat([8.0, 4, 2, 1], [100, 200, 400, 800])
+    assert group_reduction.group_layout(counts, 500, 4, 5) == (
+        (100, 200, 400, 800),
+        (40, 20, 10, 5),
+    )
+    assert group_reduction.group_layout(counts, 500, 4, 5, 12).ranks == (12, 12, 10, 5)
+    # Half of 40 dimensions, with enough words.
+    assert group_reduction.group_layout(counts, 40, 4, 5).ranks == (20, 20, 10, 5)
+
+
+@pytest.mark.parametrize("words", [1, 2, 5, 30])
+def test_every_group_has_a_word(words: int) -> None:
+    for groups in range(1, words + 1):
+        sizes, ranks = group_reduction.group_layout(1.0 / np.arange(1, words + 1) ** 2, 16, groups, 3)
+        assert len(sizes) == len(ranks) == groups
+        assert sum(sizes) == words and min(sizes) >= 1 and min(ranks) >= 1
+
+
+def rebuilt(found: group_reduction.GroupReduction) -> Tensor:
+    """The table of a group reduction, word by word."""
+    used = [0] * len(found.codes)
+    rows = []
+    for group in found.groups.tolist():
+        rows.append(found.codes[group][used[group]] @ found.bases[group])
+        used[group] += 1
+    assert used == [len(codes) for codes in found.codes]
+    return torch.stack(rows)
+
+
+def parameters(found: group_reduction.GroupReduction) -> int:
+    return sum(part.numel() for part in (*found.codes, *found.bases))
+
+
+def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
+    table, counts = clustered_table(300, 16)
+    found = group_reduction.group_reduce(table, counts, 3, 2, refinements=0)
+    order = counts.argsort(descending=True, stable=True)
+    layout = group_reduction.group_layout(counts[order].clamp(min=1).numpy(), 16, 3, 2)
+    start = 0
+    for group, (size, rank) in enumerate(zip(*layout)):
+        members = order[start : start + size].sort().values
+        start += size
+        assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
+        codes, basis = truncated_svd(table[members], rank, counts[members])
+        torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
+    assert found.errors[0] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+
+
+def test_refinements_lower_the_error_and_never_add_parameters() -> None:
+    table, counts = clustered_table()
+    found = group_reduction.group_reduce(table, counts, 5, 4, refinements=6)
+    assert len(found.errors) > 1 and found.errors == sorted(found.errors, reverse=True)
+    assert found.errors[-1] < 0.95 * found.errors[0] and min(map(len, found.codes)) >= 1
+    assert found.errors[-1] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+    before = group_reduction.group_reduce(table, counts, 5, 4, refinements=0)
+    assert parameters(found) <= parameters(before)
+
+
+def test_no_word_is_moved_below_the_minimum_rank() -> None:
+    """The first groups are too small for it, so their words do not move."""
+    table, counts = clustered_table()
+    before = group_reduction.group_reduce(table, counts, 8, 5, refinements=0)
+    after = group_reduction.group_reduce(table, counts, 8, 5, refinements=3)
+    ranks = torch.tensor([len(basis) for basis in before.bases])
+    assert (ranks < 5).any() and len(after.errors) > 1
+    small = (ranks < 5)[before.groups]
+    assert torch.equal(after.groups[small], before.groups[small])
+    assert not (ranks < 5)[after.groups[~small]].any()
+
+
+@pytest.mark.parametrize(("groups", "min_rank"), [(2, 3), (5, 4), (10, 3)])
+@pytest.mark.parametrize("kind", ["clustered", "low rank", "noise"])
+def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: int, kind: str) -> None:
+    table, counts = clustered_table()
+    if kind == "low rank":
+        table = torch.randn(len(table), 10) @ torch.randn(10, 32) + 0.1 * torch.randn(len(table), 32)
+    elif kind == "noise":
+        table = torch.randn_like(table)
+    found = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
+    rank = -(-parameters(found) // sum(table.shape))
+    for weights in (None, counts):
+        codes, basis = truncated_svd(table, rank, weights)
+        assert found.errors[-1] <= weighted_error(table, codes @ basis, counts)
+
+
+def test_unseen_words_work() -> None:
+    table, counts = clustered_table(200, 16)
+    counts[counts < counts.median()] = 0
+    found = group_reduction.group_reduce(table, counts, 4, 2)
+    assert rebuilt(found).isfinite().all() and len(found.codes) == 4
+
+
+def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
+    table, counts = clustered_table(100, 16)
+    found = group_reduction.group_reduce(table, counts, 1, 5)
+    codes, basis = truncated_svd(table, 5, counts)
+    torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)

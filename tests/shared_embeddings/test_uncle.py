@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -181,24 +180,18 @@ def test_sizes_of_the_paper(vocabulary: int, dim: int, rows: dict[int, tuple[flo
 
 @pytest.mark.parametrize(
     ("num_classes", "bits", "dtype"),
-    [(1, 0, torch.uint8), (2, 1, torch.uint8), (256, 8, torch.uint8), (257, 9, torch.int32)],
+    [
+        (1, 0, torch.uint8),
+        (2, 1, torch.uint8),
+        (256, 8, torch.uint8),
+        (257, 9, torch.int32),
+        ([3, 20], 2 + 5, torch.uint8),
+    ],
 )
-def test_bits_of_a_class(num_classes: int, bits: int, dtype: torch.dtype) -> None:
+def test_bits_of_classes(num_classes: int | list[int], bits: int, dtype: torch.dtype) -> None:
     emb = build(None, num_embeddings=300, num_classes=num_classes, random_classes=True)
     assert emb.classes.dtype == dtype
     assert emb.counts()["stored_bits"] == 32 * emb.counts()["total"] + bits * 300
-
-
-def test_bits_and_widths_of_sub_classes() -> None:
-    emb = build(
-        None, num_embeddings=40, embedding_dim=11, unique_dim=2, num_classes=[3, 20], random_classes=True
-    )
-    assert [table.shape for table in emb.class_tables] == [(3, 5), (20, 4)]
-    assert emb.counts()["total"] == 40 * 2 + 3 * 5 + 20 * 4
-    assert emb.counts()["stored_bits"] == 32 * emb.counts()["total"] + (2 + 5) * 40
-
-
-# Errors
 
 
 # Sources of classes
@@ -233,17 +226,6 @@ def save_classes(path: Path, classes: list[int], num_classes: int) -> str:
     return str(path)
 
 
-def test_classes_come_from_a_file(tmp_path: Path) -> None:
-    path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
-    for given in (path, Path(path), [path]):
-        emb = build(given)
-        assert emb.classes.flatten().tolist() == [1, 0, 4, 4, 1]
-        assert emb.class_tables[0].shape == (5, 3)
-    assert build(path, num_classes=5).num_classes == (5,)
-    sizes = {"num_embeddings": 5, "embedding_dim": 4, "unique_dim": 1}
-    assert se.num_parameters("uncle", **sizes, classes=path) == 5 + 5 * 3
-
-
 def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -> None:
     """The class of word1 is 0, of word2 4; the marker gets the class of the center nearest to zero."""
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
@@ -255,13 +237,6 @@ def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
     assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
     assert emb.num_classes == (5,)
-
-
-def test_levels_by_word_and_by_position(tmp_path: Path) -> None:
-    path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 2)
-    given = {"unique_dim": 1, "classes": [path, [2, 0, 1]]}
-    options = se.UncleOptions.for_vocabulary(given, ["word1", "word0", "word2"])
-    assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -288,13 +263,20 @@ def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
             assert str(given["classes"]) in str(error.value)
 
 
-def test_levels_come_from_several_files(tmp_path: Path) -> None:
+def test_levels_come_from_files(tmp_path: Path) -> None:
     first = save_classes(tmp_path / "coarse.npz", [1, 0, 1, 1, 1], 2)
     second = save_classes(tmp_path / "fine.npz", [2, 0, 1, 2, 1], 3)
+    for given in (first, Path(first), [first]):
+        assert build(given).classes.flatten().tolist() == [1, 0, 1, 1, 1]
     for given in ([first, second], [first, [2, 0, 1, 2, 1]], [first, np.array([2, 0, 1, 2, 1])]):
         emb = build(given, class_dims=[1, 2])
         assert emb.classes.tolist() == [[1, 2], [0, 0], [1, 1], [1, 2], [1, 1]]
         assert [table.shape for table in emb.class_tables] == [(2, 1), (3, 2)]
+    # For another vocabulary, levels of files go by word, others by position.
+    options = se.UncleOptions.for_vocabulary(
+        {"unique_dim": 1, "classes": [first, [2, 0, 1]]}, ["word1", "word0", "word2"]
+    )
+    assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]
 
 
 def test_the_file_is_not_needed_later(tmp_path: Path) -> None:
@@ -336,29 +318,3 @@ def test_loaded_classes_outlive_a_reset(assign: bool) -> None:
         saved["classes"].zero_()
     emb.reset_parameters()
     assert emb.classes.flatten().tolist() == [2, 2, 0, 1, 0]
-
-
-def test_random_classes_come_from_their_own_seed() -> None:
-    def drawn(**options: Any) -> Tensor:
-        return build(None, num_embeddings=500, num_classes=10, random_classes=True, **options).classes
-
-    torch.manual_seed(1)
-    first, after = drawn(), torch.rand(1)
-    torch.manual_seed(1)
-    second, other = drawn(), drawn(seed=7)
-    assert torch.equal(first, second) and not torch.equal(first, other)
-    torch.manual_seed(1)
-    drawn(seed=7)
-    assert torch.equal(torch.rand(1), after)
-
-
-def test_can_be_the_map_of_define() -> None:
-    emb = se.build(
-        "define",
-        **{"num_embeddings": 12, "embedding_dim": 10, "map_dim": 8, "expand_dim": 16, "depth": 2},
-        **{"max_groups": 2, "map": "uncle", "unique_dim": 3, "num_classes": 4, "random_classes": True},
-    )
-    hidden, targets = torch.randn(5, 8), torch.randint(12, (5,))
-    torch.testing.assert_close(
-        emb.cross_entropy(hidden, targets), F.cross_entropy(hidden @ emb.output_table().T, targets)
-    )
