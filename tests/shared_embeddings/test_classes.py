@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import pickle
 import sys
 import zipfile
@@ -17,6 +15,7 @@ import torch
 
 import shared_embeddings as se
 import shared_embeddings.words.classes as classes_module
+from shared_embeddings.cli.main import main
 from shared_embeddings.words.classes import (
     WordClasses,
     class_of_unseen,
@@ -28,7 +27,7 @@ from shared_embeddings.words.classes import (
     regroup,
     train_word_vectors,
 )
-from tests.helpers import compress
+from tests.helpers import Bomb, compress
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -68,32 +67,18 @@ def example_classes(classes: list[int] | None = None, **changes: Any) -> WordCla
     return WordClasses(**(parts | changes))
 
 
-def without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """Let the import of a module fail."""
-    monkeypatch.setitem(sys.modules, module, None)
-
-
 # Word vectors
 
 
-def test_vectors_of_a_vocabulary(text: Path) -> None:
-    vectors = train_word_vectors([text], ["cat", "never", "six"], dim=7, epochs=2)
-    assert vectors.shape == (3, 7) and vectors.dtype == np.float32
-    assert vectors[[0, 2]].any(axis=1).all() and not vectors[1].any()
-
-
-def test_vectors_come_from_the_seed(text: Path) -> None:
-    words = ["the", *ANIMALS, *NUMBERS]
-    first, second, other = (train_word_vectors([text], words, 8, 2, 2, seed) for seed in (3, 3, 4))
-    assert np.array_equal(first, second)
-    assert not np.allclose(first, other)
-
-
-def test_every_text_counts(text: Path, tmp_path: Path) -> None:
+def test_vectors_of_a_vocabulary(text: Path, tmp_path: Path) -> None:
+    """From every text, and from the seed."""
     second = tmp_path / "second.txt"
     second.write_text("late later late\n" * 20)
-    vectors = train_word_vectors([text, second], ["late", "later", "cat"], 4, epochs=1)
-    assert vectors.any(axis=1).all()
+    words = ["cat", "never", "six", "late"]
+    first, again, other = (train_word_vectors([text, second], words, 7, 2, 2, seed) for seed in (3, 3, 4))
+    assert first.shape == (4, 7) and first.dtype == np.float32
+    assert first[[0, 2, 3]].any(axis=1).all() and not first[1].any()
+    assert np.array_equal(first, again) and not np.allclose(first, other)
 
 
 def test_long_lines_are_split_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +113,7 @@ def test_invalid_settings_are_named(text: Path, setting: dict[str, int]) -> None
 
 
 def test_missing_gensim_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "gensim.models")
+    monkeypatch.setitem(sys.modules, "gensim.models", None)
     with pytest.raises(ImportError, match=r"gensim.*classes"):
         train_word_vectors([text], ["cat"], 4)
 
@@ -148,32 +133,6 @@ def test_file_round_trip(tmp_path: Path) -> None:
     assert loaded.vocabulary_hash == saved.vocabulary_hash
     assert loaded.num_classes == 3
     assert [file.name for file in path.parent.iterdir()] == ["classes"]
-
-
-def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "classes.npz"
-    example_classes().save(path)
-    before = path.read_bytes()
-
-    def fail(file: io.BytesIO, **arrays: np.ndarray) -> None:
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", fail)
-    with pytest.raises(KeyboardInterrupt):
-        example_classes([0, 0, 0, 0, 0]).save(path)
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["classes.npz"]
-
-
-class Bomb:
-    """Leaves a file when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.trace), "w")
 
 
 def rewritten(path: Path, **changes: np.ndarray | None) -> None:
@@ -210,10 +169,7 @@ BROKEN = {
     "another npz": lambda path: np.savez(path, something=np.arange(3)),
     "no centers": lambda path: rewritten(path, centers=None),
     "other words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\nf", dtype=np.uint8)),
-    "fewer words": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd", dtype=np.uint8)),
-    "words twice": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\na", dtype=np.uint8)),
     "not UTF-8": lambda path: rewritten(path, words=np.frombuffer(b"a\nb\nc\nd\n\xff", dtype=np.uint8)),
-    "class too high": lambda path: rewritten(path, classes=np.array([0, 1, 2, 3, 0])),
     "class below zero": lambda path: rewritten(path, classes=np.array([0, 1, 2, -1, 0])),
     "broken classes": lambda path: rewritten(path, classes=np.array([0.0, 1, 2, 1, 0])),
     "not a number": lambda path: rewritten(path, centers=np.full((3, 2), np.nan)),
@@ -300,9 +256,13 @@ def test_sizes_in_text() -> None:
 # End to end
 
 
-def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Path) -> None:
+def test_from_text_to_embedding(
+    text: Path, vocabulary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output, figure = tmp_path / "run" / "classes.npz", tmp_path / "run" / "sizes.png"
-    report = make_classes([text], vocabulary_file, 3, output, dim=10, epochs=20, figure=figure)
+    asked = ["--text", text, "--vocab", vocabulary_file, "--num-classes", 3, "--output", output]
+    assert main(["classes", *map(str, [*asked, "--dim", 10, "--epochs", 20, "--figure", figure])]) == 0
+    report = capsys.readouterr().out
     made = WordClasses.load(output)
     assert made.words == ("the", *ANIMALS, *NUMBERS, "<rare>")
     of = dict(zip(made.words, made.classes.tolist()))
@@ -318,12 +278,14 @@ def test_from_text_to_embedding(text: Path, vocabulary_file: Path, tmp_path: Pat
 
 
 def test_another_number_of_classes_without_the_texts(
-    text: Path, vocabulary_file: Path, tmp_path: Path
+    text: Path, vocabulary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     three, four, regrouped = (tmp_path / f"{name}.npz" for name in ("three", "four", "regrouped"))
     for number, path in ((3, three), (4, four)):
         make_classes([text], vocabulary_file, number, path, dim=5, epochs=1, seed=2)
-    report = regroup(three, 4, regrouped, seed=2)
+    asked = ["--vectors-of", three, "--num-classes", 4, "--output", regrouped, "--seed", 2]
+    assert main(["classes", *map(str, asked)]) == 0
+    report = capsys.readouterr().out
     made, wanted = WordClasses.load(regrouped), WordClasses.load(four)
     assert "14 words in 4 classes" in report and str(regrouped) in report
     assert made.words == wanted.words and made.settings == wanted.settings
@@ -344,34 +306,29 @@ def test_invalid_settings_fail_before_training(
         pytest.fail("the training was started")
 
     monkeypatch.setattr("shared_embeddings.words.classes.train_word_vectors", train)
-    output = tmp_path / "classes.npz"
-    with pytest.raises(ValueError, match="more than the 14 words"):
-        make_classes([text], vocabulary_file, 15, output)
-    with pytest.raises(ValueError, match="--output: .* is a folder; name a file"):
-        make_classes([text], vocabulary_file, 3, tmp_path)
-    with pytest.raises(ValueError, match="cannot be written"):
-        make_classes([text], vocabulary_file, 3, text / "classes.npz")
-    with pytest.raises(ValueError, match="--figure: .* is a folder; name a file"):
-        make_classes([text], vocabulary_file, 3, output, figure=tmp_path)
-    with pytest.raises(ValueError, match="num_classes is 0"):
-        make_classes([text], vocabulary_file, 0, output)
-    for seed in (-1, 2**32):
-        with pytest.raises(ValueError, match=f"seed is {seed}"):
-            make_classes([text], vocabulary_file, 3, output, seed=seed)
+    output, link = tmp_path / "classes.npz", tmp_path / "other name"
+    link.symlink_to(text)
     before = text.read_bytes(), vocabulary_file.read_bytes()
-    (tmp_path / "other name").symlink_to(text)
-    for file in (text, vocabulary_file, tmp_path / "other name"):
-        with pytest.raises(ValueError, match="would replace the file of"):
-            make_classes([text], vocabulary_file, 3, file, force=True)
-    with pytest.raises(ValueError, match="--figure: .* would replace the file of --output"):
-        make_classes([text], vocabulary_file, 3, output, figure=output)
+    replaced = {"force": True}
+    for number, path, changes, named in (
+        (15, output, {}, "more than the 14 words"),
+        (3, tmp_path, {}, "--output: .* is a folder; name a file"),
+        (3, text / "classes.npz", {}, "cannot be written"),
+        (3, output, {"figure": tmp_path}, "--figure: .* is a folder; name a file"),
+        (0, output, {}, "num_classes is 0"),
+        (3, output, {"seed": -1}, "seed is -1"),
+        (3, output, {"seed": 2**32}, f"seed is {2**32}"),
+        *((3, file, replaced, "would replace the file of") for file in (text, vocabulary_file, link)),
+        (3, output, {"figure": output}, "--figure: .* would replace the file of --output"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            make_classes([text], vocabulary_file, number, path, **changes)
     assert (text.read_bytes(), vocabulary_file.read_bytes()) == before
-    without(monkeypatch, "matplotlib.figure")
-    with pytest.raises(ImportError, match="matplotlib"):
-        make_classes([text], vocabulary_file, 3, output, figure=tmp_path / "sizes.png")
-    without(monkeypatch, "sklearn.cluster")
-    with pytest.raises(ImportError, match="scikit-learn"):
-        make_classes([text], vocabulary_file, 3, output)
+    for module, named in (("matplotlib.figure", "matplotlib"), ("sklearn.cluster", "scikit-learn")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=named):
+            make_classes([text], vocabulary_file, 3, output, figure=tmp_path / "sizes.png")
+        monkeypatch.delitem(sys.modules, module)
 
 
 # Clusters
@@ -453,26 +410,29 @@ def test_a_mostly_unknown_vocabulary_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "words"),
     [
-        "cat\ndog\nsix\n",
-        "cat\ndog\nsix",
-        "cat\t9\ndog\t8\nsix\t1\n",
-        "cat 9\ndog 8\nsix 1\n",
-        "cat\r\ndog\r\nsix\r\n",
+        *(
+            (content, ("cat", "dog", "six"))
+            for content in (
+                "cat\ndog\nsix\n",
+                "cat\ndog\nsix",
+                "cat\t9\ndog\t8\nsix\t1\n",
+                "cat 9\ndog 8\nsix 1\n",
+                "cat\r\ndog\r\nsix\r\n",
+            )
+        ),
+        # Numbers are words too, and only a line feed ends a line.
+        (
+            "7\t3\n12\na\u2028b\t1\nc\x0bd\n\u00a0\t2\n",
+            ("7", "12", "a\u2028b", "c\x0bd", "\u00a0"),
+        ),
     ],
 )
-def test_vocabulary_files(tmp_path: Path, content: str) -> None:
+def test_vocabulary_files(tmp_path: Path, content: str, words: tuple[str, ...]) -> None:
     path = tmp_path / "vocab"
     path.write_bytes(content.encode())
-    assert read_vocabulary(path) == ("cat", "dog", "six")
-
-
-def test_unusual_words_in_a_vocabulary_file(tmp_path: Path) -> None:
-    """Numbers are words too, and only a line feed ends a line."""
-    path = tmp_path / "vocab"
-    path.write_text("7\t3\n12\na\u2028b\t1\nc\x0bd\n\u00a0\t2\n", encoding="utf-8")
-    assert read_vocabulary(path) == ("7", "12", "a\u2028b", "c\x0bd", "\u00a0")
+    assert read_vocabulary(path) == words
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from shared_embeddings.utils.interrupts import (
     signals_delayed,
     signals_raised,
 )
-from shared_embeddings.words.classes import WordClasses
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
 
@@ -75,25 +73,6 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedding: {method: projective, rank: 7}" in text
     found = json.loads(printed(capsys, "suggest", *SIZES, "--budget", "40k", "--json"))
     assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
-
-
-def test_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text, vocabulary, output = (tmp_path / name for name in ("text", "vocabulary", "classes.npz"))
-    text.write_text("a b c d\nc d a b\n" * 20)
-    vocabulary.write_text("a\nb\nc\nd\nnever\n")
-    figure = tmp_path / "sizes.png"
-    asked = ["--text", text, "--vocab", vocabulary, "--num-classes", "2", "--output", output, "--dim", "4"]
-    out = printed(capsys, "classes", *map(str, [*asked, "--figure", figure]))
-    assert "5 words in 2 classes" in out and "do not occur in the texts: 1," in out
-    assert WordClasses.load(output).num_classes == 2
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    other = tmp_path / "other.npz"
-    out = printed(
-        capsys, "classes", "--vectors-of", str(output), "--num-classes", "3", "--output", str(other)
-    )
-    assert "5 words in 3 classes" in out and WordClasses.load(other).num_classes == 3
-    options = {"unique_dim": 3, "classes": str(output)}
-    assert se.build("uncle", num_embeddings=5, embedding_dim=8, **options).counts()["total"] == 25
 
 
 def test_numbers_are_written_in_decimal_digits() -> None:

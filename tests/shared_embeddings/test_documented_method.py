@@ -16,20 +16,25 @@ import torch
 from tests.shared_embeddings.hf import models
 
 ROOT = Path(__file__).parents[2]
-# Importing the plugin here would register the method for all tests of this process.
-CODEC = (
-    (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8").split("```python\n")[2].split("```")[0]
-)
-PLUGIN = "tests.shared_embeddings.documented_method"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+DOCUMENT = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
 
 
-def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
-    """The output of a Python process that must succeed."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the documented method and codec, which work as modules and as plug-ins of pytest."""
+    for place, name in ((1, "hashed"), (2, "even")):
+        code = DOCUMENT.split("```python\n")[place].split("```")[0]
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *command: str, cwd: Path = ROOT, **environment: str) -> str:
+    """The output of a Python process that must succeed and can import what is in the folder."""
+    paths = {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
-        env=ENVIRONMENT | environment,
+        env={**os.environ, **paths, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -38,49 +43,52 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
-def command(*arguments: str) -> str:
+def command(folder: Path, *arguments: str) -> str:
     """The output of `shared-embeddings` with the method."""
-    code = f"import sys, {PLUGIN}; from shared_embeddings.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return run("-c", code, *arguments)
+    code = "import sys, hashed; from shared_embeddings.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return run(folder, "-c", code, *arguments)
 
 
 @pytest.mark.slow
-def test_commands_find_the_method() -> None:
+def test_commands_find_the_method(folder: Path) -> None:
     sizes = ["--vocab-size", "1000", "--dim", "32"]
-    listed = command("methods")
+    listed = command(folder, "methods")
     assert "hashed: the sum of two rows" in listed
     assert "  buckets: a whole number (required)\n      B, the number of rows of the table.\n" in listed
-    assert "| `hashed` | Weinberger et al. (2009) |" in command("methods", "--format", "markdown")
-    counted = json.loads(command("params", "--method", "hashed", *sizes, "--buckets", "50", "--json"))
+    assert "| `hashed` | Weinberger et al. (2009) |" in command(folder, "methods", "--format", "markdown")
+    counted = json.loads(command(folder, "params", "--method", "hashed", *sizes, "--buckets", "50", "--json"))
     assert counted["total"] == 50 * 32
-    found = json.loads(command("suggest", *sizes, "--budget", "3200", "--json"))["suggestions"]
+    found = json.loads(command(folder, "suggest", *sizes, "--budget", "3200", "--json"))["suggestions"]
     assert {"buckets": 100} in [one["options"] for one in found if one["method"] == "hashed"]
 
 
 @pytest.mark.slow
-def test_compress_finds_options_for_a_target(tmp_path: Path) -> None:
+def test_compress_finds_options_for_a_target(folder: Path) -> None:
     words = [f"w{number} {number % 7} {number % 5}" for number in range(40)]
-    (tmp_path / "table.vec").write_text("\n".join(["40 2", *words]) + "\n")
-    asked = ["--model", str(tmp_path / "table.vec"), "--output", str(tmp_path / "small")]
-    report = command("compress", *asked, "--method", "hashed", "--target-ratio", "2", "--fit-steps", "5")
+    (folder / "table.vec").write_text("\n".join(["40 2", *words]) + "\n")
+    asked = ["--model", str(folder / "table.vec"), "--output", str(folder / "small")]
+    report = command(
+        folder, "compress", *asked, "--method", "hashed", "--target-ratio", "2", "--fit-steps", "5"
+    )
     assert "hashed, buckets:" in report
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tests", "least"),
+    ("plugin", "tests", "chosen", "least"),
     [
         # Scores of the example are computed with a table.
-        (["tests/shared_embeddings", "-k", "hashed and not allocate_no_table"], 60),
-        (["tests/lm/test_compression.py", "-k", "hashed"], 1),
-        (["tests/nmt/test_training.py::test_train_save_load_translate", "-k", "hashed"], 1),
-        (["tests/benchmarks/test_benchmarks.py", "-k", "can_be_measured"], 2),
+        ("hashed", "tests/shared_embeddings", "hashed and not allocate_no_table", 60),
+        ("hashed", "tests/lm/test_compression.py", "hashed", 1),
+        ("hashed", "tests/nmt/test_training.py::test_train_save_load_translate", "hashed", 1),
+        ("hashed", "tests/benchmarks/test_benchmarks.py", "measured", 2),
+        ("even", "tests/shared_embeddings/contract", "example-even", 3),
     ],
-    ids=["library", "lm", "nmt", "benchmarks"],
+    ids=["library", "lm", "nmt", "benchmarks", "codec"],
 )
-def test_contract_tests_run_unchanged(tests: list[str], least: int) -> None:
-    chosen = ["-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", *tests]
-    passed = re.search(r"(\d+) passed", run(*chosen))
+def test_contract_tests_run_unchanged(folder: Path, plugin: str, tests: str, chosen: str, least: int) -> None:
+    options = ["-q", "-p", plugin, "-p", "no:cacheprovider", tests, "-k", chosen]
+    passed = re.search(r"(\d+) passed", run(folder, "-m", "pytest", *options))
     assert passed is not None and int(passed[1]) >= least
 
 
@@ -144,39 +152,19 @@ assert "shared_embeddings" not in sys.modules
 """
 
 
-def test_a_codec_is_one_file(tmp_path: Path) -> None:
+def test_a_codec_is_one_file(folder: Path) -> None:
     """From the file to compressed models, with the library and without."""
-    (tmp_path / "even.py").write_text(CODEC)
-    models.write("gemma", tmp_path / "model")
+    models.write("gemma", folder / "model")
     vectors = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
     lines = [f"w{word} " + " ".join(map(str, row)) for word, row in enumerate(vectors.tolist())]
-    (tmp_path / "table.vec").write_text("\n".join(["60 16", *lines]) + "\n")
-    run("-c", WITH_THE_LIBRARY, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    modules = str(tmp_path / "modules")
+    (folder / "table.vec").write_text("\n".join(["60 16", *lines]) + "\n")
+    run(folder, "-c", WITH_THE_LIBRARY, cwd=folder)
+    modules = str(folder / "modules")
     program = WITHOUT_THE_LIBRARY.format(ids=models.IDS.tolist())
-    run("-c", program, cwd=tmp_path, PYTHONPATH="", HF_MODULES_CACHE=modules, HF_HUB_OFFLINE="1")
-    spec = importlib.util.spec_from_file_location("loader", tmp_path / "load_vectors.py")
+    run(folder, "-c", program, cwd=folder, PYTHONPATH="", HF_MODULES_CACHE=modules, HF_HUB_OFFLINE="1")
+    spec = importlib.util.spec_from_file_location("loader", folder / "load_vectors.py")
     assert spec is not None and spec.loader is not None
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
-    found = torch.from_numpy(loader.load(tmp_path / "small.safetensors").vectors)
+    found = torch.from_numpy(loader.load(folder / "small.safetensors").vectors)
     assert float((found - vectors).norm() / vectors.norm()) < 0.15
-
-
-@pytest.mark.slow
-def test_contract_tests_include_a_codec(tmp_path: Path) -> None:
-    (tmp_path / "even.py").write_text(CODEC)
-    chosen = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "even",
-        "-p",
-        "no:cacheprovider",
-        "tests/shared_embeddings/contract",
-        "-k",
-        "example-even",
-    ]
-    passed = re.search(r"(\d+) passed", run(*chosen, PYTHONPATH=f"{ROOT}:{tmp_path}"))
-    assert passed is not None and int(passed[1]) >= 3

@@ -282,6 +282,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 
 
+DEEP = ["[" * 100_000, "[" * 5000 + "]" * 5000]
+
+
 def test_plain_values() -> None:
     text = "a: 1e-3\nb: [1, 2.5, true, null, text]\nc: {d: 2020-01-01}\ne: &x {f: 1, g: 2}\nh: {<<: *x, f: 3}"
     assert parse_yaml(text, "t") == {
@@ -296,51 +299,40 @@ def test_plain_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("parse", "text", "reason"),
     [
-        ("[" * 5000, "nested more than 100 levels deep"),
-        ("[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
-        ("{b: " * 300 + "1" + "}" * 300, "nested more than 100 levels deep"),
-        ("a: 1\na: 2", "the key 'a' is given twice"),
-        ("a: {b: 1, b: 2}", "the key 'b' is given twice"),
-        ("5: a", "the key '5' is not text"),
-        ("yes: a", "the key 'yes' is not text"),
-        ("[a, b]: c", "the key 'a list or mapping' is not text"),
-        ("a: !!python/object/apply:os.system [ls]", "is not a plain value"),
-        ("a: !!binary aGk=", "is not a plain value"),
-        ("a: !!set {b}", "is not a plain value"),
-        (BOMB, "has more than 1,000,000 values"),
-        ("a: &a [*a]", "an alias refers to a value that contains it"),
-        ("a: [", "cannot be read as YAML"),
-        ("a: *b", "cannot be read as YAML"),
-        ("a: \0", "cannot be read as YAML"),
-        ('a: "\\0"', "contains NUL or surrogate characters"),
-        ('{"a\\0": 1}', "contains NUL or surrogate characters"),
-        ('a: "\\ud800"', "contains NUL or surrogate characters"),
-        ("a: 1\n---\nb: 2", "cannot be read as YAML"),
-        ("a: " + "9" * 5000, "t: "),
+        *((parse_yaml, text, "nested more than 100 levels deep") for text in DEEP),
+        *((parse_json, text, "nested more than 100 levels deep") for text in DEEP[:2]),
+        (parse_yaml, "{b: " * 300 + "1" + "}" * 300, "nested more than 100 levels deep"),
+        (parse_yaml, "a: 1\na: 2", "the key 'a' is given twice"),
+        (parse_yaml, "a: {b: 1, b: 2}", "the key 'b' is given twice"),
+        (parse_json, '{"x": {"a": 1, "a": 2}}', "the key 'a' is given twice"),
+        (parse_yaml, "5: a", "the key '5' is not text"),
+        (parse_yaml, "yes: a", "the key 'yes' is not text"),
+        (parse_yaml, "[a, b]: c", "the key 'a list or mapping' is not text"),
+        (parse_yaml, "a: !!python/object/apply:os.system [ls]", "is not a plain value"),
+        (parse_yaml, "a: !!binary aGk=", "is not a plain value"),
+        (parse_yaml, "a: !!set {b}", "is not a plain value"),
+        (parse_yaml, BOMB, "has more than 1,000,000 values"),
+        (parse_yaml, "a: &a [*a]", "an alias refers to a value that contains it"),
+        (parse_yaml, "a: [", "cannot be read as YAML"),
+        (parse_yaml, "a: *b", "cannot be read as YAML"),
+        (parse_yaml, "a: \0", "cannot be read as YAML"),
+        (parse_yaml, "a: 1\n---\nb: 2", "cannot be read as YAML"),
+        (parse_json, "", "cannot be read as JSON"),
+        (parse_yaml, 'a: "\\0"', "contains NUL or surrogate characters"),
+        (parse_yaml, '{"a\\0": 1}', "contains NUL or surrogate characters"),
+        (parse_yaml, 'a: "\\ud800"', "contains NUL or surrogate characters"),
+        (parse_yaml, "a: " + "9" * 5000, "t: "),
     ],
 )
-def test_other_yaml_fails_in_one_line(text: str, reason: str) -> None:
+def test_other_documents_fail_in_one_line(
+    parse: Callable[[str, str], object], text: str, reason: str
+) -> None:
     with pytest.raises(DocumentError) as error:
-        parse_yaml(text, "t")
+        parse(text, "t")
     message = str(error.value)
     assert reason in message and message.startswith("t: ") and "\n" not in message and len(message) < 400
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("[" * 100_000, "nested more than 100 levels deep"),
-        ("[" * 200 + "]" * 200, "nested more than 100 levels deep"),
-        ('{"x": {"a": 1, "a": 2}}', "the key 'a' is given twice"),
-        ("", "cannot be read as JSON"),
-    ],
-)
-def test_other_json_fails_in_one_line(text: str, reason: str) -> None:
-    with pytest.raises(DocumentError) as error:
-        parse_json(text, "t")
-    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_values_as_text(tmp_path: Path) -> None:
@@ -374,36 +366,32 @@ def test_download_checks_the_content(tmp_path: Path) -> None:
     assert target.read_text() == "content"
 
 
-def failing(request: urllib.request.Request, timeout: float) -> addinfourl:
-    assert request.get_header("User-agent") == download.USER_AGENT
-    raise urllib.error.HTTPError(request.full_url, 404, "Not Found", Message(), None)
-
-
-def offline(request: urllib.request.Request, timeout: float) -> addinfourl:
-    raise OSError("no route")
-
-
-def truncated(request: urllib.request.Request, timeout: float) -> addinfourl:
-    headers = Message()
-    headers["Content-Length"] = "10"
-    return addinfourl(io.BytesIO(b"short"), headers, "")
-
-
 @pytest.mark.parametrize(
-    ("opened", "reason"),
+    ("answer", "reason"),
     [
-        (failing, "the server returned 404 Not Found"),
-        (offline, "target.gz: cannot be downloaded .no route. after 3 attempts; ask"),
-        (truncated, "closed after 5 of 10 bytes"),
+        (
+            urllib.error.HTTPError("https://example.org", 404, "Not Found", Message(), None),
+            "the server returned 404 Not Found",
+        ),
+        (OSError("no route"), "target.gz: cannot be downloaded .no route. after 3 attempts; ask"),
+        (b"short", "closed after 5 of 10 bytes"),
     ],
 )
 def test_failed_downloads_are_tried_again_and_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., addinfourl], reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Exception | bytes, reason: str
 ) -> None:
     asked = []
-    monkeypatch.setattr(
-        urllib.request, "urlopen", lambda *given, **how: asked.append(1) or opened(*given, **how)
-    )
+
+    def urlopen(request: urllib.request.Request, timeout: float) -> addinfourl:
+        assert request.get_header("User-agent") == download.USER_AGENT
+        asked.append(request)
+        if isinstance(answer, Exception):
+            raise answer
+        headers = Message()
+        headers["Content-Length"] = "10"
+        return addinfourl(io.BytesIO(answer), headers, "")
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     target = tmp_path / "target.gz"
     with pytest.raises(DownloadError, match=reason):
         download.download("https://example.org/target.gz", target, None, "ask", wait_seconds=0)
