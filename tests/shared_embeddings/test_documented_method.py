@@ -81,7 +81,7 @@ def test_compress_finds_options_for_a_target(folder: Path) -> None:
         ("hashed", "tests/shared_embeddings", "hashed and not allocate_no_table", 60),
         ("hashed", "tests/lm/test_compression.py", "hashed", 1),
         ("hashed", "tests/nmt/test_training.py::test_train_save_load_translate", "hashed", 1),
-        ("hashed", "tests/benchmarks/test_benchmarks.py", "measured", 2),
+        ("hashed", "tests/benchmarks/test_benchmarks.py", "can_be_measured", 2),
         ("even", "tests/shared_embeddings/contract", "example-even", 3),
     ],
     ids=["library", "lm", "nmt", "benchmarks", "codec"],
