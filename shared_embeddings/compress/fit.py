@@ -67,6 +67,7 @@ def fit(
     teacher: Tensor,
     *,
     token_counts: Tensor | None = None,
+    metric: Tensor | None = None,
     padding_idx: int | None = None,
     words: Sequence[str] | None = None,
     seed: int = 0,
@@ -81,6 +82,8 @@ def fit(
         method: one of `methods()`, or the options of a method.
         teacher: the table ``(V, D)`` to reconstruct.
         token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
+        metric: ``(D, D)`` what errors of rows count, as `shared_embeddings.compress.calibration` measures it,
+            for methods that round with feedback.
         padding_idx: the word without a vector; its row of the teacher is ignored.
         words: the words in the order of their ids, for options that name a file about words, as in `build`.
         seed: the seed of all random numbers; the global random state does not change.
@@ -111,6 +114,7 @@ def fit(
         options=given,
         teacher=table,
         token_counts=counts,
+        metric=None if metric is None else _check_metric(metric, table),
         padding_idx=padding_idx,
         seed=seed,
         steps=steps,
@@ -200,3 +204,14 @@ def _check_counts(token_counts: Tensor, table: Tensor) -> Tensor:
             "token_counts has negative or infinite values, or is zero throughout; give counts of a text"
         )
     return counts
+
+
+def _check_metric(metric: Tensor, table: Tensor) -> Tensor:
+    """The metric ``(D, D)`` in float32 on the device of the table ``(V, D)``, or UserError."""
+    found = metric.to(table.device, torch.float32)
+    if found.shape != (table.size(1), table.size(1)) or not bool(found.isfinite().all()):
+        raise UserError(
+            f"the metric is {tuple(found.shape)}, but it must be a finite matrix ({table.size(1)}, "
+            f"{table.size(1)}) for this table; calibrate this model"
+        )
+    return (found + found.t()) / 2

@@ -45,6 +45,7 @@ class FitTask:
         options: the options that were requested.
         teacher: the table ``(V, D)`` in float32, with a padding row of zeros.
         token_counts: ``(V,)`` how often each word occurs, or None.
+        metric: ``(D, D)`` what errors of rows count, see `shared_embeddings.quant.metric`; None for squares.
         padding_idx: the word without a vector, or None.
         seed: the seed of all random numbers.
         steps: steps of gradient descent; None for the default of the algorithm.
@@ -56,6 +57,7 @@ class FitTask:
     options: dict[str, Any]
     teacher: Tensor
     token_counts: Tensor | None
+    metric: Tensor | None
     padding_idx: int | None
     seed: int
     steps: int | None

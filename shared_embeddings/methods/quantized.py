@@ -18,6 +18,7 @@ from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.quant.allocation import even_counts
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
@@ -345,12 +346,16 @@ class QuantizedEmbedding(SharedEmbedding):
             del sample
         for name, values in books.items():
             made.get_parameter(name).copy_(values)
+        metric = None
+        if task.metric is not None:
+            rotated = Metric(task.metric).seen_by(made._rotated)
+            metric = rotated.seen_by(lambda states: made.codec.project(states, made.books()))
         hidden = not task.progress
         bar = tqdm(total=made.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
         for rate in filter(None, made.word_counts):
             words, done = (rates == rate).nonzero().flatten().to(table.device), 0
             for ids in words.split(BLOCK):
-                codes, scales = made.codec.encode(made._rotated(table[ids]), rate, made.books())
+                codes, scales = made.codec.encode(made._rotated(table[ids]), rate, made.books(), metric)
                 made.codes(rate)[done : done + len(ids)] = codes
                 made.word_scales[ids] = scales.to(made.word_scales)
                 done += len(ids)

@@ -27,6 +27,7 @@ from torch import Tensor
 from shared_embeddings.quant import decoder, kernels
 from shared_embeddings.quant.allocation import rates_within
 from shared_embeddings.quant.decoder import DECODERS, RATES
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.errors import UserError
 
 Books = dict[str, Tensor]
@@ -166,8 +167,13 @@ class Codec(ABC):
         return self.initial_books(rates)
 
     @abstractmethod
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
-        """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32."""
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32.
+
+        Args:
+            rows, rate, books: what is encoded.
+            metric: what the errors of projected rows count; None for squared errors.
+        """
 
     @abstractmethod
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
@@ -258,10 +264,11 @@ def squared_norms(rows: Tensor, mean: float | Tensor = 0.0) -> Tensor:
     return torch.cat([(part - mean).double().square().sum(dim=1) for part in rows.split(BLOCK)])
 
 
-def fitted_scales(rows: Tensor, values: Tensor) -> Tensor:
-    """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)``."""
-    norms = values.square().sum(dim=1, keepdim=True).clamp(min=1e-30)
-    return (rows * values).sum(dim=1, keepdim=True) / norms
+def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:
+    """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)`` in a metric."""
+    weighted = values if metric is None else values @ metric.matrix.to(values)
+    norms = (weighted * values).sum(dim=1, keepdim=True).clamp(min=1e-30)
+    return (weighted * rows).sum(dim=1, keepdim=True) / norms
 
 
 def row_sizes(rows: Tensor) -> Tensor:

@@ -130,20 +130,27 @@ def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
 
 
 def nearest_paths(
-    rows: Tensor, steps: Sequence[tuple[int, int]], weights: Tensor, start: int, books: Tensor
+    rows: Tensor, steps: Sequence[tuple[int, int]], weights: Tensor, starts: Tensor, count: int, books: Tensor
 ) -> Tensor:
-    """The states ``(n, T)`` of the nearest path to each row, among those that begin in the first states.
+    """The states ``(n, T)`` of the nearest path to each row, among those that begin in some states.
 
     Args:
         rows: ``(n, D)``.
         steps: for each state, the bits between it and the one before, and how many numbers it gives.
         weights: of the squared errors of the numbers ``(D,)``.
-        start: the number of states that a path can begin in.
+        starts: the first state ``(n,)`` that a path can begin in.
+        count: the number of these states.
         books: the entry of each state, for the first, second, ... number that it gives.
     """
     out = torch.empty(len(rows), len(steps), dtype=torch.long)
     bits, sizes = torch.tensor(steps).t()
-    _run("nearest_paths", rows.size(1) * books.size(1), [rows], [bits, sizes, weights, start, books], out)
+    _run(
+        "nearest_paths",
+        rows.size(1) * books.size(1),
+        [rows, starts],
+        [bits, sizes, weights, count, books],
+        out,
+    )
     return out
 
 

@@ -208,8 +208,12 @@ def _decode_row(codes: Any, ends: Any, offsets: Any, mask: Any, book: Any, out: 
 
 
 @_compiled
-def nearest_paths(rows: Any, bits: Any, sizes: Any, weights: Any, start: int, books: Any, out: Any) -> None:
+def nearest_paths(
+    rows: Any, starts: Any, bits: Any, sizes: Any, weights: Any, count: int, books: Any, out: Any
+) -> None:
     """The states ``(n, T)`` of the path that is nearest to each row ``(n, D)``.
+
+    A path begins in one of `count` states from `starts` ``(n,)`` on.
 
     The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
     """
@@ -217,7 +221,8 @@ def nearest_paths(rows: Any, bits: Any, sizes: Any, weights: Any, start: int, bo
     lowest = np.empty((bits.shape[0], states >> np.min(bits)), np.float32)
     costs, spare = np.empty(states, np.float32), np.empty(states, np.float32)
     for row in range(rows.shape[0]):
-        costs[:start], costs[start:] = 0.0, _FAR
+        costs[:] = _FAR
+        costs[starts[row] : starts[row] + count] = 0.0
         column = 0
         for step in range(bits.shape[0]):
             if step > 0:
@@ -227,7 +232,8 @@ def nearest_paths(rows: Any, bits: Any, sizes: Any, weights: Any, start: int, bo
             for number in range(sizes[step]):
                 _add_errors(books[number], rows[row, column], weights[column], costs)
                 column += 1
-        _trace(rows[row], bits, sizes, weights, start, books, lowest, np.argmin(costs), out[row])
+        final = np.argmin(costs)
+        _trace(rows[row], bits, sizes, weights, starts[row], count, books, lowest, final, out[row])
 
 
 @_compiled
@@ -287,7 +293,8 @@ def _trace(
     bits: Any,
     sizes: Any,
     weights: Any,
-    start: int,
+    start: Any,
+    count: int,
     books: Any,
     lowest: Any,
     state: Any,
@@ -308,7 +315,7 @@ def _trace(
                 cost += weights[column + number] * error * error
             if step > 0:
                 cost += lowest[step, other >> bits[step]]
-            elif other >= start:
+            elif other < start or other >= start + count:
                 cost += _FAR
             if cost < least:
                 least, state = cost, other

@@ -17,6 +17,7 @@ from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import byte_products, bytes_for, field_ends, pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.tracing import cache_tensor
 
 _ITERATIONS = 3000
@@ -44,11 +45,16 @@ class LloydMaxCodec(Codec):
     def initial_books(self, rates: Sequence[float]) -> Books:
         return {f"levels{int(rate)}": normal_levels(int(rate)) for rate in rates}
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The nearest levels at unit variance, then the best scale."""
-        levels = books[f"levels{int(rate)}"].float()
-        codes = nearest_entries(rows / row_sizes(rows), levels)
-        return Encoded(pack_bits(codes, int(rate)), fitted_scales(rows, levels[codes]))
+        levels, targets = books[f"levels{int(rate)}"].float(), rows / row_sizes(rows)
+        if metric is not None:
+            ends = range(1, self.dim + 1)
+            targets = metric.round(
+                targets, ends, lambda left, _: levels[nearest_entries(left[:, :1], levels)]
+            )
+        codes = nearest_entries(targets, levels)
+        return Encoded(pack_bits(codes, int(rate)), fitted_scales(rows, levels[codes], metric))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         entries = read_entries(codes, self.dim, int(rate), books[f"levels{int(rate)}"])

@@ -23,6 +23,7 @@ from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_win
 from shared_embeddings.quant.codec import Books, Codec, Encoded, Fitted, register, squared_norms
 from shared_embeddings.quant.codecs.lloyd_max import nearest_entries, normal_error, normal_levels
 from shared_embeddings.quant.decoder import windows
+from shared_embeddings.quant.metric import Metric
 
 _MOST_BITS = 8
 # The bits of a number of the basis as stored.
@@ -204,8 +205,8 @@ class PrincipalCodec(Codec):
 
     # Coding.
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
-        """The nearest levels."""
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        """The nearest levels; the metric is not used, for word vectors have none."""
         basis, levels = books["basis"], books["levels"]
         factors = (rows - basis[0]) @ basis[1:].t() / books["spread"][int(rate) - 1]
         bits = [

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import Books, Codec, Encoded, fitted_scales, register, row_sizes
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.extras import require
 
 _PIECE = 8
@@ -80,16 +81,32 @@ class ResidualCodec(Codec):
             return self.initial_books(rates)
         return {"stages": torch.stack(stages).to(rows.device)}
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The best of a beam of sums, then the best scale."""
-        stages = books["stages"][: int(rate)].float()
-        pieces = self._pieces(rows / row_sizes(rows))
+        stages, targets = books["stages"][: int(rate)].float(), rows / row_sizes(rows)
+        if metric is None:
+            packed = self._search(self._pieces(targets), stages)
+        else:
+            parts: list[Tensor] = []
+
+            def quantize(left: Tensor, piece: int) -> Tensor:
+                width = min(_PIECE, left.size(1))
+                own = F.pad(left[:, :width], (0, _PIECE - width)).unsqueeze(1)
+                parts.append(self._search(own, stages))
+                return self._sums(parts[-1], stages)[:, :width]
+
+            ends = [min(_PIECE * (piece + 1), self.dim) for piece in range(self.pieces)]
+            metric.round(targets, ends, quantize)
+            packed = torch.cat(parts, dim=1)
+        return Encoded(packed, fitted_scales(rows, self._sums(packed, stages)[:, : self.dim], metric))
+
+    def _search(self, pieces: Tensor, stages: Tensor) -> Tensor:
+        """The codes ``(n, P * stages)`` of pieces ``(n, P, 8)``."""
         if kernels.usable(pieces, stages):
             codes = kernels.nearest_sums(pieces.flatten(0, 1), stages)
         else:
             codes = torch.cat([_beam_search(part.flatten(0, 1), stages) for part in pieces.split(_ROWS)])
-        packed = codes.to(torch.uint8).view(len(rows), -1)
-        return Encoded(packed, fitted_scales(rows, self._sums(packed, stages)))
+        return codes.to(torch.uint8).view(len(pieces), -1)
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         return self._sums(codes, books["stages"][: int(rate)]).to(scales.dtype) * scales
@@ -102,11 +119,11 @@ class ResidualCodec(Codec):
         return kernels.table_scores(codes, products.flatten(1, 3), scales)
 
     def _sums(self, codes: Tensor, stages: Tensor) -> Tensor:
-        """Rows ``(n, D)`` before scaling."""
+        """Rows ``(n, D)``, or as many pieces as there are codes for, before scaling."""
         starts = torch.arange(len(stages), device=codes.device, dtype=torch.int32) * _ENTRIES
         numbers = codes.view(-1, len(stages)).int() + starts
         pieces = F.embedding_bag(numbers, stages.reshape(-1, _PIECE), mode="sum")
-        return pieces.view(codes.size(0), self.pieces * _PIECE)[:, : self.dim]
+        return pieces.view(codes.size(0), -1)[:, : self.dim]
 
     def _pieces(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as pieces ``(n, P, 8)``, padded with zeros."""

@@ -33,8 +33,8 @@ from shared_embeddings.quant.codecs.trellis import (
     Runs,
     TrellisCodec,
     entries_of,
+    find_path,
     gains_for,
-    nearest_states,
     packed_states,
     path_books,
     path_entries,
@@ -44,6 +44,7 @@ from shared_embeddings.quant.codecs.trellis import (
     steps_for,
     stream_bytes,
 )
+from shared_embeddings.quant.metric import Metric
 
 # The bits of a number of a reflection as stored, and the share of all bits that reflections may take.
 _AXIS_BITS = 16
@@ -136,16 +137,15 @@ class SpectralCodec(TrellisCodec):
         spread = variances[: self.num_axes + 1].sqrt().clamp(min=1e-4)
         return {"axes": F.normalize(axes).to(rows), "spread": spread.to(rows)}
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
-        """The path with the least squared error for reflected rows at the size of entries."""
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
         steps, sizes = steps_for(self.runs(rate)), self._sizes(rate, books)
-        targets = reflected[:, : len(sizes)] / (row_sizes(rows) * sizes)
-        states = nearest_states(targets, steps, sizes.square())
+        states = find_path(reflected / row_sizes(rows), steps, sizes, metric)
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes)))
         codes = packed_states(states, steps)
         missing = self.row_bytes(rate) - codes.size(1)
-        return Encoded(F.pad(codes, (0, missing)), fitted_scales(reflected, values))
+        return Encoded(F.pad(codes, (0, missing)), fitted_scales(reflected, values, metric))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""

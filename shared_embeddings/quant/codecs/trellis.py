@@ -24,6 +24,7 @@ from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.quant.codec import RATES, Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.tracing import cache_tensor, has_values
 
 STATE_BITS = 12
@@ -34,6 +35,9 @@ START_BITS = 8
 _LEAST_DIM = 32
 # Rows whose path costs are updated together; their costs fit into the cache of a core.
 _ROWS = 32
+# Numbers whose errors are made up for together, and the states after them that are searched with them, since
+# the best path to here may leave only bad ones.
+_TOGETHER, _AHEAD = 32, 8
 # The mean squared errors of normal numbers by rate, as measured in 128 dimensions.
 ERRORS = {
     0.0: 1.0,
@@ -71,6 +75,20 @@ def steps_for(runs: Runs) -> Steps:
         whole, rest = divmod(count, each)
         steps += [Step(max(1, int(rate)), each)] * whole + [Step(1, rest)] * (rest > 0)
     return tuple(steps)
+
+
+@functools.cache
+def _runs_of_steps(steps: Steps) -> list[tuple[slice, int, int]]:
+    """Runs of steps whose numbers are rounded together, each with its first number and the one after it."""
+    runs, first, column = [], 0, 0
+    while first < len(steps):
+        last, end = first, column
+        while last < len(steps) and end - column < _TOGETHER:
+            end += steps[last].numbers
+            last += 1
+        runs.append((slice(first, last), column, end))
+        first, column = last, end
+    return runs
 
 
 @cache_tensor
@@ -141,12 +159,12 @@ class TrellisCodec(Codec):
         """As measured."""
         return torch.tensor([ERRORS[rate] for rate in self.rates], dtype=torch.float64)
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
-        """The path with the least squared error for rows at the size of entries."""
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        """The path with the least error for rows at the size of entries."""
         steps = self._steps(rate)
-        targets = rows / (row_sizes(rows) * path_gain(rate))
-        states = nearest_states(targets, steps, rows.new_ones(self.dim))
-        return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps)))
+        targets = rows / row_sizes(rows)
+        states = find_path(targets, steps, rows.new_full((self.dim,), path_gain(rate)), metric)
+        return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps), metric))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         if rate < 1 or kernels.usable(codes):
@@ -175,21 +193,61 @@ def stream_bytes(steps: Steps) -> int:
     return bytes_for(START_BITS + sum(step.bits for step in steps[1:]))
 
 
-def nearest_states(rows: Tensor, steps: Steps, weights: Tensor) -> Tensor:
+def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) -> Tensor:
+    """The states ``(n, T)`` of a path with a small error in a metric, or else the least squared error.
+
+    Args:
+        rows: ``(n, D)``.
+        steps: of all states.
+        sizes: ``(D',)`` of the entries of the numbers with codes; the other numbers are zero.
+        metric: of the errors of rows.
+    """
+    count = len(sizes)
+    if metric is None:
+        return nearest_states(rows[:, :count] / sizes, steps, sizes.square())
+    # The numbers without codes come first: those with codes make up for their absence.
+    zeros, runs, found = rows.size(1) - count, _runs_of_steps(steps), []
+    turned = metric.rotated(count)
+    weights = turned.weights[zeros:] * sizes.square()
+
+    def quantize(left: Tensor, number: int) -> Tensor:
+        if number < (zeros > 0):
+            return torch.zeros_like(left[:, :zeros])
+        some, start, end = runs[number - (zeros > 0)]
+        seen = steps[some.start : some.stop + _AHEAD]
+        own = slice(start, start + sum(step.numbers for step in seen))
+        targets = left[:, : own.stop - start] / sizes[own]
+        before = found[-1][:, -1] if found else None
+        found.append(nearest_states(targets, seen, weights[own], before)[:, : some.stop - some.start])
+        return entries_of(found[-1], steps[some]) * sizes[start:end]
+
+    ends = [zeros] * (zeros > 0) + [zeros + end for _, _, end in runs]
+    turned.round(rows.roll(-count, 1), ends, quantize)
+    return torch.cat(found, dim=1)
+
+
+def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor | None = None) -> Tensor:
     """The states ``(n, T)`` of the path with the least weighted squared error from each row ``(n, D)``.
 
     Args:
         rows: rows of numbers at the size of entries.
         steps: of all states.
         weights: ``(D,)`` of the squared errors.
+        before: the states ``(n,)`` before the first ones; None where rows start.
     """
+    if before is None:
+        starts, choices = torch.zeros(len(rows), dtype=torch.long, device=rows.device), 1 << START_BITS
+    else:
+        starts, choices = before << steps[0].bits & _STATES - 1, 1 << steps[0].bits
     if kernels.usable(rows):
-        return kernels.nearest_paths(rows, steps, weights, 1 << START_BITS, codebook(rows.device))
+        return kernels.nearest_paths(rows, steps, weights, starts, choices, codebook(rows.device))
     # All blocks use the same memory: page faults would take longer than the search.
     count = min(_ROWS, len(rows))
     lowest = rows.new_empty((len(steps), _STATES >> min(step.bits for step in steps), count))
     blocks = F.pad(rows, (0, 0, 0, -len(rows) % count)).split(count)
-    return torch.cat([nearest_paths(block, steps, weights, lowest) for block in blocks])[: len(rows)]
+    begins = F.pad(starts, (0, -len(rows) % count)).split(count)
+    found = [nearest_paths(*block, choices, steps, weights, lowest) for block in zip(blocks, begins)]
+    return torch.cat(found)[: len(rows)]
 
 
 _CODEBOOK = torch.from_numpy(path_books())
@@ -214,15 +272,19 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -> Tensor:
+def nearest_paths(
+    rows: Tensor, starts: Tensor, choices: int, steps: Steps, weights: Tensor, lowest: Tensor
+) -> Tensor:
     """`nearest_states` of a block of rows.
 
     Args:
+        starts, choices: the first state ``(n,)`` that a path can begin in, and how many there are.
         rows, steps, weights: as in `nearest_states`.
         lowest: ``(T, 4096 / 2**bits, n)`` for the fewest bits, overwritten with the lowest cost of a path
             to a state that the states with the same leading bits can follow.
     """
     count, book = len(rows), codebook(rows.device)
+    every = torch.arange(_STATES, device=rows.device).unsqueeze(1)
     # The rows are the last axis, which makes all operations long loops over contiguous memory.
     columns = rows.t().contiguous()
     # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
@@ -236,7 +298,7 @@ def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -
         powers = entries[: step.numbers].transpose(0, 1).flatten(1)
         torch.mm(powers, factors, out=costs if place == 0 else errors)
         if place == 0:
-            costs[1 << START_BITS :] = torch.inf
+            costs.masked_fill_((every < starts) | (every >= starts + choices), torch.inf)
         else:
             heads = _STATES >> step.bits  # the states without their last bits
             least = costs.view(-1, heads, count)  # the minimum over the first axis, in halves
@@ -255,7 +317,8 @@ def nearest_paths(rows: Tensor, steps: Steps, weights: Tensor, lowest: Tensor) -
         squares, slopes = entries[: steps[place].numbers, candidates].unbind(-1)
         costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
         if place == 0:
-            costs = costs.masked_fill(candidates >= 1 << START_BITS, torch.inf)
+            is_outside = (candidates < starts) | (candidates >= starts + choices)
+            costs = costs.masked_fill(is_outside, torch.inf)
         else:
             costs += lowest[place, candidates >> steps[place].bits, everyone]
         states.append(candidates.gather(0, costs.argmin(dim=0, keepdim=True)).squeeze(0))

@@ -20,6 +20,7 @@ from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, register
 from shared_embeddings.quant.decoder import windows
+from shared_embeddings.quant.metric import Metric
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
 _TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
@@ -49,9 +50,20 @@ class UniformCodec(Codec):
     def row_bytes(self, rate: float) -> int:
         return bytes_for(int(rate) * self.dim)
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
-        groups, zero = self.grouped(rows), zero_point(rate)
-        return self.encode_with(groups, best_scales(groups, zero), rate)
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
+        zero = zero_point(rate)
+        scales = best_scales(self.grouped(rows), zero)
+        if metric is not None:
+
+            def quantize(left: Tensor, column: int) -> Tensor:
+                group, offset = divmod(column, self.group_size)
+                if offset == 0:  # the numbers of the group have been corrected since
+                    scales[:, group] = best_scales(left[:, : self.group_size], zero)
+                own = scales[:, group]
+                return nearest_levels(left[:, :1], own, zero) * own.unsqueeze(1)
+
+            rows = metric.round(rows, range(1, self.dim + 1), quantize)
+        return self.encode_with(self.grouped(rows), scales, rate)
 
     def encode_with(self, groups: Tensor, scales: Tensor, rate: float) -> Encoded:
         """The nearest codes to groups ``(n, S, G)`` for scales ``(n, S)``."""
