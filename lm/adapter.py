@@ -9,7 +9,7 @@ Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ from shared_embeddings.compress.host import (
     with_untrained_part,
 )
 from shared_embeddings.compress.measure import (
+    LINES,
     PREDICTIONS,
+    Batch,
     Predictions,
     Probe,
     Quality,
@@ -59,6 +61,7 @@ from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"
 _TEXTS = 20  # texts that are read at a time
+_LONG = 50  # tokens of each text that are read at a time with gradients
 # For ONNX: words of an example; sizes with which a model is traced, no two of them the same.
 _EXAMPLE, _BATCH, _PAST, _NEW = 12, 2, 5, 3
 _OPSET = 20
@@ -139,15 +142,7 @@ class CheckpointModel(WordTokens):
         return Quality("perplexity", score.perplexity, how)
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        if texts is None:
-            ids = self._sampled(seed)
-            how = f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
-        else:
-            lines = map(self.original.encode, sampled_lines(texts, seed))
-            flat = list(chain.from_iterable(lines))[:PREDICTIONS]
-            columns = min(_TEXTS, len(flat))
-            ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
-            how = f"{ids.numel():,} tokens of {names_of(texts)}"
+        ids, how = self._read(texts, seed, PREDICTIONS)
 
         @torch.no_grad()
         def predictions() -> Predictions:
@@ -156,6 +151,27 @@ class CheckpointModel(WordTokens):
                 return Predictions.of(hidden.flatten(0, 1), self.module.embedding.log_prob)
 
         return Probe(how, predictions)
+
+    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
+        ids, _ = self._read(texts, seed, tokens)
+        with evaluating(self.module):
+            for some in ids.split(_LONG, dim=1):
+                hidden = self.module(some, self.module.initial_state(len(some))).hidden.flatten(0, 1)
+                yield Batch(self.module.embedding.log_prob(hidden), hidden)
+
+    def lookups(self, table: str) -> dict[nn.Module, float]:
+        return {self.trained: 1.0}
+
+    def _read(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> tuple[Tensor, str]:
+        """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
+        if texts is None:
+            ids = self._sampled(seed)
+            return ids, f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
+        lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
+        flat = list(chain.from_iterable(lines))[:tokens]
+        columns = min(_TEXTS, len(flat))
+        ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
+        return ids, f"{ids.numel():,} tokens of {names_of(texts)}"
 
     @torch.no_grad()
     def _sampled(self, seed: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import OPTION, REQUESTED
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.compress import host
-from shared_embeddings.compress.measure import Probe, Quality, Validation
+from shared_embeddings.compress.measure import Batch, Probe, Quality, Validation
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
@@ -44,10 +44,12 @@ class CheckpointModel:
         is_shared = bool(getattr(self.options, "share_embeddings", False))
         self.share_inputs = is_shared and not self.is_language_model
         self.share_output = bool(getattr(self.options, "share_decoder_embeddings", False))
-        self.lookups = ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
+        self.lookup_sides = (
+            ["target"] if self.share_inputs or self.is_language_model else ["source", "target"]
+        )
         # The side whose table scores the words.
         self.scored = "target" if self.share_output else "output"
-        self.sides = self.lookups if self.share_output else [*self.lookups, "output"]
+        self.sides = self.lookup_sides if self.share_output else [*self.lookup_sides, "output"]
         # Any number of embeddings may be placed instead of these, one after another.
         self.trained = {side: embeddings.words_module(self.module, side) for side in self.sides}
         self.trained_bias = embeddings.output_bias(self.module)
@@ -56,7 +58,7 @@ class CheckpointModel:
         """Return the input embedding of each side; one for both sides where they share it."""
         self.module.eval()
         found = []
-        for side in self.lookups:
+        for side in self.lookup_sides:
             lookup = embeddings.words_module(self.module, side)
             assert isinstance(lookup, (se.SharedEmbedding, nn.Embedding))  # upstream has no other
             words, padding = plans.words_of(self.vocabs, side), plans.padding_of(self.vocabs, side)
@@ -137,6 +139,18 @@ class CheckpointModel:
 
         probe = language_probe if self.is_language_model else translation_probe
         return probe(self.module, self.vocabs, texts, seed)
+
+    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
+        """Yield the model's predictions as in `probe`, with hidden states."""
+        from nmt.translation import language_batches, translation_batches
+
+        batches = language_batches if self.is_language_model else translation_batches
+        return batches(self.module, self.vocabs, texts, seed, tokens)
+
+    def lookups(self, table: str) -> dict[nn.Module, float]:
+        """Return the layer that looks up words of a table; the output layer of its own has none."""
+        module = self.trained[table]
+        return {module: 1.0} if module is not None and table in self.lookup_sides else {}
 
     def onnx_body(self) -> NoReturn:
         """Fails: translation models run in CTranslate2."""

@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> No
 _LONGEST, _RANDOM, _WRITTEN = 60, 4, 50
 # The number of words of each text that determine which text is in the source language.
 _COMPARED = 250
+# Sentences that are read together with gradients.
+_SENTENCES = 16
 # The maximum length of translations is _RATIO times the longest source plus _MORE.
 _RATIO, _MORE = 1.5, 5
 _NO_WORDS = (UNKNOWN, DefaultTokens.PAD, *SENTENCE_MARKS)
@@ -153,7 +155,7 @@ class _Reader:
         Others may be in the other language.
         """
         found: list[Tensor] = []
-        for line in measure.sampled_lines(texts, seed):
+        for line in measure.sampled_lines(texts, seed, max(measure.LINES, number // 5)):
             ids = torch.tensor(self.vocabs["src"](line.split()[:_LONGEST]))
             if 2 * int((ids == self.vocabs["src"].default_id).sum()) <= len(ids):
                 found.append(ids)
@@ -173,6 +175,29 @@ class _Reader:
         weights = [1 / rank for rank in range(1, len(ids) + 1)]
         drawn = random.Random(seed).choices(ids, weights, k=measure.PREDICTIONS // _RANDOM * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
+
+    def sources(
+        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
+    ) -> tuple[list[Tensor], str]:
+        """Return sentences to translate, and what they are."""
+        if type(self.model.encoder).__name__ == "GGNNEncoder":
+            raise UserError("this model reads graphs, not sentences")
+        if texts is None:
+            return self.random(seed), "random words; use --text for real ones"
+        text = self.source_text(texts, seed)
+        return self.known([text], seed, number), text.name
+
+    def lines(
+        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
+    ) -> tuple[Tensor, str]:
+        """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
+        if texts is None:
+            return self.write(seed), "that it generated; use --text for real ones"
+        start = torch.tensor([self.start])
+        lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
+        padding = float(self.padding)
+        read = pad_sequence(lines, batch_first=True, padding_value=padding)[..., None]
+        return read, f"of {measure.names_of(texts)}"
 
     def source_text(self, texts: Sequence[Path], seed: int) -> Path:
         """Return the text in the source language: the one with the fewest words that the model writes."""
@@ -197,14 +222,8 @@ def translation_probe(
 
     Of tokenized texts, the one in the source language is translated; without, random words.
     """
-    if type(model.encoder).__name__ == "GGNNEncoder":
-        raise UserError("this model reads graphs, not sentences")
     reader = _Reader(model, vocabs)
-    if texts is None:
-        sentences, of = reader.random(seed), "random words; use --text for real ones"
-    else:
-        text = reader.source_text(texts, seed)
-        sentences, of = reader.known([text], seed), text.name
+    sentences, of = reader.sources(texts, seed)
     source, lengths = reader.padded(sentences)
     target = reader.translate(source, lengths)
 
@@ -217,24 +236,42 @@ def translation_probe(
     return measure.Probe(f"{number:,} tokens of its translations of {of}", predict)
 
 
+def translation_batches(
+    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int, tokens: int
+) -> Iterator[measure.Batch]:
+    """Yield predictions along greedy translations of about so many words."""
+    reader = _Reader(model, vocabs)
+    sentences, _ = reader.sources(texts, seed, tokens)
+    for first in range(0, len(sentences), _SENTENCES):
+        source, lengths = reader.padded(sentences[first : first + _SENTENCES])
+        target = reader.translate(source, lengths)
+        hidden, _ = model.eval()(source, target, lengths)
+        known = hidden[target[:, 1:, 0] != reader.padding]
+        yield measure.Batch(reader.scores(known), known)
+
+
 def language_probe(
     model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
 ) -> measure.Probe:
     """Return a language model's predictions along texts, or along text that it generates; as above."""
     reader = _Reader(model, vocabs)
-    if texts is None:
-        read, of = reader.write(seed), "that it generated; use --text for real ones"
-    else:
-        start = torch.tensor([reader.start])
-        lines = [torch.cat([start, sentence]) for sentence in reader.known(texts, seed)]
-        read = pad_sequence(lines, batch_first=True, padding_value=float(reader.padding))[..., None]
-        of = f"of {measure.names_of(texts)}"
+    read, of = reader.lines(texts, seed)
 
     @torch.no_grad()
     def predict() -> measure.Predictions:
         return reader.predictions(reader.read(read), read[..., 0])
 
     return measure.Probe(f"{int((read != reader.padding).sum()):,} tokens {of}", predict)
+
+
+def language_batches(
+    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int, tokens: int
+) -> Iterator[measure.Batch]:
+    """Yield a language model's predictions along about so many words of texts, or of what it generates."""
+    reader = _Reader(model, vocabs)
+    for part in reader.lines(texts, seed, tokens)[0].split(_SENTENCES):
+        hidden = reader.read(part)[part[..., 0] != reader.padding]
+        yield measure.Batch(reader.scores(hidden), hidden)
 
 
 BEAM_SIZE = 5

@@ -52,6 +52,7 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     # The options that name files about words; see `for_vocabulary`.
     file_options: ClassVar[tuple[str, ...]] = ()
     default_store: ClassVar[str] = "fp32"  # the storage dtype unless `compress --store` names another one
+    takes_metric: ClassVar[bool] = False  # whether its fit uses what errors count, see `FitTask.metric`
     # Why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
     fullgraph_limit: ClassVar[str | None] = None
 

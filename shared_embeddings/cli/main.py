@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.accounting import stored_buffers
-from shared_embeddings.compress.measure import SUBWORDS, Validation
+from shared_embeddings.compress.measure import SIDES, SUBWORDS, Validation
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.storage import STORES
 from shared_embeddings.registry import build, methods, num_parameters
@@ -288,7 +288,21 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         "--text",
         nargs="+",
         type=PathOption.FILE,
-        help="tokenized text (all languages of the vocabulary), to count words and compare predictions",
+        help="tokenized text (all languages of the vocabulary), to count words, to calibrate and to compare "
+        "predictions",
+    )
+    argument(
+        "--calibrate",
+        choices=SIDES,
+        default=SIDES[0],
+        help="what errors count is measured on the text: for input and output, or for the output alone, "
+        "which needs no gradients (default: both)",
+    )
+    argument(
+        "--calibration",
+        type=PathOption.UPDATED,
+        metavar="FILE",
+        help="read what was measured from this file instead, or write it if there is none",
     )
     argument("--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model")
     argument(
@@ -347,6 +361,8 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     settings = Settings(
         counts=read_counts(known.token_counts) if known.token_counts is not None else None,
         texts=known.text,
+        calibrate=known.calibrate,
+        calibration=known.calibration,
         validation=validation,
         seed=known.seed,
         force=known.force,

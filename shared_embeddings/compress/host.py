@@ -97,6 +97,9 @@ class TrainedModel(StoredModel, Measured, Protocol):
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """How often each word occurs in texts."""
 
+    def lookups(self, table: str) -> dict[nn.Module, float]:
+        """The modules that return the vectors of words of a table, and the factor of each."""
+
     def onnx_body(self) -> OnnxBody:
         """The graph of the whole model; the model cannot be used afterwards."""
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -38,6 +38,8 @@ from shared_embeddings.words.token_counts import text_lines
 
 # The subword markers in the texts of translation models.
 SUBWORDS = ("none", "bpe", "sentencepiece")
+# What of a table is calibrated, see `shared_embeddings.compress.calibration`.
+SIDES = ("both", "output", "none")
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
 # A model with a lower share is reported to require training.
@@ -45,7 +47,7 @@ USABLE_SHARE = 0.85
 # What a probe of word vectors compares.
 NEIGHBORS = "nearest neighbors"
 # Sampled lines of the texts, enough even if lines are short.
-_LINES = 400
+LINES = 400
 # Hidden states scored at a time.
 _ROWS = 64
 # The words whose ids have the same remainder share a bucket, so that large vocabularies fit in memory.
@@ -154,6 +156,13 @@ class Predictions(NamedTuple):
         return cls(*(torch.cat(tensors) for tensors in zip(*parts)))
 
 
+class Batch(NamedTuple):
+    """Some predictions, with gradients if they are enabled."""
+
+    scores: Tensor  # ``(n, V)``, of words or of neighbors
+    hidden: Tensor | None  # ``(n, S)`` that words were scored for; None without an output side
+
+
 @dataclasses.dataclass(frozen=True)
 class Probe:
     """Inputs for a model before and after compression."""
@@ -205,6 +214,9 @@ class Measured(Protocol):
 
     def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
         """The model's predictions in texts, or without texts in what it generates from a seed."""
+
+    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
+        """As `probe`, about so many predictions in parts, each with the states that lead to them."""
 
 
 class Comparison:
@@ -286,7 +298,7 @@ def kept_quality(quality: QualityReport) -> Kept:
     return Kept.measured(quality.after / quality.before, quality.measure, quality.how)
 
 
-def sampled_lines(texts: Sequence[Path], seed: int, number: int = _LINES) -> list[str]:
+def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:
     """Sample nonempty lines of texts uniformly, in random order.
 
     Only one text is in memory at a time (Vitter, "Random sampling with a reservoir", 1985, algorithm R).

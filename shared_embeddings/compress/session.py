@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings import accounting
+from shared_embeddings.compress.calibration import calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
 from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Validation
@@ -82,6 +83,8 @@ class Settings:
     # of both models in them are compared.
     texts: Sequence[Path] | None = None
     validation: Validation | None = None  # what the quality of the model is measured on, before and after
+    calibrate: str = "both"  # what is calibrated on the texts: "both" sides, "output" or "none"
+    calibration: Path | None = None  # the file with the result: read if it is there, else written
     seed: int = 0  # of all random numbers
     force: bool = False  # replace existing files
     report_file: Path | None = None  # a JSON file for the report
@@ -290,6 +293,22 @@ class Session:
         return self.trained.count_text(texts) if given is None and texts is not None else given
 
     @functools.cached_property
+    def metrics(self) -> Mapping[str, Tensor]:
+        """What errors of each table count; empty without texts, or for a model that is not run."""
+        settings = self.settings
+        if settings.calibration is not None and settings.calibration.exists():
+            return read_calibration(settings.calibration, self.trained)
+        if not self.is_checked or settings.texts is None or settings.calibrate == "none":
+            return {}
+        self.announce("calibrating")
+        # Other lines than those that are compared.
+        seed = settings.seed + 1
+        found = calibrate(self.trained, settings.texts, seed, settings.calibrate, settings.progress)
+        if settings.calibration is not None:
+            write_calibration(settings.calibration, self.trained, found)
+        return found
+
+    @functools.cached_property
     def comparison(self) -> Comparison | None:
         """What the model keeps, against the original; first used before anything is placed in the model."""
         settings = self.settings
@@ -334,11 +353,14 @@ class Session:
         # All options are checked, and the original is measured, before the first fit, which may take long.
         chosen = {table.name: self.options_for(table, method, given, store, target) for table in self.tables}
         counts, _ = self.counts, self.comparison
+        metrics = self.metrics if find_spec(method).takes_metric else {}
         fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
         total = sum(table.table.nbytes for table in self.tables)
         fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
-            embedding, report = fit_table(table, method, store, counts, fitting | chosen[table.name])
+            embedding, report = fit_table(
+                table, method, store, counts, metrics.get(table.name), fitting | chosen[table.name]
+            )
             fitted.embeddings[table.name] = embedding
             fitted.reports.append(report)
             stored, error = report.storage, report.fit.relative_error
@@ -459,9 +481,10 @@ class Session:
             counts = counts_of(table.words, self.counts, table.sentence_marks)[ids]
             # Words weigh as much as in `quantized` by default.
             weights = counts ** vars(find_spec("quantized"))["count_exponent"]
-        named = {"token_counts": counts, "seed": self.settings.seed, "progress": False, **options}
-        embedding, _ = fit(method, rows, **named)  # type: ignore[arg-type]
-        return Errors(embedding.eval(), rows.__getitem__).weighted(weights)
+        metric = self.metrics.get(table.name)
+        given = {"token_counts": counts, "metric": metric, "seed": self.settings.seed, "progress": False}
+        embedding, _ = fit(method, rows, **given, **options)  # type: ignore[arg-type]
+        return Errors(embedding.eval(), rows.__getitem__, metric).weighted(weights)
 
     def smallest_within(self, max_loss: float) -> Target:
         """The smallest size at which the first candidate loses at most `max_loss` of quality or predictions.
@@ -582,12 +605,14 @@ def fit_table(
     method: str,
     store: str,
     counts: Mapping[str, int] | None,
+    metric: Tensor | None,
     options: Mapping[str, object],
 ) -> tuple[SharedEmbedding, TableReport]:
     """Fit an embedding to a table of a trained model, with the values that `store` keeps.
 
     Args:
         table, method, store, counts: as in `shared_embeddings.compress.session.compress`.
+        metric: ``(D, D)`` what errors of its rows count; None for squared errors.
         options: other arguments of `fit`.
 
     Returns:
@@ -598,6 +623,7 @@ def fit_table(
         method,
         table.table,
         token_counts=of_words,
+        metric=metric,
         padding_idx=table.padding_idx,
         words=table.words,
         **options,  # type: ignore[arg-type]
@@ -647,17 +673,25 @@ class Errors:
     Args:
         embedding: the embedding.
         wanted: rows ``(n, D)`` for ids ``(n,)``.
+        metric: ``(D, D)`` what squared distances and norms are measured in; None for those of vectors.
     """
 
     @torch.no_grad()
-    def __init__(self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        embedding: SharedEmbedding,
+        wanted: Callable[[Tensor], Tensor],
+        metric: Tensor | None = None,
+    ) -> None:
         # Small tensors that stay between large ones would keep the allocator from using memory again.
         self._missed, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)
         ids = torch.arange(embedding.num_embeddings)
         for some in ids.split(_ROWS):
             rows = wanted(some).double()
-            self._missed[some] = (embedding(some).double() - rows).square().sum(dim=1)
-            self._squares[some] = rows.square().sum(dim=1)
+            missed = embedding(some).double() - rows
+            for sums, vectors in ((self._missed, missed), (self._squares, rows)):
+                weighed = vectors if metric is None else vectors @ metric.double()
+                sums[some] = (weighed * vectors).sum(dim=1)
         self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
 
     def relative(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,13 +12,21 @@ import safetensors
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import KEY, state_digest, verified
 from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
-from shared_embeddings.compress.measure import NEIGHBORS, PREDICTIONS, Predictions, Probe, Quality, Validation
+from shared_embeddings.compress.measure import (
+    NEIGHBORS,
+    PREDICTIONS,
+    Batch,
+    Predictions,
+    Probe,
+    Quality,
+    Validation,
+)
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.hosts import load_vectors
 from shared_embeddings.quant.codec import check_decoder, program
@@ -117,6 +125,12 @@ class VectorsModel(WordTokens):
             return Predictions(torch.cat(found), torch.ones(len(ids)))
 
         return Probe(f"the nearest of {count:,} words", find_neighbors, of=NEIGHBORS)
+
+    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
+        yield from ()  # no model predicts from them
+
+    def lookups(self, table: str) -> dict[nn.Module, float]:
+        return {}
 
     def onnx_body(self) -> NoReturn:
         raise UserError(

@@ -40,6 +40,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     grid_choice = f"codec {DEFAULT_CODEC}, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
     default_store = "fp16"
+    takes_metric = True
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "

@@ -36,6 +36,7 @@ from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import pack_bits
 from shared_embeddings.quant.codec import FEW_STATES, STEPS_PER_OCTAVE, Books, Encoded
 from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
+from shared_embeddings.quant.metric import Metric
 
 _SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(_SCALE_TYPE)
@@ -243,7 +244,7 @@ class _RepeatableCodec(UniformCodec):
     Decoded numbers so have the same codes and scales again.
     """
 
-    def encode(self, rows: Tensor, rate: float, books: Books) -> Encoded:
+    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """Codes of finite rows of any size in float32."""
         zero = 1 << (int(rate) - 1)
         groups = self.grouped(rows).flatten(0, 1).clone()

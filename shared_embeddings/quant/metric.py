@@ -1,10 +1,9 @@
 """Errors of rows that count as their effect on the model's predictions, and rounding with feedback.
 
-A table that is looked up and scored has errors that matter more in some directions than in others. To second
-order, the loss of predictions is ``δ M δᵀ`` for the error δ of a row, with M = H + F: H is the mean of ``h hᵀ``
-over the hidden states that the row is multiplied with, F that of ``g gᵀ`` over the gradients at the looked up
-vector. Numbers are rounded one after another; those that follow make up for the error of those before (GPTQ,
-Frantar et al., 2023; in blocks as in QuIP#, Tseng et al., 2024).
+Errors of a table matter more in some directions than in others: an error δ of a row costs ``δ M δᵀ``, where M
+depends on the model (`shared_embeddings.compress.calibration`). Numbers are rounded one after another, and
+those that follow make up for the error of those before (GPTQ, Frantar et al., 2023; in blocks as in QuIP#,
+Tseng et al., 2024).
 
 Axes: ``n`` rows, ``R`` numbers of a row.
 """
@@ -54,7 +53,7 @@ class Metric:
 
     @functools.cached_property
     def weights(self) -> Tensor:
-        """What the squared error of each number ``(R,)`` counts after the numbers that follow made up for it."""
+        """What the squared error of each number ``(R,)`` counts once those that follow made up for it."""
         return self.upper.diagonal() ** -2
 
     def round(self, rows: Tensor, ends: Sequence[int], quantize: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -63,7 +62,7 @@ class Metric:
         Args:
             rows: ``(n, R)``.
             ends: where each run of numbers that are rounded together ends; ascending up to R.
-            quantize: returns the values ``(n, w)`` of a run, for the numbers from its start on, corrected, and
+            quantize: returns the values ``(n, w)`` of a run, for the corrected numbers from its start on, and
                 the number of the run.
         """
         left, values, first, opened = rows.clone(), torch.empty_like(rows), 0, 0

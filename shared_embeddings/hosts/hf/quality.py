@@ -6,7 +6,7 @@ Axes: ``B`` texts of a batch, ``T`` tokens of each or of a window, ``V`` vocabul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from shared_embeddings.compress.measure import (
+    LINES,
     PREDICTIONS,
+    Batch,
     Predictions,
     Probe,
     Quality,
@@ -38,6 +40,8 @@ _RATIO, _MORE = 1.5, 5
 _MASKED = 7
 # Texts per forward pass.
 _TEXTS = 4
+# For `batches`: tokens of a row, at least so many of a line, and texts that are neighbors of each other.
+_LONG, _WORDS, _NEIGHBORS = 256, 10, 32
 # The factor of cosines in the softmax over neighbors, that of sentence encoders in training.
 _SHARPNESS = 20.0
 # The longest window, limited by the memory for the scores of all words.
@@ -63,8 +67,7 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
     try:
         if model.get_output_embeddings() is None:
             return _probe_neighbors(model, vocabulary, texts, seed)
-        make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
-        inputs, positions, of = make(model, vocabulary, texts, seed)
+        inputs, positions, of = _inputs(model, vocabulary, texts, seed)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         # Each model class fails in its own way without its other inputs.
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
@@ -82,52 +85,109 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
     return Probe(f"{int(positions.sum()):,} tokens {of}", predict)
 
 
+def batches(
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+) -> Iterator[Batch]:
+    """About so many predictions of `probe` with the hidden states of its output layer, in longer texts.
+
+    A model that does not score words is read for the neighbors among the texts of a batch.
+    """
+    model.eval()
+    output = model.get_output_embeddings()
+    if output is None:
+        read, _ = _sentences(model, vocabulary, texts, seed, tokens // _WORDS)
+        for first in range(0, len(read) - 1, _NEIGHBORS):
+            yield Batch(_similarities(model, read[first : first + _NEIGHBORS]), None)
+        return
+    inputs, positions, _ = _inputs(model, vocabulary, texts, seed, tokens, _LONG)
+    states: list[Tensor] = []
+    hook = output.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    try:
+        for row, where in enumerate(positions):
+            scores = model(**{name: part[row : row + 1] for name, part in inputs.items()}).logits
+            hidden = states.pop()
+            yield Batch(scores[0][where], hidden.reshape(len(where), -1)[where])
+    finally:
+        hook.remove()
+
+
+def _inputs(
+    model: Any,
+    vocabulary: Vocabulary,
+    texts: Sequence[Path] | None,
+    seed: int,
+    tokens: int = PREDICTIONS,
+    longest: int = _LONGEST,
+) -> _Inputs:
+    """About so many tokens of texts, or without texts of what the model generates."""
+    make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
+    return make(model, vocabulary, texts, seed, tokens, longest)
+
+
 def _probe_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
     """Probe which text is nearest to each text; UserError for fewer than two texts."""
-    if texts is None:
-        read = list(_random_ids(model, (PREDICTIONS // _RANDOM, _RANDOM), seed))
-        how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text with --text"
-    else:
-        read = [torch.tensor(ids) for ids in vocabulary.sentences(sampled_lines(texts, seed), _LONGEST)]
-        how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
-    if len(read) < 2:
-        raise UserError("one line has no neighbors; pass a longer text")
+    read, how = _sentences(model, vocabulary, texts, seed)
 
     @torch.no_grad()
     def predict(texts: Sequence[Tensor] = read) -> Predictions:
         """The nearest neighbor of each text, and its share of all neighbors."""
-        found = []
-        for ids in texts:
-            states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
-            found.append(states[0].float().mean(dim=0))
-        vectors = F.normalize(torch.stack(found), dim=-1)
-        similar = (_SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf)
-        return Predictions.of(similar, lambda part: part)
+        return Predictions.of(_similarities(model, texts), lambda part: part)
 
     predict(read[:2])  # fails here for models that need more than ids
     return Probe(how, predict)
 
 
+def _sentences(
+    model: Any,
+    vocabulary: Vocabulary,
+    texts: Sequence[Path] | None,
+    seed: int,
+    number: int = PREDICTIONS // _RANDOM,
+) -> tuple[list[Tensor], str]:
+    """The ids of sampled lines, or without texts of random words, and what they are; UserError for one."""
+    if texts is None:
+        read = list(_random_ids(model, (number, _RANDOM), seed))
+        how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text with --text"
+    else:
+        lines = sampled_lines(texts, seed, max(number, LINES))
+        read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, _LONGEST)]
+        how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
+    if len(read) < 2:
+        raise UserError("one line has no neighbors; pass a longer text")
+    return read, how
+
+
+def _similarities(model: Any, texts: Sequence[Tensor]) -> Tensor:
+    """How similar each text is to the others ``(n, n)``, to itself minus infinitely."""
+    found = []
+    for ids in texts:
+        states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
+        found.append(states[0].float().mean(dim=0))
+    vectors = F.normalize(torch.stack(found), dim=-1)
+    return (_SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf)
+
+
 def _decoder_or_encoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int, limit: int
 ) -> _Inputs:
     """Concatenated lines of texts in rows that each start with the beginning marks, samples, or random words;
     some of them masked for a masked language model.
     """
-    longest = _longest(model, _LONGEST)
+    longest = _longest(model, limit)
     if texts is not None:
-        begin, words = vocabulary.encode("\n".join(sampled_lines(texts, seed)))
-        words = words[:PREDICTIONS]
+        lines = sampled_lines(texts, seed, max(LINES, tokens // _WORDS))
+        begin, words = vocabulary.encode("\n".join(lines))
+        words = words[:tokens]
         width = min(longest - len(begin), len(words))
         rows = torch.tensor(words[: len(words) // width * width]).view(-1, width)
         ids = torch.cat([torch.tensor(begin, dtype=torch.int64).expand(len(rows), -1), rows], dim=1)
     elif model.can_generate():
-        start = _random_ids(model, (PREDICTIONS // longest, 1), seed)
+        start = _random_ids(model, (tokens // longest, 1), seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             ids = _generate(model, start, longest - 1, do_sample=True, top_k=0, min_new_tokens=longest - 1)
     else:
-        ids = _random_ids(model, (PREDICTIONS // longest, longest), seed)
+        ids = _random_ids(model, (tokens // longest, longest), seed)
     mask = None if model.can_generate() or texts is None else vocabulary.mask()
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"
@@ -139,16 +199,18 @@ def _decoder_or_encoder_inputs(
 
 
 def _encoder_decoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int, limit: int
 ) -> _Inputs:
-    longest = _longest(model, _LONGEST)
+    longest = _longest(model, limit)
     if texts is None:
-        read = list(_random_ids(model, (PREDICTIONS // _RANDOM, _RANDOM), seed))
+        read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
     else:
         read = []
-        for sentence in vocabulary.sentences(sampled_lines(texts, seed), longest):
+        for sentence in vocabulary.sentences(
+            sampled_lines(texts, seed, max(LINES, tokens // _WORDS)), longest
+        ):
             read.append(torch.tensor(sentence))
-            if sum(map(len, read)) >= PREDICTIONS:
+            if sum(map(len, read)) >= tokens:
                 break
     ids = pad_sequence(read, batch_first=True, padding_value=model.config.pad_token_id or 0)
     mask = pad_sequence([torch.ones_like(row) for row in read], batch_first=True)

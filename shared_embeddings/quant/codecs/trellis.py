@@ -206,7 +206,8 @@ def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) 
     if metric is None:
         return nearest_states(rows[:, :count] / sizes, steps, sizes.square())
     # The numbers without codes come first: those with codes make up for their absence.
-    zeros, runs, found = rows.size(1) - count, _runs_of_steps(steps), []
+    found: list[Tensor] = []
+    zeros, runs = rows.size(1) - count, _runs_of_steps(steps)
     turned = metric.rotated(count)
     weights = turned.weights[zeros:] * sizes.square()
 

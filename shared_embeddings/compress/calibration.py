@@ -1,0 +1,122 @@
+"""What an error of a word's vector costs the predictions of a model: a metric for each of its tables.
+
+To second order, an error δ of the vector of a word raises the Kullback-Leibler divergence of the predictions
+by ``δ M δᵀ / 2`` times how often the word is predicted or read. M = H + F: the output side has H, the mean of
+``h hᵀ`` over the hidden states h that are scored; the input side has F, the mean of ``g gᵀ`` over the
+gradients g, with respect to the vector that was looked up, of the log-probability of a word that the model
+itself draws (the Fisher information). `shared_embeddings.quant.metric` rounds with it.
+
+Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from shared_embeddings.checkpoints import load_safetensors, save_safetensors
+from shared_embeddings.compress.host import TrainedModel
+from shared_embeddings.compress.measure import SIDES
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import replacing
+
+# Predictions that are read. Losses are the same with half of them.
+TOKENS = 12_000
+# Rows whose bytes identify a table.
+_SAMPLE = 4096
+
+
+def calibrate(
+    model: TrainedModel, texts: Sequence[Path] | None, seed: int, sides: str = SIDES[0], progress: bool = True
+) -> dict[str, Tensor]:
+    """The metrics ``(D, D)`` of the tables of a model by name, from one pass over texts.
+
+    Args:
+        model: the model, in evaluation mode and with its own tables.
+        texts: what it reads; None for what it generates.
+        seed: of the sample of lines, and of the words that are drawn.
+        sides: "both", or "output" for H alone, which needs no gradients.
+        progress: show a progress bar.
+
+    Raises:
+        UserError: the model cannot be run on the texts.
+    """
+    tables = {table.name: table for table in model.tables()}
+    sums = {name: torch.zeros(2, *[table.table.size(1)] * 2) for name, table in tables.items()}
+    vectors: list[tuple[str, float, Tensor]] = []
+    draw, read = torch.Generator().manual_seed(seed), 0
+
+    def watch(name: str, scale: float) -> Callable[..., Tensor]:
+        def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            leaf = output.detach().requires_grad_()
+            vectors.append((name, scale, leaf))
+            return leaf
+
+        return keep
+
+    lookups = [
+        (module, watch(name, scale)) for name in tables for module, scale in model.lookups(name).items()
+    ]
+    hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == SIDES[0]]
+    bar = tqdm(total=TOKENS, desc="calibration", unit=" tokens", delay=2.0, disable=not progress)
+    try:
+        with torch.set_grad_enabled(bool(hooks)):
+            for scores, hidden in model.batches(texts, seed, TOKENS):
+                for name, table in tables.items():
+                    if table.is_scored and hidden is not None:
+                        _add(sums[name][0], hidden.detach())
+                if hooks:
+                    shares = scores.detach().float().softmax(dim=-1)
+                    drawn = torch.multinomial(shares, 1, generator=draw)
+                    slopes = shares.scatter_add_(1, drawn, torch.full_like(shares[:, :1], -1.0))
+                    leaves = [leaf for _, _, leaf in vectors]
+                    found = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
+                    for (name, scale, _), gradient in zip(vectors, found):
+                        if gradient is not None:
+                            _add(sums[name][1], gradient * scale)
+                vectors.clear()
+                read += len(scores)
+                bar.update(len(scores))
+    finally:
+        bar.close()
+        for hook in hooks:
+            hook.remove()
+    means = {name: (parts.sum(dim=0) / max(read, 1)) for name, parts in sums.items()}
+    return {name: metric for name, metric in means.items() if bool(metric.any())}
+
+
+def _add(total: Tensor, vectors: Tensor) -> None:
+    """Add the products of vectors ``(..., D)`` to their sum, unless their width is not that of the table."""
+    flat = vectors.reshape(-1, vectors.size(-1)).float()
+    if flat.size(1) == total.size(0):
+        total.addmm_(flat.t(), flat)
+
+
+def read_calibration(path: Path, model: TrainedModel) -> dict[str, Tensor]:
+    """The metrics in a file that `write_calibration` wrote for the same model; else UserError."""
+    found = load_safetensors(path, f"calibration {path}")
+    if not torch.equal(found.pop("model", torch.empty(0)), _mark(model)):
+        raise UserError(f"calibration {path}: is of another model; remove it or name another file")
+    return found
+
+
+def write_calibration(path: Path, model: TrainedModel, metrics: Mapping[str, Tensor]) -> None:
+    """Write metrics to a safetensors file, with a checksum of the model's tables."""
+    with replacing(path) as temporary:
+        save_safetensors({**metrics, "model": _mark(model)}, temporary)
+
+
+def _mark(model: TrainedModel) -> Tensor:
+    """The SHA-256 ``(32,)`` of rows of all tables."""
+    digest = hashlib.sha256()
+    for table in model.tables():
+        every = max(1, len(table.table) // _SAMPLE)
+        digest.update(f"{table.name} {tuple(table.table.shape)}".encode())
+        digest.update(table.table[::every].float().contiguous().numpy().tobytes())
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
