@@ -2,7 +2,7 @@
 
 To second order, an error δ of the vector of a word raises the Kullback-Leibler divergence of the predictions
 by ``δ M δᵀ / 2`` times how often the word is predicted or read. M = H + F: the output side has H, the mean of
-``h hᵀ`` over the hidden states h that are scored; the input side has F, the mean of ``g gᵀ`` over the
+``(1 - sum p²) h hᵀ`` over the hidden states h that are scored with the shares p; the input side has F, the mean of ``g gᵀ`` over the
 gradients g, with respect to the vector that was looked up, of the log-probability of a word that the model
 itself draws (the Fisher information). `shared_embeddings.quant.metric` rounds with it.
 
@@ -68,13 +68,15 @@ def calibrate(
     try:
         with torch.set_grad_enabled(bool(hooks)):
             for scores, hidden in model.batches(texts, seed, TOKENS):
+                shares = scores.detach().float().softmax(dim=-1)
+                # The sum over words of p (1 - p): certain predictions do not change.
+                doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)
                 for name, table in tables.items():
                     if table.is_scored and hidden is not None:
-                        _add(sums[name][0], hidden.detach())
+                        _add(sums[name][0], hidden.detach().float() * doubts.sqrt())
                 if hooks:
-                    shares = scores.detach().float().softmax(dim=-1)
                     drawn = torch.multinomial(shares, 1, generator=draw)
-                    slopes = shares.scatter_add_(1, drawn, torch.full_like(shares[:, :1], -1.0))
+                    slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
                     leaves = [leaf for _, _, leaf in vectors]
                     found = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
                     for (name, scale, _), gradient in zip(vectors, found):

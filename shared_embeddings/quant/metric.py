@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 # The share of the mean of the diagonal that is added to it: directions that no text used count, too.
-RIDGE = 0.01
+RIDGE = 0.1
 # Numbers that are corrected at once; all that follow them are corrected after so many.
 _TOGETHER = 32
 

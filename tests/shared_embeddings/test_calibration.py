@@ -1,0 +1,136 @@
+"""Tests of rounding with feedback, and of the calibration that says what errors count."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from shared_embeddings.compress.calibration import calibrate
+from shared_embeddings.compress.measure import Batch
+from shared_embeddings.quant import kernels, metric
+from shared_embeddings.quant.codec import codecs
+from shared_embeddings.quant.metric import Metric
+
+WORDS, DIM = 256, 96
+# Word vectors have no model that says what errors count.
+CODECS = sorted(codecs().keys() - {"principal"})
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def uneven_metric(dim: int) -> Tensor:
+    """A metric in which a few directions count much more than the others."""
+    factor = drawn(dim, dim) * torch.logspace(0, -2, dim)
+    return factor @ factor.t()
+
+
+def weighted_error(found: Tensor, wanted: Tensor, matrix: Tensor) -> float:
+    missed = found - wanted
+    return float(((missed @ matrix) * missed).sum() / ((wanted @ matrix) * wanted).sum())
+
+
+def test_the_second_number_makes_up_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.4 becomes 0; the best second number is then 0.4 + 0.4 * 1 / 1 = 0.8, which becomes 1."""
+    monkeypatch.setattr(metric, "RIDGE", 0.0)
+    one = Metric(torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
+    found = one.round(torch.tensor([[0.4, 0.4]]), [1, 2], lambda left, _: left[:, :1].round())
+    assert found.tolist() == [[0.0, 1.0]]
+    # (2 - 1 * 1 / 1) * error² for the first number, 1 * error² for the second.
+    assert one.weights.tolist() == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("width", [1, 8, 40])
+def test_rounding_equals_that_number_by_number(width: int) -> None:
+    """The reference solves for the best numbers that are left, after every run."""
+    dim, rows, matrix = 72, drawn(5, 72), uneven_metric(72)
+    ends = [*range(width, dim, width), dim]
+    found = Metric(matrix).round(rows, ends, lambda left, _: left[:, :width].round())
+    full = matrix.double() + metric.RIDGE * matrix.double().diagonal().mean() * torch.eye(dim)
+    wanted, first = rows.double().clone(), 0
+    for last in ends:
+        own, rest = slice(first, last), slice(last, dim)
+        wanted[:, own] = wanted[:, own].round()
+        missed = rows[:, :last] - wanted[:, :last]
+        best = torch.linalg.solve(full[rest, rest], full[rest, :last] @ missed.t())
+        wanted[:, rest] = rows[:, rest] + best.t()
+        first = last
+    assert (found == wanted).float().mean() > 0.98  # a number may be halfway between two
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bits", [2.0, 2.5, 4.0])
+def test_feedback_lowers_the_weighted_error_at_equal_bytes(codec: str, bits: float) -> None:
+    table, matrix = drawn(WORDS, DIM), uneven_metric(DIM)
+    plain, calibrated = (
+        se.fit("quantized", table, bits=bits, codec=codec, metric=one, progress=False)[0]
+        for one in (None, matrix)
+    )
+    errors = [weighted_error(one.table().detach(), table, matrix) for one in (plain, calibrated)]
+    assert errors[1] < 0.75 * errors[0]
+    assert calibrated.counts()["stored_bits"] == plain.counts()["stored_bits"]
+
+
+@pytest.mark.parametrize("codec", ["trellis", "spectral", "residual"])
+def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, matrix, errors = drawn(40, 64), uneven_metric(64), []
+    for is_usable in (True, False):
+        monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
+        embedding, _ = se.fit("quantized", table, bits=2.0, codec=codec, metric=matrix, progress=False)
+        errors.append(weighted_error(embedding.table().detach(), table, matrix))
+    assert errors[0] == pytest.approx(errors[1], rel=0.02)
+
+
+@pytest.mark.parametrize("size", [DIM - 1, DIM + 1])
+def test_a_metric_of_another_size(size: int) -> None:
+    with pytest.raises(se.UserError, match=rf"\({size}, {size}\).*\({DIM}, {DIM}\)"):
+        se.fit("quantized", drawn(8, DIM), bits=4.0, metric=torch.eye(size), progress=False)
+
+
+class Linear:
+    """A model whose scores are a matrix times the vector of a word, which is also what it scores."""
+
+    def __init__(self, number: int) -> None:
+        self.table, self.matrix, self.number = nn.Embedding(20, 6), drawn(9, 6), number
+        self.is_scored = True
+
+    def tables(self) -> list[Any]:
+        return [types.SimpleNamespace(name="words", table=self.table.weight, is_scored=self.is_scored)]
+
+    def lookups(self, table: str) -> dict[nn.Module, float]:
+        return {self.table: 0.5}
+
+    def batches(self, texts: object, seed: int, tokens: int) -> Iterator[Batch]:
+        ids = torch.randint(20, (self.number,), generator=torch.Generator().manual_seed(seed))
+        for some in ids.split(500):
+            vectors = self.table(some)
+            yield Batch(vectors @ self.matrix.t(), vectors)
+
+
+def test_calibration_worked_out_for_a_linear_model() -> None:
+    """The Fisher information is exact here: U' (diag p - p p') U, and the factor of look-ups is squared."""
+    model = Linear(60_000)
+    found = calibrate(model, None, 3, progress=False)["words"]  # type: ignore[arg-type]
+    ids = torch.randint(20, (model.number,), generator=torch.Generator().manual_seed(3))
+    vectors = model.table.weight.detach()[ids]
+    shares = (vectors @ model.matrix.t()).softmax(dim=1)
+    doubts = 1 - shares.square().sum(dim=1, keepdim=True)
+    mean = shares @ model.matrix
+    second = torch.einsum("nv,vd,ve->de", shares, model.matrix, model.matrix) - mean.t() @ mean
+    output = (vectors * doubts).t() @ vectors / model.number
+    torch.testing.assert_close(found, output + 0.25 * second / model.number, rtol=0.03, atol=0.02)
+    only = calibrate(model, None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
+    torch.testing.assert_close(only, output, rtol=1e-3, atol=1e-3)
+    assert not model.table._forward_hooks
+
+
+def test_tables_that_nothing_reads_have_no_metric() -> None:
+    model = Linear(0)
+    assert calibrate(model, None, 3, progress=False) == {}  # type: ignore[arg-type]
