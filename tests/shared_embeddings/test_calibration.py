@@ -16,6 +16,7 @@ from shared_embeddings.compress.measure import Batch
 from shared_embeddings.quant import kernels, metric
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.metric import Metric
+from shared_embeddings.utils.errors import UserError
 
 WORDS, DIM = 256, 96
 # Word vectors have no model that says what errors count.
@@ -90,7 +91,7 @@ def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("size", [DIM - 1, DIM + 1])
 def test_a_metric_of_another_size(size: int) -> None:
-    with pytest.raises(se.UserError, match=rf"\({size}, {size}\).*\({DIM}, {DIM}\)"):
+    with pytest.raises(UserError, match=rf"\({size}, {size}\).*\({DIM}, {DIM}\)"):
         se.fit("quantized", drawn(8, DIM), bits=4.0, metric=torch.eye(size), progress=False)
 
 
