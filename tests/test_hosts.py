@@ -15,9 +15,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as adapters
+from shared_embeddings.compress.calibration import calibrate
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.results import WandbWriter
 from tests.commands.harness import HOSTS, hosts_of_this_tree
 from tests.helpers import flip, offsets
@@ -171,6 +174,38 @@ def test_truncated_models_are_reported(
         status, _, error = run(capsys, command, *asked)
         assert status == 2 and error.count("\n") == 1 and str(model) in error, error
         assert not (tmp_path / "out.pt").exists()
+
+
+def test_calibration_of_every_host(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each table has a metric; a file with them gives the same model, and is of no use for another one."""
+    model = opened(trained.host).read(trained.model)
+    found = calibrate(model, [trained.text], 1, progress=False)
+    sizes = {table.name: table.table.size(1) for table in model.tables()}
+    assert found.keys() == (set() if trained.host == "vectors" else sizes.keys())
+    for name, metric in found.items():
+        assert metric.shape == (sizes[name], sizes[name])
+        values = torch.linalg.eigvalsh(metric.double())
+        assert values[-1] > 0 and values[0] > -1e-4 * values[-1]
+    output, file, made = tmp_path / "small.pt", tmp_path / "calibration.safetensors", []
+    codes = ["--method", "quantized", "--bits", 3]
+    asked = ["compress", "--model", trained.model, *codes, "--text", trained.text]
+    for more in (["--calibration", file], ["--calibration", file], ["--calibrate", "none"]):
+        status, _, error = run(capsys, *asked, *more, "--output", output, "--force")
+        assert status == 0, error
+        made.append(torch.stack([one.module(torch.arange(8)) for one in read_embeddings(output)]))
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2]) == (trained.host == "vectors")
+    content = load_file(file)
+    content["model"][0] ^= 1
+    save_file(content, file)
+    status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
+    assert status == 2 and "is of another model" in error.splitlines()[-1] and "Traceback" not in error
+
+
+def read_embeddings(path: Path) -> list[WordEmbedding]:
+    return adapters.find_host(path)[1].read(path).embeddings()
 
 
 @pytest.mark.slow_except("lm-fp32", "lm-int8")

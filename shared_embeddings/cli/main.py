@@ -300,7 +300,7 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     argument(
         "--calibration",
-        type=PathOption.UPDATED,
+        type=PathOption.OUTPUT,
         metavar="FILE",
         help="read what was measured from this file instead, or write it if there is none",
     )

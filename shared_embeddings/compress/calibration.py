@@ -3,8 +3,9 @@
 To second order, an error δ of the vector of a word raises the Kullback-Leibler divergence of the predictions
 by ``δ M δᵀ / 2`` times how often the word is predicted or read. M = H + F: the output side has H, the mean of
 ``(1 - sum p²) h hᵀ`` over the hidden states h that are scored with the shares p; the input side has F, the
-mean of ``g gᵀ`` over the gradients g, with respect to the vector that was looked up, of the log-probability of
-a word that the model itself draws (the Fisher information). `shared_embeddings.quant.metric` rounds with it.
+mean of ``g gᵀ`` over the gradients g, with respect to the vector that was looked up, of the log-probability
+of a word that the model itself draws (the Fisher information). `shared_embeddings.quant.metric` rounds with
+it.
 
 Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension, ``V`` vocabulary.
 """

@@ -362,6 +362,11 @@ class Session:
                 table, method, store, counts, metrics.get(table.name), fitting | chosen[table.name]
             )
             fitted.embeddings[table.name] = embedding
+            if table.name in metrics:
+                fitted.notes.append(
+                    f"table {table.name} is rounded for predictions: its relative error is larger than with "
+                    "--calibrate none"
+                )
             fitted.reports.append(report)
             stored, error = report.storage, report.fit.relative_error
             if target is not None and report.stored_bytes.after > target.limit(table.table.nbytes, total):
