@@ -104,6 +104,16 @@ def test_bias_worked_by_hand(worked: se.SharedEmbedding) -> None:
     assert emb.cluster_bias.grad.tolist() == pytest.approx([-12 / 15, 8 / 15], rel=1e-5)
 
 
+def test_biases_of_clusters_worked_by_hand() -> None:
+    """Words that weigh 2, 1, 3, 5 and 4 are clusters that weigh 8 and 4."""
+    sizes = {"num_embeddings": 5, "embedding_dim": 4}
+    emb = se.build("adaptive", **sizes, cutoffs=[2, 4], factor=2, output_bias=True)
+    emb.set_output_bias(torch.tensor([2.0, 1, 3, 5, 4]).log())
+    assert emb.cluster_bias.exp().tolist() == pytest.approx([8, 4], rel=1e-5)
+    found = emb.log_prob(torch.zeros(4)).exp()
+    assert found.tolist() == pytest.approx([2 / 15, 1 / 15, 3 / 15, 5 / 15, 4 / 15], rel=1e-5)
+
+
 def test_a_cluster_can_outweigh_the_most_probable_word(worked: se.SharedEmbedding) -> None:
     """With probabilities 3, 5, 6 and 1 in 15, cluster 1 leads, but its words have 1.5 and 4.5."""
     with torch.no_grad():
@@ -426,6 +436,15 @@ def test_a_fit_gives_clusters_the_scores_of_their_mean_words(side: str) -> None:
     head = emb.projections["0"] if side == "both" else torch.eye(8)
     means = torch.stack([teacher[20:40].mean(0), teacher[40:].mean(0)])
     torch.testing.assert_close(emb.clusters @ head, means, rtol=1e-4, atol=1e-5)
+
+
+def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> None:
+    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
+    options = {"cutoffs": [20, 40], "factor": 1, "score_dim": 12, "tie": "tables"}
+    emb: Any
+    emb, report = se.fit("adaptive", teacher, **options, progress=False)
+    assert report.relative_error == 0.0
+    assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0
 
 
 # Against torch's own adaptive softmax
