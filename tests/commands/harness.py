@@ -41,7 +41,7 @@ CALLS = {
     "--figure {>figure}",
     "shared-embeddings compress": "compress --model {<<model} --method standard --output {>output} "
     "--text {<text} {<more} --validation {<<validation} --validation-source {<source} "
-    "--validation-target {<target} --report {>report}",
+    "--validation-target {<target} --calibration {>>calibration} --report {>report}",
     "shared-embeddings compress by counts": "compress --model {<<model} --method standard --output {>output} "
     "--token-counts {<counts} --report {>report}",
     "shared-embeddings compress after trimming": "compress --model {<<model} --method standard "

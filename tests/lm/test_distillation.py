@@ -301,7 +301,9 @@ def test_the_stored_model_is_the_evaluated_one(tmp_path: Path) -> None:
 
     best, small = tmp_path / "whole/best.pt", tmp_path / "small.pt"
     text = ["--text", tmp_path / "train.txt", "--validation", tmp_path / "valid.txt", "--store", "fp32"]
-    options = ["--bits", 2, "--codec", "lloyd_max", "--count_exponent", 0, *text]
+    # The nearest codes, as in training.
+    codes = ["--bits", 2, "--codec", "lloyd_max", "--count_exponent", 0, "--calibrate", "none"]
+    options = [*codes, *text]
     printed = compress(best, "quantized", small, *options).out
     (found,) = (line for line in printed.splitlines() if line.startswith("perplexity  "))
     before, after = map(float, found.split()[1:3])
