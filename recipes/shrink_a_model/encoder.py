@@ -1,4 +1,4 @@
-"""Vectors of sentences, from an encoder in PyTorch or ONNX Runtime, and how good they are; decoder speed.
+"""Vectors of sentences, from an encoder in PyTorch or ONNX Runtime, and how good they are.
 
 Axes: ``N`` sentences, ``B`` batch, ``T`` tokens, ``D`` dimensions.
 """
@@ -23,8 +23,6 @@ _BATCH = 32
 _LONGEST = 256
 # Runs of which the fastest counts.
 _ROUNDS = 5
-# Tokens that a decoder generates in each run.
-_GENERATED = 8
 # What an encoder reads.
 _INPUTS = ("input_ids", "attention_mask")
 # Neighbors that are compared in addition to the nearest one.
@@ -77,7 +75,7 @@ def read_encoder(folder: Path) -> Encoder:
         output = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
         return np.asarray(output.last_hidden_state)
 
-    return Encoder(_tokenizer(folder), run)
+    return Encoder(read_tokenizer(folder), run)
 
 
 def read_onnx(file: Path, folder: Path) -> Encoder | None:
@@ -97,10 +95,11 @@ def read_onnx(file: Path, folder: Path) -> Encoder | None:
         others = dict.fromkeys(names, np.zeros_like(ids))
         return np.asarray(session.run([output], {**others, **dict(zip(_INPUTS, (ids, mask)))})[0])
 
-    return Encoder(_tokenizer(folder), run)
+    return Encoder(read_tokenizer(folder), run)
 
 
-def _tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in the folder of a model."""
     return require("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -117,26 +116,6 @@ def speed_ratio(encoder: Encoder, original: Encoder, sentences: Sequence[str]) -
             each.run(*inputs[place])
             best[place] = min(best[place], (time.perf_counter() - started) / inputs[place][0].size)
     return best[0] / best[1]
-
-
-def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[int, float, float]:
-    """The words of the decoder in a folder, and the tokens per second of the original and of the decoder.
-
-    The two take turns to continue the prompt, so that other work on the machine slows both.
-    """
-    models = [
-        require("transformers").AutoModelForCausalLM.from_pretrained(place, local_files_only=True).eval()
-        for place in (original, folder)
-    ]
-    prompts = [_tokenizer(place)(prompt, return_tensors="pt") for place in (original, folder)]
-    seconds = [float("inf"), float("inf")]
-    for _ in range(_ROUNDS):
-        for place, (model, inputs) in enumerate(zip(models, prompts)):
-            started = time.perf_counter()
-            model.generate(**inputs, do_sample=False, min_new_tokens=_GENERATED, max_new_tokens=_GENERATED)
-            seconds[place] = min(seconds[place], time.perf_counter() - started)
-    words = models[1].get_input_embeddings().num_embeddings
-    return words, _GENERATED / seconds[0], _GENERATED / seconds[1]
 
 
 def table_bytes(folder: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
 from recipes.common.recipe import FILE, Recipe, read_file
@@ -19,31 +20,41 @@ from recipes.common.results import FILE as RESULTS
 from recipes.common.results import Record, describe_options, not_run, read_results, write_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.table import NONE, Column, markdown_table, update_readme
-from recipes.common.tools import print_line, read_json, run_module, run_step
+from recipes.common.tools import print_line, read_json, run_module, run_step, write_json
+from recipes.shrink_a_model.decoder import (
+    compare_predictions,
+    generating_speeds,
+    perplexity,
+    read_decoder,
+    round_table,
+)
 from recipes.shrink_a_model.encoder import (
     Encoder,
     Texts,
-    generating_speeds,
     measure,
     read_all,
     read_encoder,
     read_onnx,
+    read_tokenizer,
     speed_ratio,
     table_bytes,
 )
 from recipes.shrink_a_model.preprocess import (
-    CAPTIONS,
+    CALIBRATION,
     DECODER,
     MODEL,
     PAIRS,
     TEXT,
     TEXTS,
     VECTORS,
+    WINDOWS,
     get_decoder,
+    installed,
+    write_decoder_texts,
 )
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk, write_text
+from shared_embeddings.utils.files import bytes_on_disk, sha256, write_text
 from shared_embeddings.utils.path_options import PathOption
 
 COMMAND = "shared_embeddings.cli.main"
@@ -55,6 +66,8 @@ PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
+# Titles of the texts that measure a decoder.
+DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -69,6 +82,8 @@ class ShrinkRow:
         ratio: how many times fewer bytes its table takes than before compression, or None.
         embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
         decoder: whether it is the decoder instead of the encoder.
+        calibrate: the option of `compress`, or None for its default (decoder).
+        peer: ``package`` and ``kind`` of the codes of another package for the table (decoder).
     """
 
     name: str
@@ -76,10 +91,12 @@ class ShrinkRow:
     ratio: float | None = None
     embedding: dict[str, Any] = field(default_factory=dict)
     decoder: bool = False
+    calibrate: str | None = None
+    peer: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_compressed(self) -> bool:
-        return bool(self.embedding) or self.ratio is not None
+        return bool(self.embedding) or self.ratio is not None or bool(self.peer)
 
 
 def read_grid(recipe: Recipe) -> dict[str, ShrinkRow]:
@@ -90,7 +107,7 @@ def read_grid(recipe: Recipe) -> dict[str, ShrinkRow]:
         return {name: ShrinkRow(name, **settings) for name, settings in rows.items()}
     except TypeError as error:
         raise UserError(
-            f"{path}: grids: {error}; a row may hold trim, ratio, embedding and decoder"
+            f"{path}: grids: {error}; a row may hold trim, ratio, embedding, decoder, calibrate and peer"
         ) from error
 
 
@@ -132,11 +149,13 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
     data, step = recipe.data, partial(run_step, recipe.home / "steps")
     source, text, folder = data / MODEL, data / TEXT, model_folder(recipe.home, row.name)
     settings, trim_to = dict(vars(row)), [text] if row.trim else []
+    decoder = recipe.data_settings()[1]["decoder"]
     if row.decoder:
-        get_decoder(recipe.data_settings()[1]["decoder"], recipe.home)
-        source, text = data / DECODER, data / CAPTIONS
+        get_decoder(decoder, recipe.home)
+        write_decoder_texts(decoder, recipe.home)
+        source, text = data / DECODER, data / CALIBRATION
     else:
-        del settings["decoder"]
+        settings = {name: settings[name] for name in ("name", "trim", "ratio", "embedding")}
         trim_to = []
     if row.trim and not row.decoder:
         trimmed = model_folder(recipe.home, "trimmed")
@@ -147,7 +166,15 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
 
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], trim)
         source = trimmed
-    if row.is_compressed:
+    if row.peer:
+        package = decoder["peers"][row.peer["package"]]
+
+        def write_peer() -> None:
+            with installed([package]):
+                write_json(folder.with_suffix(".json"), round_table(source, folder, **row.peer))
+
+        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **settings, package=package)
+    elif row.is_compressed:
         inputs, asked = [source / WEIGHTS, text, *trim_to], (source, text, folder, row, *trim_to)
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
     elif not row.trim:
@@ -162,6 +189,8 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, trim_to: Pa
         arguments += ["--trim-to", trim_to]
     if row.ratio is not None:
         arguments += ["--target-ratio", str(row.ratio)]
+    if row.calibrate is not None:
+        arguments += ["--calibrate", row.calibrate]
     for name, value in row.embedding.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -236,31 +265,73 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
 
 
 def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
-    """As `evaluate`, for a decoder: from the report of its compression, and its speed."""
-    folder, original = model_folder(home, row.name), home / "data" / DECODER
-    report = read_json(folder.with_suffix(".json"))
-    if report is None:
-        raise UserError(f"{folder}: no model; run train.sh {row.name}")
-    [table] = report["tables"][:1]
-    prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
-    words, before, after = generating_speeds(folder, original, prompt)
+    """As `evaluate`, for a decoder: its predictions in the windows of each text, its bytes and its speed."""
+    folder, prepared = model_folder(home, row.name), home / "data"
+    original = prepared / DECODER
+    report = read_json(folder.with_suffix(".json")) if row.is_compressed else None
+    if row.is_compressed and report is None:
+        raise UserError(f"{folder}: no report; run train.sh {row.name}")
+    with np.load(prepared / WINDOWS) as stored:
+        texts = {name: torch.from_numpy(windows) for name, windows in stored.items()}
+    measured, words, dim = measure_decoder(folder, original, texts)
+    fit, table, speed = _PLAIN, table_bytes(original), None
+    if report is not None:
+        fit, table = report["tables"][0]["fit"], report["tables"][0]["stored_bytes"]["after"]
+        if not row.peer:
+            prompt = Texts(**read_json(prepared / TEXTS)).captions[0]
+            speed = dict(zip(("before", "after"), generating_speeds(folder, original, prompt)))
+    given = {"peer": row.peer} if row.peer else {"given": row.embedding, "calibrate": row.calibrate}
     return write_result(
         home,
         row.name,
-        config={"trim": row.trim, "given": row.embedding, "embedding": {"method": table["fit"]["method"]}},
+        config={"trim": row.trim, **given, "embedding": {"method": fit["method"]}},
         counts={
             "words": words,
-            "folder_bytes": bytes_on_disk(folder),
+            "weights": words * dim,
+            # A folder of a peer holds decoded numbers.
+            "folder_bytes": None if row.peer else bytes_on_disk(folder),
             "folder_bytes_before": bytes_on_disk(original),
-            "stored_bits": 8 * table["stored_bytes"]["after"],
+            "stored_bits": 8 * table,
         },
         metrics={
-            "kept": report["kept"],
-            "tokens_per_second": {"before": before, "after": after},
-            "relative_error": table["fit"]["relative_error"],
+            "texts": measured,
+            "tokens_per_second": speed,
+            "relative_error": fit["relative_error"],
         },
-        data_checksum=data["checksum"],
+        data_checksum=sha256(prepared / WINDOWS),
     )
+
+
+def measure_decoder(
+    folder: Path, original: Path, texts: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], int, int]:
+    """Compare the decoder in a folder with the original on windows of each text ``(N, T)``.
+
+    A decoder with other words reads the text of the windows with its own tokenizer. Its perplexity is per
+    token of the original, and there is no ``kl`` or ``kept``.
+
+    Returns:
+        What `compare_predictions` returns, by text; the words and dimensions of the table.
+    """
+    before, after = read_decoder(original), read_decoder(folder)
+    (old, new) = (read_tokenizer(place) for place in (original, folder))
+    measured: dict[str, Any] = {}
+    for name, windows in texts.items():
+        print_line(f"{folder.name}: {len(windows)} windows of {name}")
+        if len(old) == len(new):
+            measured[name] = compare_predictions(before, after, windows)
+            continue
+        pieces = [new(old.decode(window[1:]), add_special_tokens=False)["input_ids"] for window in windows]
+        own = [torch.tensor([new.bos_token_id, *ids]) for ids in pieces]
+        predicted = windows[:, 1:].numel()
+        measured[name] = {
+            "perplexity": perplexity(after, own, predicted),
+            "original_perplexity": perplexity(before, windows, predicted),
+            "kl": None,
+            "kept": None,
+        }
+    table = after.get_input_embeddings()
+    return measured, table.num_embeddings, table.embedding_dim
 
 
 def _measure_in_onnx_runtime(
@@ -354,16 +425,47 @@ def table(records: Sequence[Record]) -> str:
 
 def decoder_table(records: Sequence[Record]) -> str:
     """The Markdown table of the rows of the decoder."""
+
+    def shown(text: str, metric: str, form: Callable[[float], str]) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["texts"][text][metric]
+            return NONE if found is None else form(found)
+
+        return describe
+
+    def loss(text: str) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["texts"][text]
+            return f"{100 * (found['perplexity'] / found['original_perplexity'] - 1):+.1f} %"
+
+        return describe
+
+    def speed(when: str) -> Callable[[Record], str]:
+        def describe(record: Record) -> str:
+            found = record["metrics"]["tokens_per_second"]
+            return NONE if found is None else f"{found[when]:.2f}"
+
+        return describe
+
+    def folder(record: Record) -> str:
+        found = record["counts"]["folder_bytes"]
+        return NONE if found is None else f"{found / 1e6:.1f}"
+
     columns = [
         Column("row", lambda r: r["row"], always=True),
+        Column("bits a weight", lambda r: f"{r['counts']['stored_bits'] / r['counts']['weights']:.2f}"),
         Column("words", lambda r: f"{r['counts']['words']:,}"),
         Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
-        Column("folder, MB", lambda r: f"{r['counts']['folder_bytes'] / 1e6:.1f}"),
-        Column("folder before, MB", lambda r: f"{r['counts']['folder_bytes_before'] / 1e6:.1f}"),
-        Column("predictions kept", lambda r: f"{100 * r['metrics']['kept']['share']:.1f} %"),
-        Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']['after']:.2f}"),
-        Column("tokens/s before", lambda r: f"{r['metrics']['tokens_per_second']['before']:.2f}"),
+        Column("folder, MB", folder),
     ]
+    for text, title in DECODER_TEXTS.items():
+        columns += [
+            Column(f"{title}: perplexity", shown(text, "perplexity", lambda value: f"{value:.2f}")),
+            Column("loss", loss(text)),
+            Column("KL", shown(text, "kl", lambda value: f"{value:.4f}")),
+            Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
+        ]
+    columns += [Column("tokens/s", speed("after")), Column("tokens/s before", speed("before"))]
     return markdown_table(records, columns)
 
 

