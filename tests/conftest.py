@@ -6,13 +6,12 @@ import fnmatch
 import logging
 import signal
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 
 from shared_embeddings.compress import host as host_module
-from tests.helpers import SEED
+from tests.helpers import SEED, hosts_of_this_tree
 
 # A shell ignores interrupts in background jobs, and processes that the tests interrupt would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,12 +42,10 @@ def _fresh_torch() -> None:
     torch.set_num_threads(1)  # more threads than free cores wait for each other: tests take 10 times as long
 
 
-@pytest.fixture
-def installed_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `compress` and `trim` find the host under test in this source tree."""
-    host = request.path.parent.name
-    point = EntryPoint(host, f"{host}.adapter:Adapter", host_module.GROUP)
-    monkeypatch.setattr(host_module, "entry_points", lambda group: [point])
+@pytest.fixture(autouse=True)
+def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands find the hosts of this source tree, whatever is installed."""
+    monkeypatch.setattr(host_module, "entry_points", hosts_of_this_tree)
 
 
 @pytest.fixture(autouse=True)

@@ -32,28 +32,14 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.files import UNREADABLE
-from tests.commands.harness import hosts_of_this_tree
-from tests.helpers import arguments, example
+from tests.helpers import arguments, example, hosts_of_this_tree
 from tests.test_hosts import MAKERS, opened
 
 # A value is a text or a list of numbers; numbers may differ by rounding.
 Records = dict[str, Any]
 TOLERANCE = 2e-5
-# Fields of reports that differ from run to run.
-CHANGING = (
-    "seconds",
-    "tokens_per_second",
-    "memory",
-    "rss",
-    "peak",
-    "speed",
-    "time",
-    "version",
-    "date",
-    "path",
-    "decoding",
-    "on_disk",  # of a folder with a model card
-)
+# Fields of reports that differ from run to run; on_disk is of a folder with a model card.
+CHANGING = "seconds tokens_per_second memory rss peak speed time version date path decoding on_disk".split()
 CODECS = ("uniform", "lloyd_max", "residual", "trellis", "principal", "spectral")
 
 

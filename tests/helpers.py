@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,19 @@ def arguments(options: Options) -> list[str]:
             value if isinstance(value, str) else json.dumps(value),
         )
     ]
+
+
+HOSTS = {
+    "hf": "shared_embeddings.hosts.hf.adapter",
+    "lm": "lm.adapter",
+    "nmt": "nmt.adapter",
+    "vectors": "shared_embeddings.hosts.word_vectors",
+}
+
+
+def hosts_of_this_tree(group: str) -> list[EntryPoint]:
+    """The adapters of this source tree, whatever is installed."""
+    return [EntryPoint(name, f"{module}:Adapter", group) for name, module in HOSTS.items()]
 
 
 class Bomb:

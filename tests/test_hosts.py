@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,10 +23,10 @@ from shared_embeddings.compress import host as adapters
 from shared_embeddings.compress.calibration import calibrate
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.results import WandbWriter
-from tests.commands.harness import HOSTS, hosts_of_this_tree
-from tests.helpers import flip, offsets
+from shared_embeddings.words.vectors import WordVectors, write_vectors
+from tests.helpers import HOSTS, flip, offsets
 from tests.lm.runs import run as train_lm
-from tests.lm.runs import settings, small_corpus
+from tests.lm.runs import settings, small_corpus, write_corpus, write_model
 from tests.nmt.conftest import Host
 from tests.nmt.conftest import run as run_nmt
 
@@ -33,35 +34,24 @@ LARGEST_READ = 100_000  # bytes that sniffing one of these models may read
 
 
 class Trained(NamedTuple):
-    """A tiny model of a host.
+    """A tiny model of a host."""
 
-    Attributes:
-        host: its name.
-        model: a file or folder.
-        text: that its commands can read.
-    """
-
-    host: str
-    model: Path
-    text: Path
+    host: str  # its name
+    model: Path  # a file or folder
+    text: Path  # that its commands can read
 
 
 def _lm(folder: Path) -> tuple[Path, Path]:
-    from tests.lm.runs import write_corpus, write_model
-
     data = write_corpus(folder / "corpus")
     return write_model(folder / "model.pt", data), folder / "corpus" / "valid.txt"
 
 
 def _nmt(folder: Path) -> tuple[Path, Path]:
-    from tests.nmt.conftest import Host
-
     host = Host(folder)
     return host.train("model", train_steps=1, save_checkpoint_steps=1), folder / "test.src"
 
 
 def _hf(folder: Path) -> tuple[Path, Path]:
-    pytest.importorskip("transformers")
     from tests.shared_embeddings.hf.models import save, sentences
 
     (folder / "text").write_text("\n".join(sentences(30, 1)) + "\n", encoding="utf-8")
@@ -69,10 +59,6 @@ def _hf(folder: Path) -> tuple[Path, Path]:
 
 
 def _vectors(folder: Path) -> tuple[Path, Path]:
-    import numpy as np
-
-    from shared_embeddings.words.vectors import WordVectors, write_vectors
-
     words = [f"w{number}" for number in range(60)]
     rows = np.random.default_rng(1).standard_normal((60, 12)).astype(np.float32)
     write_vectors(folder / "model.vec", WordVectors(words, rows))
@@ -80,23 +66,14 @@ def _vectors(folder: Path) -> tuple[Path, Path]:
     return folder / "model.vec", folder / "text"
 
 
-MAKERS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
-    "hf": _hf,
-    "lm": _lm,
-    "nmt": _nmt,
-    "vectors": _vectors,
-}
+Maker = Callable[[Path], tuple[Path, Path]]
+MAKERS: dict[str, Maker] = {"hf": _hf, "lm": _lm, "nmt": _nmt, "vectors": _vectors}
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A model of every host in turn."""
     return Trained(request.param, *MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
-
-
-@pytest.fixture(autouse=True)
-def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "entry_points", hosts_of_this_tree)
 
 
 def opened(host: str) -> adapters.Adapter:

@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from unittest import mock
 
 import pytest
 
+from shared_embeddings.utils.path_options import PathOption
 from tests.lm.runs import write_corpus, write_model
 from tests.nmt.conftest import Host
 from tests.test_setup import COMMANDS
@@ -183,17 +183,6 @@ def plant(output: Path, home: Path, data: bytes = b"\xff") -> None:
 
 
 SENTENCES = "a b c d\nc d a b\nb b e f\n"
-HOSTS = {
-    "hf": "shared_embeddings.hosts.hf.adapter",
-    "lm": "lm.adapter",
-    "nmt": "nmt.adapter",
-    "vectors": "shared_embeddings.hosts.word_vectors",
-}
-
-
-def hosts_of_this_tree(group: str) -> list[EntryPoint]:
-    """The adapters of this source tree, whatever is installed."""
-    return [EntryPoint(name, f"{module}:Adapter", group) for name, module in HOSTS.items()]
 
 
 class Writer(NamedTuple):
@@ -291,6 +280,7 @@ def make_inputs(folder: Path) -> None:
 USER_ERROR = 2
 MOST_LINES = 3
 ABSENT = "/nowhere/file"
+NEW_FILES = (PathOption.NEW_FILE, PathOption.NEW, PathOption.OUTPUT)
 # Not 64-bit integers; not finite numbers.
 NO_COUNTS = ("x", "", "1.5", "nan", "9" * 400, "1_0")
 NO_NUMBERS = ("x", "", "nan", "inf", "-inf", "1e999", "1_0")
@@ -328,9 +318,9 @@ class Command:
     options: dict[str, list[str]]  # option -> its values in the valid use
     head: list[str] = field(default_factory=list)  # arguments before the options
     least: Mapping[str, float] = field(default_factory=dict)  # option -> the smallest valid number, if not 1
-    inputs: Sequence[str] = ()  # options that name files to read
-    folders: Sequence[str] = ()  # options that name folders to read
-    outputs: Sequence[str] = ()  # options that name files to write
+    inputs: Sequence[str] = ()  # options that name files to read, and have no type that says so
+    folders: Sequence[str] = ()  # options that name folders to read, as above
+    outputs: Sequence[str] = ()  # options that name files to write, as above
     documents: Sequence[str] = ()  # options that name YAML files
     mappings: Sequence[str] = ()  # options whose value is a YAML mapping
     free: Sequence[str] = ()  # numeric options that accept any 64-bit number
@@ -402,13 +392,13 @@ def _wrong_values(command: Command, action: argparse.Action, name: str) -> Itera
         yield from NO_NUMBERS
         if name not in command.free:
             yield str(command.least.get(name, 0) - 0.5)
-    elif name in (*command.inputs, *command.folders):
+    elif name in (*command.inputs, *command.folders) or action.type in (PathOption.FILE, PathOption.SOURCE):
         yield from (ABSENT, "a\0b", "x" * 5000)
         if name in command.options:
             yield ""  # same as omitting the others
-        if name in command.inputs:
+        if name in command.inputs or action.type is PathOption.FILE:
             yield "/"
-    elif name in command.outputs:
+    elif name in command.outputs or action.type in NEW_FILES:
         yield from ("a\0b", "x" * 5000, "/", "/dev/null/x")
 
 

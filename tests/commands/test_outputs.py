@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils import command_line
 from shared_embeddings.utils.path_options import PathOption
 from tests.commands.harness import (
@@ -28,7 +27,6 @@ from tests.commands.harness import (
     Ended,
     arguments,
     content,
-    hosts_of_this_tree,
     make_inputs,
     places,
     plant,
@@ -49,11 +47,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "entry_points", hosts_of_this_tree)
 
 
 def write(name: str, inputs: Path, folder: Path, force: bool = False) -> Ended:

@@ -19,15 +19,7 @@ import pytest
 
 from shared_embeddings.utils import command_line, interrupts
 from shared_embeddings.utils.interrupts import command_of
-from tests.drills.runner import (
-    STILL_RUNNING,
-    Drill,
-    Result,
-    Running,
-    Try,
-    perform,
-    rows,
-)
+from tests.drills.runner import Drill, Result, Try, perform, rows
 
 ROOT = Path(__file__).parents[2]
 # Replaces torch, so that the moment is certain.
@@ -38,8 +30,6 @@ MODULES = [
     "nmt.cli",
     "nmt.headlines",
     "shared_embeddings.cli.main",
-]
-MODULES += [
     "recipes.quickstart.corpus",
     "recipes",
     "benchmarks.preprocessing",
@@ -203,33 +193,6 @@ def test_other_exceptions_that_python_drops_are_reported(monkeypatch: pytest.Mon
     with interrupts.signals_raised():
         ctypes.CFUNCTYPE(None)(lambda: 1 / 0)()
     assert [one.exc_type for one in found] == [ZeroDivisionError] and sys.unraisablehook == found.append
-
-
-SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
-
-
-def test_signal_reaches_a_process_after_its_first_line(tmp_path: Path) -> None:
-    with Running(SLEEPER, tmp_path / "log") as running:
-        assert running.wait_for("^ready$")
-        assert running.end(0.01) == STILL_RUNNING
-        running.send(signal.SIGTERM)
-        assert running.end() == -signal.SIGTERM
-
-
-def test_contexts_clean_up(tmp_path: Path) -> None:
-    parent = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
-    with Running([sys.executable, "-c", parent, *SLEEPER], tmp_path / "log") as running:
-        assert running.wait_for("^ready$")
-        assert len(running.children()) == 1 and len(running.members()) == 2
-    assert running.members() == []
-
-
-def test_a_full_disk_is_a_failed_write(tmp_path: Path) -> None:
-    writer = [sys.executable, "-c", f"with open({str(tmp_path / 'file')!r}, 'wb') as f: f.write(bytes(100))"]
-    with Running(writer, tmp_path / "log", largest_file=10) as running:
-        assert running.end() == 1
-    assert "File too large" in running.output()
-    assert (tmp_path / "file").stat().st_size == 10
 
 
 def test_outcomes_are_counted(tmp_path: Path) -> None:

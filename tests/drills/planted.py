@@ -3,8 +3,9 @@
 Each try copies the inputs of a command into a folder, plants one thing there, and runs the command. It is
 "harmless" if the command wrote its outputs or failed with one line, without a traceback, in 30 s with 2 GB;
 if no file outside of the folder was created, changed or moved; and if no output has the content of one. With
-nothing or with leftovers planted, the command must succeed. A link that the user names as an output, where
-the command may replace the output, is followed by design, and not planted.
+nothing or with leftovers planted, the command must succeed, and with weights elsewhere it must fail. A link
+that the user names as an output, where the command may replace the output, is followed by design, and not
+planted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from shared_embeddings.words.classes import WordClasses
 from tests.commands.harness import WRITERS, Writer, content, plant
@@ -31,13 +30,12 @@ from tests.drills.training import script
 from tests.helpers import alter, compress
 from tests.lm.runs import settings
 from tests.shared_embeddings.hf.models import save, shrink
+from tests.shared_embeddings.hf.test_hf_errors import DAMAGES, SECRET
 
 HARMLESS = "harmless"
 SECONDS = 30
 MOST_BYTES = 2 << 30
-# Content of the files outside, also as the bytes of float32 numbers.
-CANARY = b"KEY=" * 8
-FOLDERS = ("gpt2", "folder", "small")  # as it was, with a tokenizer, compressed
+CANARY = SECRET.strip().encode()  # content of the files outside
 _LM_TRAIN = "-config {inputs}/lm.yaml -data {inputs}/corpus/data -output_dir @run"
 _ONMT_TRAIN = "-config {inputs}/model.yaml -save_model @run/model"
 _NAMES = {
@@ -90,21 +88,12 @@ def inputs() -> Path:
 
 @cache
 def outside() -> Path:
-    """A folder with files of the user: a text, and models whose tensors and settings have the canary."""
+    """A folder with a file of the user; `drill` makes it, and the inputs, in the main thread."""
+    inputs()
     kept = tempfile.TemporaryDirectory(prefix="drill-home-")
     commands._KEPT.append(kept)
-    home = Path(kept.name)
-    (home / "precious").write_bytes(CANARY)
-    secret = torch.frombuffer(bytearray(CANARY), dtype=torch.float32)[0]
-    for name in FOLDERS:
-        shutil.copytree(inputs() / name, home / name)
-        for path in home.glob(f"{name}/*.json"):
-            path.write_text(json.dumps({**json.loads(path.read_text()), "canary": CANARY.decode()}))
-        weights = home / name / "model.safetensors"
-        tensors = load_file(weights)
-        filled = {key: torch.full_like(one, secret) if "h.0." in key else one for key, one in tensors.items()}
-        save_file(filled, weights, {"format": "pt"})
-    return home
+    (Path(kept.name) / "precious").write_bytes(CANARY)
+    return Path(kept.name)
 
 
 def attempt(cases: list[tuple[str, str, Planting]], wanted: tuple[int, ...], given: Try) -> str:
@@ -162,17 +151,6 @@ def link(name: str, target: str, work: Path, home: Path) -> None:
     path.symlink_to(home / target)
 
 
-def index(prefix: str, folder: str, work: Path, home: Path) -> None:
-    """Name the weights outside, or behind a link to them, in the index of a model folder."""
-    own = work / folder
-    keys = load_file(own / "model.safetensors")
-    (own / "model.safetensors").unlink()
-    (own / "elsewhere").symlink_to(home)
-    file = f"{prefix.replace('HOME', str(home))}/{folder}/model.safetensors"
-    found = {"metadata": {}, "weight_map": dict.fromkeys(keys, file)}
-    (own / "model.safetensors.index.json").write_text(json.dumps(found))
-
-
 def claim(name: str, changed: Mapping[str, Any], work: Path, home: Path) -> None:
     """Change settings in a JSON file or in a checkpoint."""
     path = work / name
@@ -187,9 +165,9 @@ def zeros(name: str, work: Path, home: Path) -> None:
     compress(work / name, 48)
 
 
-def header(name: str, size: int, text: bytes, work: Path, home: Path) -> None:
-    """Write weights whose header claims sizes."""
-    (work / name).write_bytes((size or len(text)).to_bytes(8, "little") + text)
+def damage(what: str, folder: str, work: Path, home: Path) -> None:
+    """Damage a model folder, as in the tests of its errors."""
+    DAMAGES[what][0](work / folder)
 
 
 HUGE = 10**8
@@ -210,19 +188,12 @@ SIZES = {
     "nmt.pt": ("enc_layers", "dec_layers", "hidden_size", "enc_hid_size", "transformer_ff"),
     "config.json": ("n_layer", "n_embd", "n_inner", "n_head", "n_positions", "vocab_size"),
 }  # fmt: skip
-WRITING = [*COMMANDS]
-for _name in ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "correlation", "classes again"):
-    WRITING.remove(_name)
-# Settings, texts and weights that may be links, and the file outside that they lead to.
-LINKED = dict.fromkeys(("README.md", "LICENSE", "chat_template.jinja", "id_rsa", "texts/LICENSE"), "precious")
-LINKED |= {
-    name: f"{{}}/{name}"
-    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer_config.json")
-}
-CODE = {"auto_map": {"AutoTokenizer": [f"{CANARY.decode()}--code.Tokenizer", None]}}
-REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10_000}
-TOKENIZER = {"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}}
-SHAPE = b'{"w":{"dtype":"F32","shape":[1099511627776,16],"data_offsets":[0,70368744177664]}}'
+WRITING = sorted(
+    COMMANDS.keys()
+    - {"onmt_characters", "onmt_rerank", "onmt_character_vocab", "correlation", "classes again"}
+)
+CODE = {"auto_map": {"AutoTokenizer": ["other/repository--code.Tokenizer", None]}}
+OUTSIDE = ("an index with a path", "an index upwards", "an index by a link", "link model.safetensors")
 
 
 def drill(what: str, cases: list[tuple[str, str, Planting]], wanted: tuple[int, ...] = (0, 2)) -> Drill:
@@ -231,7 +202,7 @@ def drill(what: str, cases: list[tuple[str, str, Planting]], wanted: tuple[int, 
 
 
 def claims() -> list[tuple[str, str, Planting]]:
-    """Claims of size in every kind of model."""
+    """Claims of size in every kind of model, and of code in model folders."""
     found: list[tuple[str, str, Planting]] = []
     for file, readers in READING.items():
         changes = [{name: HUGE} for name in SIZES[file]]
@@ -244,13 +215,14 @@ def claims() -> list[tuple[str, str, Planting]]:
             for value in (HUGE, -1):
                 change = {name: value}
                 found.append((reader, str(change), partial(claim, f"{folder}/config.json", change)))
-        for size, text in ((2**60, b"{}"), (0, SHAPE)):
-            found.append((reader, "header", partial(header, f"{folder}/model.safetensors", size, text)))
-    return [
-        *found,
-        ("trim a folder", "chained replacements", partial(claim, "folder/tokenizer.json", TOKENIZER)),
-        ("classes again", "compressed zeros", partial(zeros, "classes.npz")),
-    ]
+        found.append((reader, "code of a tokenizer", partial(claim, f"{folder}/tokenizer_config.json", CODE)))
+    return [*found, ("classes again", "compressed zeros", partial(zeros, "classes.npz"))]
+
+
+def damaged(names: Iterable[str]) -> list[tuple[str, str, Planting]]:
+    """Damages in every model folder."""
+    read = READING_FOLDERS.items()
+    return [(reader, name, partial(damage, name, folder)) for reader, folder in read for name in names]
 
 
 DRILLS = [
@@ -274,28 +246,7 @@ DRILLS = [
             for target in ("precious", "new")
         ],
     ),
-    drill(
-        "links in a model folder",
-        [
-            (name, file, partial(link, f"{folder}/{file}", target.format(folder)))
-            for name, folder in READING_FOLDERS.items()
-            for file, target in LINKED.items()
-        ],
-    ),
-    drill(
-        "indexes that lead out of a model folder",
-        [
-            (name, prefix, partial(index, prefix, folder))
-            for name, folder in READING_FOLDERS.items()
-            for prefix in ("../../home", "HOME", "elsewhere")
-        ],
-    ),
-    drill(
-        "code of a tokenizer",
-        [
-            (name, "auto_map", partial(claim, f"{folder}/tokenizer_config.json", CODE))
-            for name, folder in READING_FOLDERS.items()
-        ],
-    ),
-    drill("claims of size", claims()),
+    drill("weights outside of a model folder", damaged(OUTSIDE), (2,)),
+    drill("damaged model folders", damaged(sorted(DAMAGES.keys() - OUTSIDE))),
+    drill("claims of size and of code", claims()),
 ]

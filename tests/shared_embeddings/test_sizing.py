@@ -109,9 +109,6 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
     return next(found for found in sizing.suggest(v, d, budget) if found.method == method)
 
 
-# Budgets
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -136,9 +133,6 @@ def test_budgets_are_read(text: str, expected: int) -> None:
 def test_invalid_budgets_fail(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
         sizing.read_budget(text)
-
-
-# Suggestions
 
 
 @pytest.mark.parametrize("budget", [4_000, 12_345, 50_000, 191_999])
@@ -201,9 +195,6 @@ def test_impossible_sizes(v: int, d: int, named: str) -> None:
         sizing.describe_suggestions(v, d, "10")
 
 
-# Printing
-
-
 def test_every_line_can_be_pasted() -> None:
     text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "50k")
     pasted = [yaml.safe_load(line) for line in text.splitlines() if line.startswith("embedding:")]
@@ -234,9 +225,6 @@ def test_json() -> None:
     assert methods["standard"]["options"] is None and methods["standard"]["compression"] is None
 
 
-# Shapes
-
-
 @pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
 def test_factors_are_similar_and_waste_little(number: int) -> None:
     factors = tensor_train.three_factors_above(number)
@@ -258,9 +246,6 @@ def test_factors_are_similar_and_waste_little(number: int) -> None:
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
     assert tensor_train.three_factors(number) == expected
-
-
-# The page
 
 
 def page_data(text: str) -> dict[str, Any]:

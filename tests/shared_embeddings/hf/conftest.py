@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-
-from shared_embeddings.compress import host as host_module
-
-
-@pytest.fixture(autouse=True)
-def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter of this source tree, whatever is installed."""
-    point = EntryPoint("hf", "shared_embeddings.hosts.hf.adapter:Adapter", host_module.GROUP)
-    monkeypatch.setattr(host_module, "entry_points", lambda group: [point])
 
 
 @pytest.fixture

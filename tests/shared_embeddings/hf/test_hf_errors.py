@@ -103,7 +103,13 @@ def config(**changed: Any) -> Change:
 
 
 def replaced(file: str, change: Callable[[bytes], bytes]) -> Change:
-    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
+    """Another content of a file, which may be new."""
+
+    def apply(folder: Path) -> None:
+        path = folder / file
+        path.write_bytes(change(path.read_bytes() if path.exists() else b""))
+
+    return apply
 
 
 def tensors(change: Callable[[str, Tensor], Tensor | None]) -> Change:
@@ -133,6 +139,8 @@ def index_of(where: str) -> Change:
     def apply(folder: Path) -> None:
         names = load_file(folder / WEIGHTS)
         (folder / WEIGHTS).rename(folder.parent / "away.safetensors")
+        if where.startswith("link/"):
+            (folder / "link").symlink_to(folder.parent)
         file = where.format(folder.parent)
         change_json(folder / INDEX, metadata={}, weight_map=dict.fromkeys(names, file))
 
@@ -163,7 +171,9 @@ def replacing(content: str, *, times: int = 1) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [rule] * times}
 
 
+SHAPE = b'{"w":{"dtype":"F32","shape":[1099511627776,16],"data_offsets":[0,70368744177664]}}'
 LINKED = "LICENSE README.md chat_template.jinja config.json model.safetensors 1_Pooling/a.json".split()
+LINKED += ["generation_config.json", "tokenizer_config.json"]
 CLAIMS: list[dict[str, Any]] = [
     *({"vocab_size": size} for size in (-1, 10**15, "x")),
     *({"hidden_size": size} for size in (0, 10**6)),
@@ -182,6 +192,9 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "no names": (instead(INDEX, b'{"weight_map": {"a": 5}}'), "not a safetensors file in the folder"),
     "an index with a path": (index_of("{}/away.safetensors"), "is not a safetensors file in the folder"),
     "an index upwards": (index_of("../away.safetensors"), "is not a safetensors file in the folder"),
+    "an index by a link": (index_of("link/away.safetensors"), "link is a link out of the folder"),
+    "a long header": (replaced(WEIGHTS, lambda _: b"\0" * 7 + b"\x10{}"), "cannot be read"),
+    "a huge tensor": (replaced(WEIGHTS, lambda _: bytes([len(SHAPE), *[0] * 7]) + SHAPE), "cannot be read"),
     "missing tensors": (
         tensors(lambda name, one: None if "mlp" in name else one),
         "missing keys: model.layers.0.mlp.down_proj.weight",

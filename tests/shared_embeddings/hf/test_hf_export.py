@@ -15,25 +15,16 @@ from safetensors.torch import load_file
 
 import shared_embeddings.hosts.hf as hf
 from shared_embeddings.cli.main import main
-from tests.shared_embeddings.hf.models import (
-    FAMILIES,
-    IDS,
-    KINDS,
-    build,
-    compress,
-    scores,
-    shrink,
-    write,
-)
+from tests.shared_embeddings.hf.models import FAMILIES, IDS, KINDS, build, compress, scores, shrink, write
 
 # The graphs of these tiny models are not small compared to their weights.
 GRAPH_BYTES = 15_000
+DENSE = ("--format", "dense")
 UNIFORM = {"method": "quantized", "bits": 4, "codec": "uniform", "group_size": 16}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers.exporters.exporter_onnx")
     monkeypatch.setattr("shared_embeddings.export.onnx._SECONDS", 0.0)
 
 
@@ -45,7 +36,6 @@ def opened(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.usefixtures("_no_measuring")
 def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output = tmp_path / "model", tmp_path / "model.onnx"
     shrink("bert", model, store="fp16", **UNIFORM)
@@ -73,7 +63,6 @@ def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert export(model, output, "--format", "onnx-embeddings", "--force") == 0
 
 
-@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     """Greedy generation token by token gives what torch generates."""
@@ -99,7 +88,6 @@ def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     assert texts.tolist() == wanted.tolist()
 
 
-@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "llama")])
 def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +97,6 @@ def test_every_family(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "two factors of rank 6" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.slow
 def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tied table is stored once, and the weights in 16 bits."""
@@ -123,7 +110,6 @@ def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(tables) == 1 and tables[0].data_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
 
 
-@pytest.mark.usefixtures("_no_measuring")
 def test_models_that_cannot_be_traced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,16 +127,12 @@ def test_models_that_cannot_be_traced(
     assert not output.exists()
 
 
-def export_dense(model: Path, output: Path, *more: str) -> int:
-    return main(["export", "--format", "dense", "--model", str(model), "--output", str(output), *more])
-
-
 @pytest.mark.parametrize("kind", ["gemma3", "t5_untied", "marian_two_vocabularies", "bert"])
 def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     model, plain, original = (tmp_path / f"{kind}_{name}" for name in ("model", "plain", "original"))
     shrink(kind, model)
     build(kind).save_pretrained(original)
-    assert export_dense(model, plain) == 0
+    assert export(model, plain, *DENSE) == 0
     weights, wanted = (load_file(folder / "model.safetensors") for folder in (plain, original))
     assert {name: one.shape for name, one in weights.items()} == {
         name: one.shape for name, one in wanted.items()
@@ -167,7 +149,7 @@ def test_dense_export_of_rotated_codes(dtype: torch.dtype, tmp_path: Path) -> No
     whole = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**settings)).to(dtype)
     whole.save_pretrained(model)
     assert compress(model, "quantized", small, "--bits", 3, "--codec", "lloyd_max", "--no-check") == 0
-    assert export_dense(small, plain) == 0
+    assert export(small, plain, *DENSE) == 0
     wanted = hf.load(small)
     loaded, info = transformers.ElectraForMaskedLM.from_pretrained(plain, output_loading_info=True)
     assert not any(info.values()) and loaded.dtype == dtype
@@ -182,20 +164,20 @@ def test_different_tables_of_two_sides_are_not_exported(
 ) -> None:
     unit = {"map_dim": 4, "expand_dim": 32, "depth": 3, "max_groups": 4}
     shrink("gemma3", tmp_path / "small", method="define", output="map", output_projection=True, **unit)
-    assert export_dense(tmp_path / "small", tmp_path / "plain") == 2
+    assert export(tmp_path / "small", tmp_path / "plain", *DENSE) == 2
     assert "scores words with other numbers than it looks up" in capsys.readouterr().err
 
 
 def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, plain, other = tmp_path / "model", tmp_path / "plain", tmp_path / "other"
     shrink("gpt2", model)
-    assert export_dense(model, plain) == 0 and export_dense(model, plain) == 2
+    assert export(model, plain, *DENSE) == 0 and export(model, plain, *DENSE) == 2
     assert "--force" in capsys.readouterr().err
-    assert export_dense(model, plain, "--force") == 0
-    assert export_dense(plain, other) == 2 and "is not compressed" in capsys.readouterr().err
+    assert export(model, plain, *DENSE, "--force") == 0
+    assert export(plain, other, *DENSE) == 2 and "is not compressed" in capsys.readouterr().err
     other.mkdir()
     (other / "thesis.txt").touch()
-    assert export_dense(model, other, "--force") == 2 and "is not replaced" in capsys.readouterr().err
+    assert export(model, other, *DENSE, "--force") == 2 and "is not replaced" in capsys.readouterr().err
     assert (other / "thesis.txt").is_file()
-    assert main(["export", "--model", str(model), "--output", str(plain), "--force"]) == 2
+    assert export(model, plain, "--force") == 2
     assert "is a folder" in capsys.readouterr().err

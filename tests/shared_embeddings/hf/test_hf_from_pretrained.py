@@ -24,9 +24,7 @@ from shared_embeddings.hosts.hf.word_layers import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
 from shared_embeddings.quant.packed_tensor import PackedTensor
-from tests.helpers import (
-    example,
-)
+from tests.helpers import example
 from tests.shared_embeddings.hf.models import DIM, FAMILIES, IDS, KINDS, WORDS, add_tokenizer, scores, shrink
 
 AUTO = {
@@ -193,7 +191,13 @@ def run_without_the_library(folder: Path, program: str, *arguments: str) -> str:
     return ended.stdout
 
 
-def check_without_the_library(
+FAMILY = ("fp16", "quantized", {"bits": 4, "codec": "uniform"})
+WITHOUT_LIBRARY = {"codecs": FOLDERS, "families": {kind: (kind, *FAMILY) for kind in (*KINDS, *FAMILIES)}}
+
+
+@pytest.mark.slow_except("codecs")
+@pytest.mark.parametrize("folders", WITHOUT_LIBRARY.values(), ids=WITHOUT_LIBRARY)
+def test_without_the_library(
     tmp_path: Path, folders: Mapping[str, tuple[str, str, str, dict[str, Any]]]
 ) -> None:
     """The scores equal those with the library; saving writes a plain model."""
@@ -206,16 +210,6 @@ def check_without_the_library(
     for name in folders:
         for again in found[str(tmp_path / name)]:
             torch.testing.assert_close(again, scores(hf.load(tmp_path / name)), rtol=1e-4, atol=1e-4)
-
-
-def test_without_the_library(tmp_path: Path) -> None:
-    check_without_the_library(tmp_path, FOLDERS)
-
-
-@pytest.mark.slow
-def test_every_family_without_the_library(tmp_path: Path) -> None:
-    how = ("fp16", "quantized", {"bits": 4, "codec": "uniform"})
-    check_without_the_library(tmp_path, {kind: (kind, *how) for kind in (*KINDS, *FAMILIES)})
 
 
 def test_missing_tensors_without_the_library(tmp_path: Path) -> None:

@@ -183,17 +183,6 @@ def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Pat
     assert len(asked.predict().words) == number
 
 
-def test_models_with_other_inputs_have_no_quality(tmp_path: Path) -> None:
-    class Strange(transformers.GPT2LMHeadModel):  # type: ignore[misc]
-        def forward(self, input_ids: torch.Tensor, picture: torch.Tensor) -> None:
-            raise AssertionError("it has no picture")
-
-    folder = FolderModel((write("gpt2", tmp_path / "model"), tmp_path / "model")[1])
-    folder.module.__class__ = Strange
-    with pytest.raises(ValueError, match="a Strange cannot be probed: "):
-        folder.probe(None, 1).predict()
-
-
 # Kind, method with its options, storage, and the type that a tensor of words has on the disk.
 STORED = [
     ("gemma", ["projective", "--rank", 4], "int8", torch.int8),
