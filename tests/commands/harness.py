@@ -207,9 +207,7 @@ _COMPRESS = "compress --method projective --rank 2 --output @small --report @rep
 WRITERS = {
     "onmt_characters": Writer("onmt_characters", "split -input {inputs}/text -output @out", None),
     "onmt_rerank": Writer(
-        "onmt_rerank",
-        "-source {inputs}/text -hypotheses {inputs}/text -n_best 1 -output @out",
-        None,
+        "onmt_rerank", "-source {inputs}/text -hypotheses {inputs}/text -n_best 1 -output @out", None
     ),
     "onmt_character_vocab": Writer(
         "onmt_character_vocab", "-source {inputs}/text -target {inputs}/text -output @out", None

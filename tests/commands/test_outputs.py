@@ -395,15 +395,7 @@ def test_upstream_path_options_are_known(command: str) -> None:
 
     apply_patches()
     parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()
-    known = {
-        *options.TRANSLATE,
-        *options.TRAIN,
-        *NO_FILES,
-        "config",
-        "save_config",
-        "src_vocab",
-        "tgt_vocab",
-    }
+    known = {*options.TRANSLATE, *options.TRAIN, *NO_FILES, "config", "save_config", "src_vocab", "tgt_vocab"}
     of_training = {"save_model", "tensorboard_log_dir", "override_opts", "tensorboard"}
     for action in parser._actions:
         takes_text = action.type in (None, str) and action.nargs != 0 and not action.choices

@@ -21,13 +21,7 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.formats import FORMATS, BitCodes
-from shared_embeddings.quant.packed_tensor import (
-    PackedTensor,
-    column_sums,
-    install,
-    unfreeze,
-    warn_of_frozen,
-)
+from shared_embeddings.quant.packed_tensor import PackedTensor, column_sums, install, unfreeze, warn_of_frozen
 from shared_embeddings.quant.storage import (
     HEADER,
     STORES,

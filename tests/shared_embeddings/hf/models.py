@@ -84,11 +84,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "gpt_neox": ("GPTNeoXForCausalLM", _BERT, ["input_words", "output_words"]),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": WORDS, "n_embd": DIM, "n_layer": 1, "n_head": 2}, ["words"]),
     "bert": ("BertForMaskedLM", _BERT, ["words"]),
-    "albert": (
-        "AlbertForMaskedLM",
-        {**_BERT, "hidden_size": 24, "embedding_size": DIM},
-        ["words"],
-    ),
+    "albert": ("AlbertForMaskedLM", {**_BERT, "hidden_size": 24, "embedding_size": DIM}, ["words"]),
     "t5": ("T5ForConditionalGeneration", _T5, ["words"]),
     "t5_untied": (
         "T5ForConditionalGeneration",
@@ -125,9 +121,7 @@ def _classes(ending: str, names: str, settings: dict[str, Any]) -> dict[str, dic
 # Classes of further families, with settings; the table of families in docs/huggingface.md names them.
 FAMILIES: dict[str, dict[str, Any]] = {
     **_classes(
-        "ForCausalLM",
-        "Mistral Qwen3 Phi Olmo Olmo2 Cohere Granite StableLm Starcoder2 Nemotron",
-        _DECODER,
+        "ForCausalLM", "Mistral Qwen3 Phi Olmo Olmo2 Cohere Granite StableLm Starcoder2 Nemotron", _DECODER
     ),
     **_classes("ForCausalLM", "Phi3 SmolLM3 Glm", _PADDED),
     **_classes("ForCausalLM", "Mixtral Qwen3Moe", _MOE),

@@ -583,10 +583,7 @@ def test_tables_are_found(tmp_path: Path, kind: str) -> None:
     assert compress(model, "projective", same, "--rank", DIM) == 0
     own = {"words": whole.get_input_embeddings()}
     if kind == "llama":
-        own = {
-            "input_words": whole.get_input_embeddings(),
-            "output_words": whole.get_output_embeddings(),
-        }
+        own = {"input_words": whole.get_input_embeddings(), "output_words": whole.get_output_embeddings()}
     for folder in (model, same):
         found = Adapter().read(folder).embeddings()
         assert [embedding.name for embedding in found] == list(own)
