@@ -99,16 +99,18 @@ def batches(
         for first in range(0, len(read) - 1, _NEIGHBORS):
             yield Batch(_similarities(model, read[first : first + _NEIGHBORS]), None)
         return
-    inputs, positions, _ = _inputs(model, vocabulary, texts, seed, tokens, _LONG)
+    # What an encoder-decoder model generates together is in memory together.
+    parts = max(1, tokens // PREDICTIONS) if model.config.is_encoder_decoder else 1
     states: list[Tensor] = []
-    hook = output.register_forward_pre_hook(lambda _, given: states.append(given[0]))
-    try:
+    for part in range(parts):
+        inputs, positions, _ = _inputs(model, vocabulary, texts, seed + part, tokens // parts, _LONG)
         for row, where in enumerate(positions):
-            scores = model(**{name: part[row : row + 1] for name, part in inputs.items()}).logits
-            hidden = states.pop()
-            yield Batch(scores[0][where], hidden.reshape(len(where), -1)[where])
-    finally:
-        hook.remove()
+            hook = output.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+            try:
+                scores = model(**{name: own[row : row + 1] for name, own in inputs.items()}).logits
+            finally:
+                hook.remove()
+            yield Batch(scores[0][where], states.pop().reshape(len(where), -1)[where])
 
 
 def _inputs(

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from shared_embeddings.compress.calibration import calibrate
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import FolderModel
 from shared_embeddings.hosts.hf.quality import negative_log_likelihoods, probe
@@ -139,6 +140,28 @@ def test_probes_are_repeatable_for_every_kind(tmp_path: Path, kind: str) -> None
     assert first.how == again.how
     found = [one.predict() for one in (first, first, again)]
     assert all(torch.equal(one.words, found[0].words) for one in found) and len(found[0].words) >= 900
+
+
+@pytest.mark.slow_except("bert", "t5")
+@pytest.mark.parametrize("kind", ["encoder", *sorted(KINDS.keys() - {"qwen2"})])  # whose tokenizer has more
+def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: str) -> None:
+    """Without hooks that stay; an input table and an output layer have each its own metric."""
+    if kind == "encoder":
+        config = write("bert", tmp_path / "model").config
+        transformers.BertModel(config).save_pretrained(tmp_path / "model")
+    else:
+        write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    model = FolderModel(tmp_path / "model")
+    for texts in ([words], None):
+        found = calibrate(model, texts, 1, progress=False)
+        assert found.keys() == {table.name for table in model.tables()}
+        assert all(bool(metric.isfinite().all()) and float(metric.trace()) > 0 for metric in found.values())
+    lookups = [module for table in found for module in model.lookups(table)]
+    output = model.module.get_output_embeddings()
+    assert not any(
+        one._forward_hooks or one._forward_pre_hooks for one in [*lookups, output] if one is not None
+    )
 
 
 @torch.no_grad()
