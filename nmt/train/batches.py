@@ -48,7 +48,8 @@ def end_with_parent() -> None:
         os._exit(0)
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not issubclass(kind, ConnectionError):  # the connection to the training process is closed
+        # The training process has closed the connection.
+        if not issubclass(kind, (ConnectionError, EOFError)):
             sys.__excepthook__(kind, error, trace)
 
     threading.Thread(target=wait, daemon=True).start()

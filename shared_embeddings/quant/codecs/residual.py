@@ -123,7 +123,7 @@ class ResidualCodec(Codec):
         starts = torch.arange(len(stages), device=codes.device, dtype=torch.int32) * _ENTRIES
         numbers = codes.view(-1, len(stages)).int() + starts
         pieces = F.embedding_bag(numbers, stages.reshape(-1, _PIECE), mode="sum")
-        return pieces.view(codes.size(0), -1)[:, : self.dim]
+        return pieces.view(codes.size(0), codes.size(1) // len(stages) * _PIECE)[:, : self.dim]
 
     def _pieces(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as pieces ``(n, P, 8)``, padded with zeros."""
