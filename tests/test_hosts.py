@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as adapters
 from shared_embeddings.compress.calibration import calibrate
-from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.results import WandbWriter
 from shared_embeddings.words.vectors import WordVectors, write_vectors
 from tests.helpers import HOSTS, flip, offsets
@@ -171,9 +170,20 @@ def test_calibration_of_every_host(
     for more in (["--calibration", file], ["--calibration", file], ["--calibrate", "none"]):
         status, _, error = run(capsys, *asked, *more, "--output", output, "--force")
         assert status == 0, error
-        made.append(torch.stack([one.module(torch.arange(8)) for one in read_embeddings(output)]))
+        made.append(read_rows(output))
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2]) == (trained.host == "vectors")
+    if trained.host != "vectors":  # on what the model generates
+        own = [*asked[:-2], "--calibrate", "output", "--output", output, "--force"]
+        status, _, error = run(capsys, *own)
+        assert status == 0, error
+        assert not torch.equal(read_rows(output), made[2])
+    for more, reason in (
+        (["--calibration", tmp_path / "none"], "none: no such file"),
+        (["--calibrate", "both", "--no-check"], "remove --no-check"),
+    ):
+        status, _, error = run(capsys, *asked[:-2], *more, "--output", output, "--force")
+        assert status == 2 and reason in error.splitlines()[-1]
     content = load_file(file)
     content["model"][0] ^= 1
     save_file(content, file)
@@ -181,8 +191,10 @@ def test_calibration_of_every_host(
     assert status == 2 and "is of another model" in error.splitlines()[-1] and "Traceback" not in error
 
 
-def read_embeddings(path: Path) -> list[WordEmbedding]:
-    return adapters.find_host(path)[1].read(path).embeddings()
+def read_rows(model: Path) -> torch.Tensor:
+    """The first eight rows of every embedding of a model."""
+    found = adapters.find_host(model)[1].read(model).embeddings()
+    return torch.stack([one.module(torch.arange(8)) for one in found])
 
 
 @pytest.mark.slow_except("lm-fp32", "lm-int8")

@@ -294,9 +294,8 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     argument(
         "--calibrate",
         choices=SIDES,
-        default=SIDES[0],
-        help="what errors count is measured on the text: for input and output, or for the output alone, "
-        "which needs no gradients (default: both)",
+        help="measure what errors count for input and output, or for the output alone, which needs no "
+        "gradients, on --text or else on what the model generates (default: both with --text, else none)",
     )
     argument(
         "--calibration",

@@ -83,7 +83,8 @@ class Settings:
     # of both models in them are compared.
     texts: Sequence[Path] | None = None
     validation: Validation | None = None  # what the quality of the model is measured on, before and after
-    calibrate: str = "both"  # what is calibrated on the texts: "both" sides, "output" or "none"
+    # What is calibrated: "both" sides, "output" or "none"; None for both with texts, and none without.
+    calibrate: str | None = None
     calibration: Path | None = None  # the file with the result: read if it is there, else written
     seed: int = 0  # of all random numbers
     force: bool = False  # replace existing files
@@ -294,18 +295,22 @@ class Session:
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, Tensor]:
-        """What errors of each table count; empty without texts, or for a model that is not run."""
-        settings = self.settings
-        if settings.calibration is not None and settings.calibration.exists():
-            return read_calibration(settings.calibration, self.trained)
-        if not self.is_checked or settings.texts is None or settings.calibrate == "none":
+        """What errors of each table count; empty without a calibration."""
+        settings, file = self.settings, self.settings.calibration
+        if file is not None and file.exists():
+            return read_calibration(file, self.trained)
+        sides = settings.calibrate or ("none" if settings.texts is None else "both")
+        if file is not None and (sides == "none" or not self.is_checked):
+            raise UserError(f"--calibration {file}: no such file; measure it with --text, without --no-check")
+        if sides == "none" or not (self.is_checked or settings.calibrate):
             return {}
+        if not self.is_checked:
+            raise UserError(f"--calibrate {sides} runs the model; remove --no-check, or give --calibration")
         self.announce("calibrating")
         # Other lines than those that are compared.
-        seed = settings.seed + 1
-        found = calibrate(self.trained, settings.texts, seed, settings.calibrate, settings.progress)
-        if settings.calibration is not None:
-            write_calibration(settings.calibration, self.trained, found)
+        found = calibrate(self.trained, settings.texts, settings.seed + 1, sides, settings.progress)
+        if file is not None:
+            write_calibration(file, self.trained, found)
         return found
 
     @functools.cached_property
