@@ -184,6 +184,9 @@ def test_calibration_of_every_host(
     ):
         status, _, error = run(capsys, *asked[:-2], *more, "--output", output, "--force")
         assert status == 2 and reason in error.splitlines()[-1]
+    other = ["compress", "--model", trained.model, "--method", "standard", "--calibrate", "both"]
+    status, _, error = run(capsys, *other, "--output", output, "--force")
+    assert status == 2 and "no effect with --method standard" in error
     content = load_file(file)
     content["model"][0] ^= 1
     save_file(content, file)

@@ -132,6 +132,8 @@ def compress(
     """
     store = find_spec(method).default_store if store is None else store
     check_store(store)
+    if settings.calibrate not in (None, "none") and not find_spec(method).takes_metric:
+        raise UserError(f"--calibrate {settings.calibrate} has no effect with --method {method}; remove it")
     given = dict(options or {})
     for name in _NOT_GIVEN:
         if name in given:
