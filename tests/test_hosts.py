@@ -157,7 +157,7 @@ def test_calibration_of_every_host(
 ) -> None:
     """Each table has a metric; a file with them gives the same model, and is of no use for another one."""
     model = opened(trained.host).read(trained.model)
-    found = calibrate(model, [trained.text], 1, progress=False)
+    found = calibrate(model, model.tables(), [trained.text], 1, progress=False)
     sizes = {table.name: table.table.size(1) for table in model.tables()}
     assert found.keys() == (set() if trained.host == "vectors" else sizes.keys())
     for name, metric in found.items():

@@ -12,7 +12,6 @@ Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,28 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints import load_safetensors, save_safetensors
-from shared_embeddings.compress.host import TrainedModel
-from shared_embeddings.compress.measure import SIDES
+from shared_embeddings.checkpoints import load_safetensors, save_safetensors, state_digest
+from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 
-# Predictions that are read. Losses are the same with half of them.
+# Predictions that are read.
 TOKENS = 12_000
-# Rows whose bytes identify a table.
-_SAMPLE = 4096
 
 
 def calibrate(
-    model: TrainedModel, texts: Sequence[Path] | None, seed: int, sides: str = SIDES[0], progress: bool = True
+    model: TrainedModel,
+    tables: Sequence[EmbeddingTable],
+    texts: Sequence[Path] | None,
+    seed: int,
+    sides: str = "both",
+    progress: bool = True,
 ) -> dict[str, Tensor]:
     """The metrics ``(D, D)`` of the tables of a model by name, from one pass over texts.
 
     Args:
         model: the model, in evaluation mode and with its own tables.
+        tables: these tables.
         texts: what it reads; None for what it generates.
         seed: of the sample of lines, and of the words that are drawn.
         sides: "both", or "output" for H alone, which needs no gradients.
@@ -48,8 +50,7 @@ def calibrate(
     Raises:
         UserError: the model cannot be run on the texts.
     """
-    tables = {table.name: table for table in model.tables()}
-    sums = {name: torch.zeros(2, *[table.table.size(1)] * 2) for name, table in tables.items()}
+    sums = {table.name: torch.zeros(2, *[table.table.size(1)] * 2) for table in tables}
     vectors: list[tuple[str, float, Tensor]] = []
     draw, read = torch.Generator().manual_seed(seed), 0
 
@@ -61,10 +62,8 @@ def calibrate(
 
         return keep
 
-    lookups = [
-        (module, watch(name, scale)) for name in tables for module, scale in model.lookups(name).items()
-    ]
-    hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == SIDES[0]]
+    lookups = [(module, watch(name, scale)) for name in sums for module, scale in model.lookups(name).items()]
+    hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
     bar = tqdm(total=TOKENS, desc="calibration", unit=" tokens", delay=2.0, disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
@@ -72,9 +71,9 @@ def calibrate(
                 shares = scores.detach().float().softmax(dim=-1)
                 # The sum over words of p (1 - p): certain predictions do not change.
                 doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)
-                for name, table in tables.items():
+                for table in tables:
                     if table.is_scored and hidden is not None:
-                        _add(sums[name][0], hidden.detach().float() * doubts.sqrt())
+                        _add(sums[table.name][0], hidden.detach().float() * doubts.sqrt())
                 if hooks:
                     drawn = torch.multinomial(shares, 1, generator=draw)
                     slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
@@ -101,25 +100,21 @@ def _add(total: Tensor, vectors: Tensor) -> None:
         total.addmm_(flat.t(), flat)
 
 
-def read_calibration(path: Path, model: TrainedModel) -> dict[str, Tensor]:
-    """The metrics in a file that `write_calibration` wrote for the same model; else UserError."""
+def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, Tensor]:
+    """The metrics in a file that `write_calibration` wrote for the same tables; else UserError."""
     found = load_safetensors(path, f"calibration {path}")
-    if not torch.equal(found.pop("model", torch.empty(0)), _mark(model)):
+    if not torch.equal(found.pop("model", torch.empty(0)), _mark(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
     return found
 
 
-def write_calibration(path: Path, model: TrainedModel, metrics: Mapping[str, Tensor]) -> None:
-    """Write metrics to a safetensors file, with a checksum of the model's tables."""
+def write_calibration(path: Path, tables: Sequence[EmbeddingTable], metrics: Mapping[str, Tensor]) -> None:
+    """Write metrics to a safetensors file, with a checksum of the tables."""
     with replacing(path) as temporary:
-        save_safetensors({**metrics, "model": _mark(model)}, temporary)
+        save_safetensors({**metrics, "model": _mark(tables)}, temporary)
 
 
-def _mark(model: TrainedModel) -> Tensor:
-    """The SHA-256 ``(32,)`` of rows of all tables."""
-    digest = hashlib.sha256()
-    for table in model.tables():
-        every = max(1, len(table.table) // _SAMPLE)
-        digest.update(f"{table.name} {tuple(table.table.shape)}".encode())
-        digest.update(table.table[::every].float().contiguous().numpy().tobytes())
-    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+def _mark(tables: Sequence[EmbeddingTable]) -> Tensor:
+    """The SHA-256 ``(32,)`` of all tables."""
+    digest = state_digest({table.name: table.table for table in tables})
+    return torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)

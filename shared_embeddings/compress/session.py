@@ -300,7 +300,7 @@ class Session:
         """What errors of each table count; empty without a calibration."""
         settings, file = self.settings, self.settings.calibration
         if file is not None and file.exists():
-            return read_calibration(file, self.trained)
+            return read_calibration(file, self.tables)
         sides = settings.calibrate or ("none" if settings.texts is None else "both")
         if file is not None and (sides == "none" or not self.is_checked):
             raise UserError(f"--calibration {file}: no such file; measure it with --text, without --no-check")
@@ -310,9 +310,10 @@ class Session:
             raise UserError(f"--calibrate {sides} runs the model; remove --no-check, or give --calibration")
         self.announce("calibrating")
         # Other lines than those that are compared.
-        found = calibrate(self.trained, settings.texts, settings.seed + 1, sides, settings.progress)
+        seed, texts = settings.seed + 1, settings.texts
+        found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
         if file is not None:
-            write_calibration(file, self.trained, found)
+            write_calibration(file, self.tables, found)
         return found
 
     @functools.cached_property
@@ -698,11 +699,12 @@ class Errors:
         # Small tensors that stay between large ones would keep the allocator from using memory again.
         self._missed, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)
         ids = torch.arange(embedding.num_embeddings)
+        matrix = None if metric is None else metric.double()
         for some in ids.split(_ROWS):
             rows = wanted(some).double()
             missed = embedding(some).double() - rows
             for sums, vectors in ((self._missed, missed), (self._squares, rows)):
-                weighed = vectors if metric is None else vectors @ metric.double()
+                weighed = vectors if matrix is None else vectors @ matrix
                 sums[some] = (weighed * vectors).sum(dim=1)
         self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
 

@@ -118,7 +118,7 @@ class Linear:
 def test_calibration_worked_out_for_a_linear_model() -> None:
     """The Fisher information is exact here: U' (diag p - p p') U, and the factor of look-ups is squared."""
     model = Linear(60_000)
-    found = calibrate(model, None, 3, progress=False)["words"]  # type: ignore[arg-type]
+    found = calibrate(model, model.tables(), None, 3, progress=False)["words"]  # type: ignore[arg-type]
     ids = torch.randint(20, (model.number,), generator=torch.Generator().manual_seed(3))
     vectors = model.table.weight.detach()[ids]
     shares = (vectors @ model.matrix.t()).softmax(dim=1)
@@ -127,11 +127,11 @@ def test_calibration_worked_out_for_a_linear_model() -> None:
     second = torch.einsum("nv,vd,ve->de", shares, model.matrix, model.matrix) - mean.t() @ mean
     output = (vectors * doubts).t() @ vectors / model.number
     torch.testing.assert_close(found, output + 0.25 * second / model.number, rtol=0.03, atol=0.02)
-    only = calibrate(model, None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
+    only = calibrate(model, model.tables(), None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
     torch.testing.assert_close(only, output, rtol=1e-3, atol=1e-3)
     assert not model.table._forward_hooks
 
 
 def test_tables_that_nothing_reads_have_no_metric() -> None:
     model = Linear(0)
-    assert calibrate(model, None, 3, progress=False) == {}  # type: ignore[arg-type]
+    assert calibrate(model, model.tables(), None, 3, progress=False) == {}  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     add_tokenizer(tmp_path / "model")
     model = FolderModel(tmp_path / "model")
     for texts in ([words], None):
-        found = calibrate(model, texts, 1, progress=False)
+        found = calibrate(model, model.tables(), texts, 1, progress=False)
         assert found.keys() == {table.name for table in model.tables()}
         assert all(bool(metric.isfinite().all()) and float(metric.trace()) > 0 for metric in found.values())
     lookups = [module for table in found for module in model.lookups(table)]
