@@ -2,7 +2,7 @@
 
 At every ratio, all candidates of `compress` and some other methods are fitted, and nothing is trained
 afterwards; the plain table in 16, 8 and 4 bits is there for comparison. The share of predictions in the texts
-that a model keeps is measured, too, and their distance: without validation data, `compress` chooses by it.
+that a model keeps is measured, too, and their divergence: without validation data, `compress` chooses by it.
 Trials that the ``--output`` file already has are skipped, so that interrupted commands can be resumed.
 
     python -m benchmarks.compression --model best.pt --validation ptb.test.txt --text ptb.train.txt \
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.compress.measure import SUBWORDS, Predictions, Validation, agreement, distance
+from shared_embeddings.compress.measure import SUBWORDS, Comparison, Kept, Validation
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.methods.quantized import DEFAULT_CODEC
@@ -49,25 +49,22 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
     return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
 
 
-def measured(trial: Trial, before: Predictions, after: Predictions) -> dict[str, Any]:
+def measured(trial: Trial, predictions: Kept) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
-    if trial.report is None:
-        return {"impossible": trial.reason}
-    quality, tables = trial.report.quality, trial.report.tables
+    quality = trial.quality
     assert quality is not None
     return {
-        "bytes": trial.sizes().after,
-        "smaller": trial.sizes().smaller,
-        "bits": 32 / trial.sizes().smaller,
-        "error": tables[0].relative_error,
-        "seconds": sum(table.fit.seconds for table in tables),
+        "bytes": trial.sizes.after,
+        "smaller": trial.sizes.smaller,
+        "bits": 32 / trial.sizes.smaller,
+        "error": trial.relative_error,
         "measure": quality.measure,
         "how": re.sub(r"\S*/", "", quality.how),  # without folders of this machine
         "before": quality.before,
         "after": quality.after,
         "kept": trial.share,
-        "predictions": agreement(before, after),
-        "distance": distance(before, after),
+        "predictions": predictions.share,
+        "kl": predictions.kl,
     }
 
 
@@ -110,8 +107,12 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
             key: min(possible, key=lambda one: (loss(one), one["bytes"]))
             for key, measure, loss in (
                 ("quality", "kept", lambda one: -one["kept"]),
-                # By the distance, or the share if results are older than the distance.
-                ("predictions", "predictions", lambda one: one.get("distance", -one["predictions"])),
+                # By the divergence; earlier results have a distance or only the share.
+                (
+                    "predictions",
+                    "predictions",
+                    lambda one: one.get("kl", one.get("distance", -one["predictions"])),
+                ),
             )
             if all(measure in one for one in possible)
         }
@@ -151,15 +152,16 @@ def main(arguments: Sequence[str]) -> None:
     new: Record = {"title": options.title or options.model.name, "texts": texts, "trials": []}
     record = earlier_record(options.output, options.marker) or new
     session = Session(options.model, settings)
-    probe = session.trained.probe(options.text, seed=0)  # translations of the model, also for the others
-    original = probe.predict()
+    # Translations of the model, also for the others.
+    predictions = Comparison(session.trained, None, options.text, seed=0)
     for method, candidate, ratio in trials(options.ratios):
         key = key_of(method, candidate, ratio)
         if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
             continue
         print(*key.values(), file=sys.stderr, flush=True)
         found = session.attempt(method, candidate, None if ratio is None else Target(ratio))
-        record["trials"].append({**key, **measured(found, original, probe.predict())})
+        numbers = measured(found, predictions.kept()) if found.kept else {"impossible": found.reason}
+        record["trials"].append({**key, **numbers})
         if options.output is not None:
             save_record(options.output, options.marker, record)
     publish(record, as_table(record), options.marker, options)

@@ -9,7 +9,7 @@ Axes: ``B`` parallel texts, ``T`` tokens of each, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,8 @@ from shared_embeddings.compress.measure import (
     LINES,
     PREDICTIONS,
     Batch,
-    Predictions,
-    Probe,
     Quality,
+    Samples,
     Validation,
     names_of,
     sampled_lines,
@@ -141,23 +140,20 @@ class CheckpointModel(WordTokens):
         )
         return Quality("perplexity", score.perplexity, how)
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        ids, how = self._read(texts, seed, PREDICTIONS)
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
+        ids, how = self._read(texts, seed, tokens)
 
-        @torch.no_grad()
-        def predictions() -> Predictions:
-            with evaluating(self.module):
-                hidden = self.module(ids, self.module.initial_state(len(ids))).hidden
-                return Predictions.of(hidden.flatten(0, 1), self.module.embedding.log_prob)
+        def predict(some: Tensor) -> Batch:
+            # What follows the last word is the first one of the next part.
+            has_targets = texts is not None and some.size(1) > 1
+            read = some[:, :-1] if has_targets else some
+            hidden = self.module(read, self.module.initial_state(len(read))).hidden.flatten(0, 1)
+            targets = some[:, 1:].flatten() if has_targets else None
+            return Batch(self.module.embedding.log_prob(hidden), hidden, targets)
 
-        return Probe(how, predictions)
-
-    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
-        ids, _ = self._read(texts, seed, tokens)
-        with evaluating(self.module):
-            for some in ids.split(_LONG, dim=1):
-                hidden = self.module(some, self.module.initial_state(len(some))).hidden.flatten(0, 1)
-                yield Batch(self.module.embedding.log_prob(hidden), hidden)
+        starts = range(0, max(1, ids.size(1) - 1), _LONG)
+        parts = [ids[:, first : first + _LONG + 1] for first in starts]
+        return Samples(how, parts, predict, words=ids.unique(), running=lambda: evaluating(self.module))
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
         return {self.trained: 1.0}

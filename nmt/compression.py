@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import OPTION, REQUESTED
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
 from shared_embeddings.compress import host
-from shared_embeddings.compress.measure import Batch, Probe, Quality, Validation
+from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
@@ -133,19 +133,12 @@ class CheckpointModel:
         source, target = validation.two_sides()
         return bleu(self.path, self.module, source, target, validation.subwords)
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return the model's predictions in its translations or, for a language model, in texts."""
-        from nmt.translation import language_probe, translation_probe
+        from nmt.translation import language_samples, translation_samples
 
-        probe = language_probe if self.is_language_model else translation_probe
-        return probe(self.module, self.vocabs, texts, seed)
-
-    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
-        """Yield the model's predictions as in `probe`, with hidden states."""
-        from nmt.translation import language_batches, translation_batches
-
-        batches = language_batches if self.is_language_model else translation_batches
-        return batches(self.module, self.vocabs, texts, seed, tokens)
+        samples = language_samples if self.is_language_model else translation_samples
+        return samples(self.module, self.vocabs, texts, seed, tokens)
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
         """Return the layer that looks up words of a table; the output layer of its own has none."""

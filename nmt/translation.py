@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,6 @@ class _Reader:
         scores: Tensor = scoring_layer(self.model)(hidden)
         scores[..., self.padding] = -torch.inf
         return scores
-
-    def predictions(self, hidden: Tensor, words: Tensor) -> measure.Predictions:
-        """Return the predictions of states ``(B, T, D)`` where `words` ``(B, T)`` are not padding."""
-        return measure.Predictions.of(hidden[words != self.padding], self.scores)
 
     def read(self, words: Tensor) -> Any:
         """Return the states ``(B, T, D)`` of a language model for ``(B, T, 1)``."""
@@ -215,63 +211,42 @@ class _Reader:
         return min(read, key=lambda text: sum(word in written for word in read[text]) / len(read[text]))
 
 
-def translation_probe(
-    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
-) -> measure.Probe:
-    """Return the model's predictions along its current greedy translations.
+def translation_samples(
+    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int, tokens: int
+) -> measure.Samples:
+    """Return about so many predictions along the model's current greedy translations.
 
     Of tokenized texts, the one in the source language is translated; without, random words.
     """
     reader = _Reader(model, vocabs)
-    sentences, of = reader.sources(texts, seed)
-    source, lengths = reader.padded(sentences)
-    target = reader.translate(source, lengths)
+    sentences, of = reader.sources(texts, seed, tokens)
+    starts = range(0, len(sentences), _SENTENCES)
+    sources = [reader.padded(sentences[first : first + _SENTENCES]) for first in starts]
+    parts = [(*source, reader.translate(*source)) for source in sources]
 
-    @torch.no_grad()
-    def predict() -> measure.Predictions:
-        hidden, _ = model.eval()(source, target, lengths)
-        return reader.predictions(hidden, target[:, 1:, 0])
-
-    number = int((target[:, 1:] != reader.padding).sum())
-    return measure.Probe(f"{number:,} tokens of its translations of {of}", predict)
-
-
-def translation_batches(
-    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int, tokens: int
-) -> Iterator[measure.Batch]:
-    """Yield predictions along greedy translations of about so many words."""
-    reader = _Reader(model, vocabs)
-    sentences, _ = reader.sources(texts, seed, tokens)
-    for first in range(0, len(sentences), _SENTENCES):
-        source, lengths = reader.padded(sentences[first : first + _SENTENCES])
-        target = reader.translate(source, lengths)
+    def predict(part: tuple[Tensor, Tensor, Tensor]) -> measure.Batch:
+        source, lengths, target = part
         hidden, _ = model.eval()(source, target, lengths)
         known = hidden[target[:, 1:, 0] != reader.padding]
-        yield measure.Batch(reader.scores(known), known)
+        return measure.Batch(reader.scores(known), known)
+
+    number = sum(int((target[:, 1:] != reader.padding).sum()) for _, _, target in parts)
+    return measure.Samples(f"{number:,} tokens of its translations of {of}", parts, predict)
 
 
-def language_probe(
-    model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int
-) -> measure.Probe:
-    """Return a language model's predictions along texts, or along text that it generates; as above."""
-    reader = _Reader(model, vocabs)
-    read, of = reader.lines(texts, seed)
-
-    @torch.no_grad()
-    def predict() -> measure.Predictions:
-        return reader.predictions(reader.read(read), read[..., 0])
-
-    return measure.Probe(f"{int((read != reader.padding).sum()):,} tokens {of}", predict)
-
-
-def language_batches(
+def language_samples(
     model: Any, vocabs: Mapping[str, Any], texts: Sequence[Path] | None, seed: int, tokens: int
-) -> Iterator[measure.Batch]:
-    """Yield a language model's predictions along about so many words of texts, or of what it generates."""
+) -> measure.Samples:
+    """Return about so many predictions of a language model along texts, or along what it generates."""
     reader = _Reader(model, vocabs)
-    for part in reader.lines(texts, seed, tokens)[0].split(_SENTENCES):
+    read, of = reader.lines(texts, seed, tokens)
+
+    def predict(part: Tensor) -> measure.Batch:
         hidden = reader.read(part)[part[..., 0] != reader.padding]
-        yield measure.Batch(reader.scores(hidden), hidden)
+        return measure.Batch(reader.scores(hidden), hidden)
+
+    number = int((read != reader.padding).sum())
+    return measure.Samples(f"{number:,} tokens {of}", read.split(_SENTENCES), predict)
 
 
 BEAM_SIZE = 5

@@ -9,6 +9,7 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -302,6 +303,23 @@ class SharedEmbedding(CachingModule):
         if self.padding_idx is not None:
             scores[:, self.padding_idx] = 0.0
         return scores.view(*shape, self.num_embeddings)
+
+    @contextlib.contextmanager
+    def scoring_only(self, ids: Tensor) -> Iterator[None]:
+        """Within this context, scores and log-probabilities ``(..., n)`` are those of words ``(n,)`` only.
+
+        For linear scores of the input table. With gradients, it needs rows of these words only.
+        """
+
+        def logits(hidden: Tensor) -> Tensor:
+            bias = self.output_bias()
+            return F.linear(hidden, self(ids).to(hidden), None if bias is None else bias[ids].to(hidden))
+
+        vars(self)["logits"] = logits
+        try:
+            yield
+        finally:
+            del vars(self)["logits"]
 
     def scores_by_blocks(self) -> bool:
         """Whether scores are computed without an output table, which only gradients and compilers need."""

@@ -31,7 +31,7 @@ from shared_embeddings.utils.reading import DocumentError, parse_json
 
 if TYPE_CHECKING:
     from shared_embeddings.compress.report import CompressionReport
-    from shared_embeddings.compress.session import Choice, Settings
+    from shared_embeddings.compress.session import Choice, MaxLoss, Settings
 
 Command = Callable[[argparse.Namespace, list[str]], str]
 
@@ -88,6 +88,21 @@ def percentage(text: str) -> float:
     if rest or value is None or not 0.0 <= (value := value / (100 if sign else 1)) <= 1.0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a percentage; write 1% or 0.01")
     return value
+
+
+def largest_loss(text: str) -> MaxLoss:
+    """The largest loss from a text such as 1% or 0.02nats."""
+    from shared_embeddings.compress.session import MaxLoss
+
+    number, unit, rest = text.partition("nats")
+    if not unit:
+        return MaxLoss(percentage(text))
+    value = decimal_number(number)
+    if rest or value is None or value < 0:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a divergence; write 0.02nats, or a loss such as 1%"
+        )
+    return MaxLoss(value, in_nats=True)
 
 
 REQUIRED = "required"
@@ -320,8 +335,9 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
     argument(
         "--max-loss",
-        type=percentage,
-        help="choose the smallest size with at most this loss of quality, such as 1%%",
+        type=largest_loss,
+        help="choose the smallest size with at most this loss of the quality, or else of the text's perplexity "
+        "or the predictions, such as 1%%; or with this divergence of the predictions, such as 0.02nats",
     )
     argument(
         "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"

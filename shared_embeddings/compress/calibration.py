@@ -62,12 +62,13 @@ def calibrate(
 
         return keep
 
+    samples = model.samples(texts, seed, TOKENS)
     lookups = [(module, watch(name, scale)) for name in sums for module, scale in model.lookups(name).items()]
     hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
     bar = tqdm(total=TOKENS, desc="calibration", unit=" tokens", delay=2.0, disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
-            for scores, hidden in model.batches(texts, seed, TOKENS):
+            for scores, hidden, _ in samples.batches():
                 shares = scores.detach().float().softmax(dim=-1)
                 # The sum over words of p (1 - p): certain predictions do not change.
                 doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)

@@ -68,6 +68,7 @@ def fit(
     *,
     token_counts: Tensor | None = None,
     metric: Tensor | None = None,
+    only: Tensor | None = None,
     padding_idx: int | None = None,
     words: Sequence[str] | None = None,
     seed: int = 0,
@@ -84,6 +85,8 @@ def fit(
         token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
         metric: ``(D, D)`` what errors of rows count, as `shared_embeddings.compress.calibration` measures it,
             for methods that round with feedback.
+        only: the ids ``(n,)`` of the words that matter in a trial. Methods that encode words one by one leave
+            out the others, whose vectors are then arbitrary. The report is about these words.
         padding_idx: the word without a vector; its row of the teacher is ignored.
         words: the words in the order of their ids, for options that name a file about words, as in `build`.
         seed: the seed of all random numbers; the global random state does not change.
@@ -115,6 +118,7 @@ def fit(
         teacher=table,
         token_counts=counts,
         metric=None if metric is None else _check_metric(metric, table),
+        only=only,
         padding_idx=padding_idx,
         seed=seed,
         steps=steps,
@@ -126,15 +130,19 @@ def fit(
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         embedding: SharedEmbedding = spec.embedding_class.fit(task)
-    return embedding, report(embedding, table, counts, time.perf_counter() - started)
+    return embedding, report(embedding, table, counts, time.perf_counter() - started, only)
 
 
 @torch.no_grad()
 def report(
-    embedding: SharedEmbedding, teacher: Tensor, token_counts: Tensor | None = None, seconds: float = 0.0
+    embedding: SharedEmbedding,
+    teacher: Tensor,
+    token_counts: Tensor | None = None,
+    seconds: float = 0.0,
+    only: Tensor | None = None,
 ) -> FitReport:
-    """How well `embedding` reconstructs `teacher` ``(V, D)``; see `FitReport`."""
-    ids = torch.arange(embedding.num_embeddings, device=teacher.device)
+    """How well `embedding` reconstructs `teacher` ``(V, D)``, or rows `only` ``(n,)``; see `FitReport`."""
+    ids = torch.arange(embedding.num_embeddings, device=teacher.device) if only is None else only
     ids = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
     # The sums of distances, of their squares and of the squared norms, then weighted by counts.
     loss = squares = norm = weighted = weighted_norm = 0.0

@@ -2,9 +2,9 @@
 
 Each host measures its own models: perplexity for language models, BLEU for translation models.
 
-Compares the most probable words of both models after the same context. The share is weighted by the
-probabilities of the original, so that predictions it was unsure of count less. Candidates of a compression
-are ranked by a finer measure, the `distance` between the probabilities of all words.
+Compares the predictions of both models after the same context. The share of those that stay is weighted by
+the probabilities of the original, so that predictions it was unsure of count less. Candidates of a
+compression are ranked by a finer measure, the divergence of the probabilities of all words.
 
 Measured with an English-German Transformer on Multi30k and a table of 4,120 x 128 (`structured` at 1/4, 1/8
 and 1/16 of the bytes, `funnel` at 1/4): the models kept 0.93, 0.78, 0.59 and 0.01 of the BLEU. The share of
@@ -17,17 +17,19 @@ Penn Treebank, which kept 0.99 of its perplexity and 0.99 of its predictions. He
 Without a text, the model generates one. Random hidden states with the mean and covariance of the table's rows
 are no substitute: models that kept 0.85 and 0.97 of their predictions agreed on 0.97 and 1.00 of those.
 
-Axes: ``n`` predictions, ``S`` width of the hidden states, ``V`` vocabulary, ``B`` buckets of words.
+Axes: ``n`` predictions, ``S`` width of the hidden states, ``V`` vocabulary, ``w`` words that are scored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -44,14 +46,13 @@ SIDES = ("both", "output", "none")
 PREDICTIONS = 1_000
 # A model with a lower share is reported to require training.
 USABLE_SHARE = 0.85
-# What a probe of word vectors compares.
-NEIGHBORS = "nearest neighbors"
+# What is compared of word vectors, and the factor of cosines in the softmax over neighbors, that of sentence
+# encoders in training.
+NEIGHBORS, SHARPNESS = "nearest neighbors", 20.0
 # Sampled lines of the texts, enough even if lines are short.
 LINES = 400
-# Hidden states scored at a time.
-_ROWS = 64
-# The words whose ids have the same remainder share a bucket, so that large vocabularies fit in memory.
-_BUCKETS = 1024
+# The log-probabilities of more words than this are kept in 16 bits.
+_MANY = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,55 +123,39 @@ class QualityReport:
     after: float
 
 
-class Predictions(NamedTuple):
-    """The most probable words of a model."""
-
-    words: Tensor  # ``(n,)`` word ids
-    probabilities: Tensor  # ``(n,)`` their probabilities
-    # ``(n, B)`` the probabilities of all words, summed in buckets; None if only the best are known.
-    shares: Tensor | None = None
-
-    @classmethod
-    def of(cls, hidden: Tensor, scores: Callable[[Tensor], Tensor]) -> Predictions:
-        """The best words for hidden states ``(n, S)``, computed in blocks.
-
-        Args:
-            hidden: the hidden states.
-            scores: returns the scores of all words, ``(n, V)``.
-        """
-        found = []
-        for rows in hidden.split(_ROWS):
-            every = scores(rows).float().softmax(dim=-1)
-            best = every.max(dim=-1)
-            padded = F.pad(every, (0, -every.size(1) % _BUCKETS))
-            shares = padded.view(len(every), -1, _BUCKETS).sum(dim=1)
-            found.append(cls(best.indices, best.values, shares))
-        joined = cls.joined(found)
-        if joined.probabilities.isnan().any():
-            raise UserError("the scores of the model are NaN")
-        return joined
-
-    @classmethod
-    def joined(cls, parts: Sequence[Predictions]) -> Predictions:
-        """All predictions of parts with shares."""
-        return cls(*(torch.cat(tensors) for tensors in zip(*parts)))
-
-
 class Batch(NamedTuple):
     """Some predictions, with gradients if they are enabled."""
 
-    scores: Tensor  # ``(n, V)``, of words or of neighbors
-    hidden: Tensor | None  # ``(n, S)`` that words were scored for; None without an output side
+    # ``(n, V)``, of words or of neighbors: log-probabilities up to a constant for each prediction.
+    scores: Tensor
+    hidden: Tensor | None = None  # ``(n, S)`` that words were scored for; None without an output side
+    targets: Tensor | None = None  # ``(n,)`` what follows in the text; None where no text determines it
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
-    """Inputs for a model before and after compression."""
+class Samples:
+    """Inputs that are read or generated once, and on which a model predicts as often as it changes.
 
-    how: str  # describes the inputs, such as "1,000 tokens of valid.txt"
-    # Returns the predictions of the model in its current state, at the same positions every time.
-    predict: Callable[[], Predictions]
-    of: str = "predictions"  # what they are, for the report
+    Attributes:
+        how: describes the inputs, such as "1,000 tokens of valid.txt".
+        parts: the inputs, in parts that are predicted together.
+        predict: the predictions of the model in its current state for one part.
+        of: what they are, for the report.
+        words: the ids ``(w,)`` of all words that are looked up or follow; None if unknown.
+        running: a context in which the model predicts.
+    """
+
+    how: str
+    parts: Sequence[Any]
+    predict: Callable[[Any], Batch]
+    of: str = "predictions"
+    words: Tensor | None = None
+    running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+    def batches(self) -> Iterator[Batch]:
+        """The predictions for all parts."""
+        with self.running():
+            yield from map(self.predict, self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,13 +166,21 @@ class Kept:
     of: str  # the measure: "predictions", `NEIGHBORS`, "BLEU" or "probability of a word"
     how: str  # the data of the measurement, or why it failed
     needs_training: bool  # whether the share is below `USABLE_SHARE` or unknown
-    distance: float | None = None  # of the predictions, see `distance`; None for a quality
+    kl: float | None = None  # of the predictions from the original's, in nats; None for a quality
+    # Of the text, before and after; None for a quality, and where no text determines the predicted words.
+    perplexities: tuple[float, float] | None = None
+
+    @property
+    def rise(self) -> float:
+        """How much larger the perplexity of the text is, relative to that before."""
+        before, after = self.perplexities or (1.0, 1.0)
+        return after / before - 1.0
 
     @classmethod
-    def measured(cls, share: float, of: str, how: str, distance: float | None = None) -> Kept:
+    def measured(cls, share: float, of: str, how: str, **others: Any) -> Kept:
         """Compare a share to `USABLE_SHARE`; NaN counts as 0."""
         found = 0.0 if math.isnan(share) else share
-        return cls(found, of, how, found < USABLE_SHARE, distance)
+        return cls(found, of, how, found < USABLE_SHARE, **others)
 
     def described(self) -> str:
         """The last line of the printed report."""
@@ -196,6 +189,11 @@ class Kept:
                 f"warning: could not verify that this model still works ({self.how}); evaluate it on a text"
             )
         line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({self.how})"
+        if self.kl is not None:
+            line += f", KL {self.kl:.4f}"
+        if self.perplexities is not None:
+            before, after = self.perplexities
+            line += f", perplexity {before:.2f} -> {after:.2f} ({self.rise:+.1%})"
         if self.needs_training:
             advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
             return f"warning: {line}: {advice}"
@@ -212,11 +210,8 @@ class Measured(Protocol):
     def quality(self, validation: Validation) -> Quality:
         """The current quality of the model."""
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        """The model's predictions in texts, or without texts in what it generates from a seed."""
-
-    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
-        """As `probe`, about so many predictions in parts, each with the states that lead to them."""
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
+        """About so many predictions in texts, or without texts in what the model generates from a seed."""
 
 
 class Comparison:
@@ -234,7 +229,7 @@ class Comparison:
     ) -> None:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)
-        self._probe: Probe | None = None
+        self.samples: Samples | None = None
         self._reason = ""
         if (found := self._quality) is not None:
             if not math.isfinite(found.value):
@@ -245,13 +240,13 @@ class Comparison:
             if found.value > 0:  # a BLEU of 0 cannot get worse
                 return
         try:
-            self._probe = model.probe(texts, seed)
-            self._predictions = self._probe.predict()
+            self.samples = model.samples(texts, seed, PREDICTIONS)
+            self._before = list(_log_shares(self.samples))
         except ValueError as error:
             self._reason = str(error)
 
     def result(self) -> tuple[QualityReport | None, Kept]:
-        """The quality before and after, if validation data was given, and the share that was kept."""
+        """The quality before and after, if validation data was given, and what was kept."""
         before, quality = self._quality, None
         if before is not None and self._validation is not None:
             after = self._model.quality(self._validation)
@@ -259,34 +254,76 @@ class Comparison:
             if before.value > 0:
                 return quality, kept_quality(quality)
         reason = self._reason
-        if self._probe is not None and not reason:
+        if self.samples is not None and not reason:
             try:
-                predicted = self._probe.predict()
+                return quality, self.kept()
             except ValueError as error:
                 reason = str(error)
-            else:
-                share = agreement(self._predictions, predicted)
-                apart = distance(self._predictions, predicted)
-                return quality, Kept.measured(share, self._probe.of, self._probe.how, apart)
         return quality, Kept(None, "predictions", reason, needs_training=True)
 
+    def kept(self, words: Tensor | None = None) -> Kept:
+        """What the predictions of the model keep.
 
-def agreement(before: Predictions, after: Predictions) -> float:
-    """``sum_i p_i [a_i = b_i] / sum_i p_i`` for the words a, b and the probabilities p of `before`."""
-    weights = before.probabilities.double()
-    return float(weights[before.words == after.words].sum() / weights.sum())
+        Args:
+            words: the ids ``(w,)`` of the only words that the model scores now, ascending; None for all. What
+                follows in the text is among them.
+        """
+        assert self.samples is not None
+        found = compare(self._before, _log_shares(self.samples), words)
+        return Kept.measured(found.pop("share"), self.samples.of, self.samples.how, **found)
 
 
-def distance(before: Predictions, after: Predictions) -> float:
-    """The Hellinger distance ``sqrt(mean_i (1 - sum_b sqrt(p_ib q_ib)))`` of the shares p and q, from 0 to 1.
+def _log_shares(samples: Samples) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The log-probabilities ``(n, V)`` of each part, and what follows ``(n,)``; UserError if they are NaN."""
+    with torch.no_grad():
+        for batch in samples.batches():
+            found = batch.scores.detach().float().log_softmax(dim=-1)
+            if bool(found.isnan().any()):
+                raise UserError("the scores of the model are NaN")
+            # So many words, in 16 bits, round the divergence by less than 1e-5.
+            yield found.half() if found.size(1) > _MANY else found, batch.targets
 
-    Predictions without shares count as certain.
+
+def compare(
+    before: Iterable[tuple[Tensor, Tensor | None]],
+    after: Iterable[tuple[Tensor, Tensor | None]],
+    words: Tensor | None = None,
+) -> dict[str, Any]:
+    """Compare the log-probabilities ``(n, V)`` of two models, part by part, with what follows ``(n,)``.
+
+    Args:
+        before: of the original.
+        after: of the other model.
+        words: as in `Comparison.kept`; `after` has log-probabilities ``(n, w)``.
+
+    Returns:
+        ``share``, ``sum_i p_i [a_i = b_i] / sum_i p_i`` for the most probable words a and b of both, and the
+        probability p of a; ``kl``, the mean Kullback-Leibler divergence from the original, in nats;
+        ``perplexities`` of what follows, or None.
     """
-    if before.shares is None or after.shares is None:
-        common = (before.words == after.words).double()
-    else:
-        common = (before.shares * after.shares).sqrt().sum(dim=1).double()
-    return math.sqrt(max(0.0, 1.0 - float(common.mean())))
+    weights = same = divergence = 0.0
+    nats, count, has_targets = [0.0, 0.0], 0, True
+    for (old, targets), (new, _) in zip(before, after, strict=True):
+        old, new = old.float(), new.float()
+        if words is not None:
+            old = old[:, words].log_softmax(dim=-1)
+            targets = None if targets is None else torch.searchsorted(words, targets)
+        best = old.max(dim=-1)
+        weights += float(best.values.exp().sum())
+        same += float(best.values.exp()[best.indices == new.argmax(dim=-1)].sum())
+        terms = old.exp() * (old - new)
+        divergence += float(terms.masked_fill(old == -torch.inf, 0.0).sum(dtype=torch.float64))
+        count += len(old)
+        has_targets &= targets is not None
+        if targets is not None:
+            for place, scores in enumerate((old, new)):
+                nats[place] += float(F.nll_loss(scores, targets, reduction="sum"))
+    own, other = (math.exp(min(one / max(count, 1), 700.0)) for one in nats)
+    return {
+        "share": same / max(weights, 1e-30),
+        "kl": max(0.0, divergence / max(count, 1)),
+        "perplexities": (own, other) if has_targets and count else None,
+    }
 
 
 def kept_quality(quality: QualityReport) -> Kept:

@@ -9,6 +9,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -24,12 +25,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
 from shared_embeddings import accounting
 from shared_embeddings.compress.calibration import calibrate, read_calibration, write_calibration
-from shared_embeddings.compress.fit import fit
+from shared_embeddings.compress.fit import FitReport, fit
 from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
-from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Validation
+from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Kept, QualityReport, Validation
 from shared_embeddings.compress.report import (
     Band,
     CompressionReport,
@@ -41,6 +43,7 @@ from shared_embeddings.compress.report import (
 )
 from shared_embeddings.compress.sizing import Target, as_yaml, options_within
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.quant.packed_tensor import inner_tensors, install
 from shared_embeddings.quant.storage import check_store, hold, pack
 from shared_embeddings.registry import methods
@@ -63,8 +66,13 @@ SAMPLED_ROWS, FITTED = 2**12, 3
 _RATIOS, CLOSE = (2.0, 128.0), 1.07
 # The first ratio that is tried, and the share of the largest loss that is close enough to it.
 _FIRST_RATIO, _NEAR = 16.0, 0.8
-# Losses are taken to grow by this factor where codes have a bit less: between distance and squared distance.
-_LOSS_PER_BIT = 3.0
+# Losses are taken to grow by this factor where codes have a bit less, as squared errors do.
+_LOSS_PER_BIT = 4.0
+# Candidates for vocabularies larger than this are compared by the predictions of so many words: those of the
+# compared texts, then the most frequent ones up to the first number, then others at equal distances.
+SAMPLED_WORDS, _FREQUENT = 2**14, 2**13
+# The bits for a number of the tables of a curve.
+_CURVE = (8.0, 4.0, 3.0, 2.0, 1.5, 1.0)
 # The last rank of each band of words by descending frequency; one more band has the rest.
 BANDS = (100, 1_000, 10_000)
 # Rows that are compared at a time.
@@ -150,19 +158,20 @@ def choose(
     model: Path,
     output: Path | None,
     target: Target | None = None,
-    max_loss: float | None = None,
+    max_loss: MaxLoss | None = None,
     settings: Settings = DEFAULTS,
 ) -> Choice:
     """Try every candidate of the methods at one size, and write the best one.
 
-    A candidate that fails does not stop the others.
+    A candidate that fails does not stop the others. Where a vocabulary is large, candidates are compared by
+    their predictions of a sample of words, and only the best is fitted to all words.
 
     Args:
         model, settings: as in `compress`.
         output: the model to write; None compares only.
         target: the size of the embeddings.
-        max_loss: without a target, the largest loss of the quality or predictions, from 0 to 1: the size is
-            the smallest at which the first candidate loses no more.
+        max_loss: without a target, the largest loss: the size is the smallest at which a candidate loses no
+            more.
 
     Raises:
         UserError: as in `compress`, or no candidate is possible at this size, or all fail.
@@ -171,26 +180,48 @@ def choose(
     session = Session(model, settings)
     files = [] if output is None else check_files(session.trained, output, settings)
     if target is None:
-        target = session.smallest_within(1.0 if max_loss is None else max_loss)
+        target = session.smallest_within(max_loss or MaxLoss(1.0))
     possible, trials = session.promising(target)
-    best = Trial("", {}, "", None)
-    for number, (method, candidate) in enumerate(possible, 1):
-        described = as_yaml(method, candidate.options)
-        session.announce(f"candidate {number} of {len(possible)}: {described} in {candidate.store}")
-        trial = session.attempt(method, candidate, target)
-        best = min(best, trial, key=lambda one: one.rank)
-        # Only the best embeddings stay in memory.
-        trials.append(trial if trial is best else dataclasses.replace(trial, fitted=None))
-    trials = sorted(trials, key=lambda trial: trial.rank)
-    if best.report is None or best.fitted is None:
+    trials += session.tried(possible, target)
+    best, *others = sorted(trials, key=lambda trial: trial.rank)
+    if best.kept is None:
         # One reason for all is about the model.
         is_one = len({trial.reason for trial in trials}) == 1
-        raise UserError(f"{'' if is_one else 'no method is possible at this size; '}{trials[0].reason}")
+        raise UserError(f"{'' if is_one else 'no method is possible at this size; '}{best.reason}")
+    curve = session.curve(best)
     if output is None:
-        return Choice(trials)
-    session.put(best.fitted)
-    report = session.write(best.report, output, files)
-    return Choice([dataclasses.replace(best, report=report), *trials[1:]], is_written=True)
+        return Choice([best, *others], curve)
+    fitted = best.fitted or session.fit(best.method, best.options, best.store, target)
+    report = session.write(session.place(fitted), output, files)
+    return Choice([best, *others], curve, report)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxLoss:
+    """The largest loss of a model.
+
+    Attributes:
+        limit: the loss.
+        in_nats: whether it is the divergence of the predictions, in nats; else it is a share of the quality,
+            the rise of the perplexity of the text or, for other models, the share of predictions that change.
+    """
+
+    limit: float
+    in_nats: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.limit and (self.in_nats or self.limit <= 1.0)):
+            raise UserError(f"the largest loss is {self.limit:g}, but it must be from 0% to 100%, or in nats")
+
+    def loss(self, trial: Trial) -> float:
+        """The loss of a trial; infinite if it could not be measured."""
+        kept = trial.kept
+        if kept is None or kept.share is None or (self.in_nats and kept.kl is None):
+            return math.inf
+        if self.in_nats:
+            assert kept.kl is not None
+            return kept.kl
+        return 1.0 - kept.share if kept.perplexities is None else kept.rise
 
 
 class Fitted(NamedTuple):
@@ -208,33 +239,32 @@ class Trial:
     """One candidate at one size."""
 
     method: str  # of the candidate
-    options: Mapping[str, object]
+    options: Mapping[str, object]  # of the candidate
     store: str
-    report: CompressionReport | None  # of the compressed model, or None without one
-    reason: str = ""  # why there is none: the method is impossible at this size, or it failed
-    fitted: Fitted | None = None  # the embeddings, if they may be written
+    reason: str = ""  # why it was not measured: the method is impossible at this size, or it failed
+    kept: Kept | None = None  # what the model keeps; None if that was not measured
+    quality: QualityReport | None = None  # if there is validation data
+    sizes: Sizes = Sizes(0, 0)  # the bytes of all tables as stored
+    relative_error: float = 0.0  # of the first table
+    chosen: Mapping[str, object] = dataclasses.field(default_factory=dict)  # its options as fitted
+    fitted: Fitted | None = None  # the embeddings of all words, for the best
 
     @property
     def share(self) -> float:
         """The share of the quality or predictions that the model kept; -1 if it could not be measured."""
-        share = None if self.report is None else self.report.kept.share
+        share = None if self.kept is None else self.kept.share
         return -1.0 if share is None else share
 
     @property
-    def distance(self) -> float | None:
-        """The distance of the model's predictions; None if its quality was measured instead."""
-        return None if self.report is None else self.report.kept.distance
+    def kl(self) -> float | None:
+        """The divergence of the model's predictions; None if its quality was measured instead."""
+        return None if self.kept is None else self.kept.kl
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
-        """What orders trials, best first: by distance or else by share, then by bytes."""
-        loss = -self.share if self.distance is None else self.distance
-        return self.report is None, self.share < 0, loss, self.sizes().after
-
-    def sizes(self) -> Sizes:
-        """The bytes of all tables as stored, before and after."""
-        tables = [] if self.report is None else [table.stored_bytes for table in self.report.tables]
-        return Sizes(sum(size.before for size in tables), sum(size.after for size in tables))
+        """What orders trials, best first: by divergence or else by share, then by bytes."""
+        loss = -self.share if self.kl is None else self.kl
+        return self.kept is None, self.share < 0, loss, self.sizes.after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,36 +272,47 @@ class Choice:
     """The trials at the chosen size, best first."""
 
     trials: Sequence[Trial]  # what was tried
-    is_written: bool = False  # whether the best one was written
+    curve: Sequence[Trial] = ()  # the best candidate at other sizes
+    report: CompressionReport | None = None  # if it was written
 
     def described(self) -> str:
-        """A table of the trials, then the report of the best if it was written."""
-        best = self.trials[0]
-        assert best.report is not None
-        quality = best.report.quality
-        measure = "distance" if quality is None or best.distance is not None else quality.measure
-        rows: list[tuple[str, ...]] = [("method", "store", "bytes", "smaller", "error", measure, "kept")]
-        for trial in self.trials:
-            if (report := trial.report) is None:
-                continue
-            fitted = report.tables[0].fit.options
-            options = {name: value for name, value in fitted.items() if len(str(value)) <= 20}
-            measured = "unknown" if report.quality is None else f"{report.quality.after:.2f}"
-            cells = (
-                f"{trial.sizes().after:,}",
-                f"{trial.sizes().smaller:.1f}x",
-                f"{report.tables[0].relative_error:.3f}",
-                measured if trial.distance is None else f"{trial.distance:.4f}",
-                "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
-            )
-            rows.append((as_yaml(trial.method, options), trial.store, *cells))
-        lines = align(rows, texts=2)
+        """A table of the trials and one of the sizes, then the report of the best if it was written."""
+        lines = align(_rows(self.trials), texts=2)
         lines += [
             f"not tried: {as_yaml(trial.method, dict(trial.options))}: {trial.reason}"
             for trial in self.trials
-            if trial.report is None
+            if trial.kept is None
         ]
-        return "\n".join([*lines, "", best.report.described()] if self.is_written else lines)
+        if self.curve:
+            lines += ["", "the best candidate at other sizes:", *align(_rows(self.curve), texts=2)]
+        return "\n".join(lines if self.report is None else [*lines, "", self.report.described()])
+
+
+def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The cells of a table of trials that were measured, below their titles."""
+    of_quality = next((trial.quality.measure for trial in trials if trial.quality is not None), None)
+    rows: list[tuple[str, ...]] = [
+        ("method", "store", "bytes", "smaller", "error", of_quality or "perplexity", "KL", "kept")
+    ]
+    for trial in trials:
+        if (kept := trial.kept) is None:
+            continue
+        options = {name: value for name, value in trial.chosen.items() if len(str(value)) <= 20}
+        value, found = "–", None if kept.perplexities is None else kept.perplexities[1]
+        if trial.quality is not None:
+            value = f"{trial.quality.after:.2f}"
+        elif found is not None:
+            value = f"{found:.2f} ({kept.rise:+.1%})"
+        cells = (
+            f"{trial.sizes.after:,}",
+            f"{trial.sizes.smaller:.1f}x",
+            f"{trial.relative_error:.3f}",
+            value,
+            "–" if kept.kl is None else f"{kept.kl:.4f}",
+            "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
+        )
+        rows.append((as_yaml(trial.method, options), trial.store, *cells))
+    return rows
 
 
 class Session:
@@ -444,23 +485,100 @@ class Session:
             ) from error
         return report
 
+    @functools.cached_property
+    def sample(self) -> Tensor | None:
+        """The ids of the words by whose predictions candidates are compared; None for all words."""
+        sizes = {len(table.table) for table in self.tables}
+        samples = None if self.comparison is None else self.comparison.samples
+        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS or samples is None or samples.words is None:
+            return None
+        [count], table = sizes, self.tables[0]
+        order = torch.arange(count)
+        if self.counts is not None:
+            order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
+        others = torch.arange(0, count, count // (SAMPLED_WORDS - _FREQUENT))
+        return torch.cat([samples.words, order[:_FREQUENT], others]).unique()
+
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
-        """Fit, place and measure one candidate; a trial without a report if it is impossible or fails."""
+        """Fit, place and measure one candidate; a trial with a reason if it is impossible or fails."""
         _ = self.comparison  # of the original, whose failure is no fault of the candidate either
         try:
-            fitted = self.fit(method, candidate.options, candidate.store, target)
-            return Trial(method, *candidate, self.place(fitted), fitted=fitted)
+            return self._measured(method, candidate, target)
         except OSError:
             raise
         except Exception as error:
             return _failed(method, candidate, error)
 
-    def promising(self, target: Target) -> tuple[list[tuple[str, Candidate]], list[Trial]]:
-        """The candidates to fit to all rows, and trials without reports of the others.
+    def _measured(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
+        given, store = candidate
+        sample = self.sample if find_spec(method).takes_metric else None
+        if sample is None:
+            fitted = self.fit(method, given, store, target)
+            report = self.place(fitted)
+            tables = report.tables
+            sizes = [table.stored_bytes for table in tables]
+            options, error = tables[0].fit.options, tables[0].relative_error
+            kept, quality = report.kept, report.quality
+        else:
+            assert self.comparison is not None
+            fitted, quality, sizes, embeddings = None, None, [], {}
+            for table in self.tables:
+                chosen = self.options_for(table, method, given, store, target)
+                embedding, found = fit_sample(
+                    table,
+                    method,
+                    store,
+                    self.counts,
+                    self.metrics.get(table.name),
+                    sample,
+                    chosen | {"seed": self.settings.seed},
+                )
+                embeddings[table.name] = embedding
+                after = -(-accounting.stored_bits(embedding, store) // 8)
+                sizes.append(Sizes(-(-table.stored_bits // 8), after))
+            with contextlib.ExitStack() as stack:
+                self.trained.place(embeddings)
+                for table in self.tables:
+                    if table.is_scored:
+                        stack.enter_context(embeddings[table.name].scoring_only(sample))
+                kept = self.comparison.kept(sample)
+            options, error = found.options, found.relative_error
+        total = Sizes(sum(size.before for size in sizes), sum(size.after for size in sizes))
+        return Trial(method, given, store, "", kept, quality, total, error, options, fitted)
+
+    def tried(self, candidates: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
+        """The trials of candidates at a size, with a progress bar; the best one has its embeddings."""
+        trials: list[Trial] = []
+        hidden = not self.settings.progress
+        bar = tqdm(candidates, "candidates", delay=BAR_DELAY, disable=hidden, leave=False)
+        for method, candidate in bar:
+            bar.set_postfix_str(as_yaml(method, candidate.options), refresh=True)
+            trial = self.attempt(method, candidate, target)
+            best = min([*trials, trial], key=lambda one: one.rank)
+            # Only the best embeddings stay in memory.
+            trials = [
+                one if one is best else dataclasses.replace(one, fitted=None) for one in (*trials, trial)
+            ]
+        return trials
+
+    def curve(self, best: Trial) -> list[Trial]:
+        """The best candidate at other sizes, where divergences are measured."""
+        if best.kl is None:
+            return []
+        candidate = Candidate(dict(best.options), best.store)
+        bits = 8 * self.tables[0].table.element_size()
+        ratios = [bits / one for one in _CURVE if one < bits]
+        found = [self.attempt(best.method, candidate, Target(ratio=ratio)) for ratio in ratios]
+        return [dataclasses.replace(trial, fitted=None) for trial in found if trial.kept is not None]
+
+    def promising(
+        self, target: Target, rivals: Sequence[tuple[str, Candidate]] | None = None
+    ) -> tuple[list[tuple[str, Candidate]], list[Trial]]:
+        """The candidates whose predictions are compared, and trials with a reason of the others.
 
         Where a table is large, these are the ones with the smallest errors on a sample of its rows.
         """
-        every, trials = list(candidates()), []
+        every, trials = list(candidates() if rivals is None else rivals), []
         if max(len(table.table) for table in self.tables) <= 2 * SAMPLED_ROWS or len(every) <= FITTED:
             return every, []
         errors: list[tuple[float, str, Candidate]] = []
@@ -479,7 +597,7 @@ class Session:
         errors.sort(key=lambda one: one[0])
         for found_error, method, candidate in errors[FITTED:]:
             why = f"on a sample of rows, its error is {found_error:.3f}, the smallest {errors[0][0]:.3f}"
-            trials.append(Trial(method, *candidate, None, why))
+            trials.append(Trial(method, *candidate, why))
         return [(method, candidate) for _, method, candidate in errors[:FITTED]], trials
 
     def _sampled_error(
@@ -499,32 +617,34 @@ class Session:
         embedding, _ = fit(method, rows, **given, **options)  # type: ignore[arg-type]
         return Errors(embedding.eval(), rows.__getitem__, metric).weighted(weights)
 
-    def smallest_within(self, max_loss: float) -> Target:
-        """The smallest size at which the first candidate loses at most `max_loss` of quality or predictions.
+    def smallest_within(self, max_loss: MaxLoss) -> Target:
+        """The smallest size at which a candidate loses at most `max_loss`.
 
         The logarithm of the loss is taken to be linear in the bits of the codes, so that few sizes are tried.
-
-        Args:
-            max_loss: the largest loss, from 0 to 1.
+        All candidates are tried at the first size, and those that may be the best at others.
         """
-        if not 0.0 <= max_loss < 1.0:
-            raise UserError(f"the largest loss is {max_loss:.0%}, but it must be at least 0% and below 100%")
-        method, candidate = next(iter(candidates()))
         low, high, ratio = *_RATIOS, _FIRST_RATIO
-        losses: dict[float, float] = {}  # by ratio
+        bits = 8 * self.tables[0].table.element_size()
+        rivals, losses = list(candidates()), dict[float, float]()  # by ratio
+        reason = "allow a larger loss"
         while high / low > CLOSE:
-            trial = self.attempt(method, candidate, Target(ratio=ratio))
-            losses[ratio] = 1.0 - trial.share
-            if losses[ratio] > max_loss:
+            possible, trials = self.promising(Target(ratio=ratio), rivals)
+            trials += self.tried(possible, Target(ratio=ratio))
+            found = sorted(trials, key=max_loss.loss)
+            losses[ratio] = max_loss.loss(found[0])
+            reason = found[0].reason or reason
+            if losses[ratio] > max_loss.limit:
                 high = ratio
             else:
                 low = ratio
-                if losses[ratio] >= _NEAR * max_loss > 0:
+                if losses[ratio] >= _NEAR * max_loss.limit > 0:
                     break
-            ratio = _next_ratio(losses, max_loss, low, high)
+            rivals = [(one.method, Candidate(dict(one.options), one.store)) for one in found if one.kept][
+                :FITTED
+            ] or rivals
+            ratio = _next_ratio(losses, max_loss.limit, low, high, bits)
         if low not in losses:
-            why = trial.reason or "allow a larger loss"
-            raise UserError(f"{method} loses more than {max_loss:.1%} at all sizes that were tried; {why}")
+            raise UserError(f"all methods lose more than that at all sizes that were tried; {reason}")
         return Target(ratio=low)
 
 
@@ -585,32 +705,52 @@ def _failed(method: str, candidate: Candidate, error: Exception) -> Trial:
     reason = first_line(error).removeprefix(f"{method}: ")
     if not isinstance(error, ValueError) and reason != type(error).__name__:
         reason = f"{type(error).__name__}: {reason}"
-    return Trial(method, *candidate, None, reason)
+    return Trial(method, *candidate, reason)
 
 
-def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high: float) -> float:
+def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high: float, bits: int) -> float:
     """A ratio between `low` and `high` whose loss should be a little below the largest one.
 
     Args:
-        losses: those that were measured, by ratio; a ratio is 32 divided by the bits.
+        losses: those that were measured, by ratio.
         max_loss: the largest loss.
         low, high: the loss at `low` is small enough, that at `high` is not.
+        bits: of a number of the original table.
     """
     middle = math.sqrt(low * high)
     wanted = max_loss * (1 + _NEAR) / 2
-    # No loss is nothing to compute with, and it is at least 1 at impossible sizes.
-    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss < 1}
+    # No loss is nothing to compute with, and it is infinite at impossible sizes.
+    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss < math.inf}
     if not measured or wanted <= 0:
         return middle
     known = sorted(measured, key=lambda ratio: abs(math.log(measured[ratio] / wanted)))[:2]
     slope = math.log(_LOSS_PER_BIT)
     if len(known) == 2 and losses[known[1]] != losses[known[0]]:
-        slope = math.log(losses[known[1]] / losses[known[0]]) / (32 / known[0] - 32 / known[1])
+        slope = math.log(losses[known[1]] / losses[known[0]]) / (bits / known[0] - bits / known[1])
     if slope <= 0 or len(losses) > 2 and len(losses) % 3 == 0:
         return middle
-    bits = 32 / known[0] + math.log(losses[known[0]] / wanted) / slope
-    found = 32 / max(bits, 0.01)
+    wanted_bits = bits / known[0] + math.log(losses[known[0]] / wanted) / slope
+    found = bits / max(wanted_bits, 0.01)
     return found if low * CLOSE**0.5 <= found <= high / CLOSE**0.5 else middle
+
+
+def fit_sample(
+    table: EmbeddingTable,
+    method: str,
+    store: str,
+    counts: Mapping[str, int] | None,
+    metric: Tensor | None,
+    sample: Tensor,
+    options: Mapping[str, object],
+) -> tuple[SharedEmbedding, FitReport]:
+    """As `fit_table`, with codes for the words `sample` ``(n,)`` only."""
+    of_words = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
+    given = {"token_counts": of_words, "metric": metric, "words": table.words, "progress": False}
+    padding = table.padding_idx
+    embedding, report = fit(method, table.table, only=sample, padding_idx=padding, **given, **options)  # type: ignore[arg-type]
+    embedding.to(table.table.dtype).eval()
+    _hold(embedding, store)
+    return embedding, report
 
 
 def fit_table(

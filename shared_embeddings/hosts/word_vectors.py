@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,11 +20,10 @@ from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
 from shared_embeddings.compress.measure import (
     NEIGHBORS,
-    PREDICTIONS,
+    SHARPNESS,
     Batch,
-    Predictions,
-    Probe,
     Quality,
+    Samples,
     Validation,
 )
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
@@ -109,25 +108,19 @@ class VectorsModel(WordTokens):
             "'shared-embeddings similarity'"
         )
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        count = min(PREDICTIONS, len(self.words))
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
+        """The nearest neighbors of words, which no text determines."""
+        count = min(tokens, len(self.words))
         order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
-        ids = order[:count].sort().values
 
-        @torch.no_grad()
-        def find_neighbors() -> Predictions:
+        def find_neighbors(words: Tensor) -> Batch:
             table = F.normalize(self.module.table().float())
-            found = []
-            for words in ids.split(_ROWS):
-                scores = table[words] @ table.t()
-                scores[torch.arange(len(words)), words] = -torch.inf
-                found.append(scores.argmax(dim=1))
-            return Predictions(torch.cat(found), torch.ones(len(ids)))
+            scores = SHARPNESS * table[words] @ table.t()
+            scores[torch.arange(len(words)), words] = -torch.inf
+            return Batch(scores)
 
-        return Probe(f"the nearest of {count:,} words", find_neighbors, of=NEIGHBORS)
-
-    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
-        yield from ()  # no model predicts from them
+        parts = order[:count].sort().values.split(_ROWS)
+        return Samples(f"the nearest of {count:,} words", parts, find_neighbors, of=NEIGHBORS)
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
         return {}

@@ -351,15 +351,18 @@ class QuantizedEmbedding(SharedEmbedding):
         if task.metric is not None:
             rotated = Metric(task.metric).seen_by(made._rotated)
             metric = rotated.seen_by(lambda states: made.codec.project(states, made.books()))
-        hidden = not task.progress
-        bar = tqdm(total=made.num_embeddings, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
+        is_encoded = torch.ones(len(table), dtype=torch.bool)
+        if task.only is not None:
+            is_encoded = torch.zeros_like(is_encoded).index_fill_(0, task.only, True)
+        hidden, total = not task.progress, int(is_encoded.sum())
+        bar = tqdm(total=total, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
         for rate in filter(None, made.word_counts):
-            words, done = (rates == rate).nonzero().flatten().to(table.device), 0
-            for ids in words.split(BLOCK):
+            words = (rates == rate).nonzero().flatten()
+            for places in is_encoded[words].nonzero().flatten().split(BLOCK):
+                ids = words[places].to(table.device)
                 codes, scales = made.codec.encode(made._rotated(table[ids]), rate, made.books(), metric)
-                made.codes(rate)[done : done + len(ids)] = codes
+                made.codes(rate)[places.to(table.device)] = codes
                 made.word_scales[ids] = scales.to(made.word_scales)
-                done += len(ids)
                 bar.update(len(ids))
         bar.close()
         return made

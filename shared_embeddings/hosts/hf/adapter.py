@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import check_finite
 from shared_embeddings.compress import host
-from shared_embeddings.compress.measure import Batch, Probe, Quality, Validation
+from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.quality import batches, perplexity, probe
+from shared_embeddings.hosts.hf.quality import computing, perplexity, samples
 from shared_embeddings.hosts.hf.tokenizer import Vocabulary
 from shared_embeddings.hosts.hf.trim import TrimmableFolder
 from shared_embeddings.hosts.hf.word_layers import (
@@ -123,7 +123,8 @@ class FolderModel(host.TrainedModel):
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
         with folder.reading(self.path):
             self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
-        check_scoring(self.module)
+        with computing(self.module):
+            check_scoring(self.module)
         return [
             host.EmbeddingTable(
                 name=table.name,
@@ -168,11 +169,8 @@ class FolderModel(host.TrainedModel):
     def quality(self, validation: Validation) -> Quality:
         return perplexity(self.module, self.vocabulary, validation)
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
-        return probe(self.module, self.vocabulary, texts, seed)
-
-    def batches(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Iterator[Batch]:
-        return batches(self.module, self.vocabulary, texts, seed, tokens)
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
+        return samples(self.module, self.vocabulary, texts, seed, tokens)
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
         inputs = self._tables[table].placement.inputs.items()

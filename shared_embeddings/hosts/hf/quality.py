@@ -5,6 +5,8 @@ Axes: ``B`` texts of a batch, ``T`` tokens of each or of a window, ``V`` vocabul
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,16 +14,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from shared_embeddings.compress.measure import (
     LINES,
     PREDICTIONS,
+    SHARPNESS,
     Batch,
-    Predictions,
-    Probe,
     Quality,
+    Samples,
     Validation,
     names_of,
     sampled_lines,
@@ -32,18 +34,16 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
 
-# The maximum number of tokens of a row, and the number of tokens of a random encoder input.
-_LONGEST, _RANDOM = 50, 4
+# The maximum number of tokens of a row and of a sentence, and that of a random encoder input.
+_LONGEST, _SENTENCE, _RANDOM = 256, 50, 4
+# Tokens that are read together, in short rows.
+_TOGETHER = 256
 # The maximum length of an output: _RATIO times the longest encoder input, plus _MORE.
 _RATIO, _MORE = 1.5, 5
 # One in _MASKED tokens is masked for a masked language model (BERT: 15 %).
 _MASKED = 7
-# Texts per forward pass.
-_TEXTS = 4
-# For `batches`: tokens of a row, at least so many of a line, and texts that are neighbors of each other.
-_LONG, _WORDS, _NEIGHBORS = 256, 10, 32
-# The factor of cosines in the softmax over neighbors, that of sentence encoders in training.
-_SHARPNESS = 20.0
+# At least so many tokens of a line are expected; of many texts, so many are neighbors of each other.
+_WORDS, _NEIGHBORS = 10, 32
 # The longest window, limited by the memory for the scores of all words.
 _LONGEST_WINDOW = 1024
 
@@ -52,11 +52,38 @@ _LONGEST_WINDOW = 1024
 _Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 
-def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
-    """Probe the predictions of a model after every token, or at masked tokens for a masked language model.
+@contextlib.contextmanager
+def computing(model: Any) -> Iterator[None]:
+    """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 100 times as
+    long; the tensors are as before afterwards.
+    """
+    can = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    slow = {kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()}
+    places = [own for part in model.modules() for own in (part._parameters, part._buffers)]
+    old = [(own, name, one) for own in places for name, one in own.items() if one is not None]
+    old = [(own, name, one) for own, name, one in old if one.dtype in slow and one.device.type == "cpu"]
+    new: dict[int, Tensor] = {}
+    for own, name, one in old:
+        if id(one) not in new:
+            wide = one.detach().float()
+            is_parameter = isinstance(one, nn.Parameter)
+            new[id(one)] = nn.Parameter(wide, one.requires_grad) if is_parameter else wide
+        own[name] = new[id(one)]
+    try:
+        yield
+    finally:
+        for own, name, one in old:
+            own[name] = one
 
-    An encoder-decoder model is probed after every token of its own greedy outputs. A model that does not
-    score words is probed for the nearest neighbors among texts, by the mean of their last hidden states.
+
+def samples(
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+) -> Samples:
+    """About so many predictions of a model: after every token, or at masked tokens for a masked language
+    model.
+
+    An encoder-decoder model predicts every token of its own greedy outputs. A model that does not score words
+    predicts the nearest neighbors among texts, by the mean of their last hidden states.
 
     Without texts, the input of a causal model are samples of it, that of other models random tokens.
 
@@ -65,117 +92,82 @@ def probe(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed
     """
     model.eval()
     try:
-        if model.get_output_embeddings() is None:
-            return _probe_neighbors(model, vocabulary, texts, seed)
-        inputs, positions, of = _inputs(model, vocabulary, texts, seed)
+        with computing(model):
+            if model.get_output_embeddings() is None:
+                return _neighbors(model, vocabulary, texts, seed, tokens)
+            make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
+            inputs, positions, of = make(model, vocabulary, texts, seed, tokens)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         # Each model class fails in its own way without its other inputs.
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
     of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
-
-    @torch.no_grad()
-    def predict() -> Predictions:
-        found = []
-        for first in range(0, len(positions), _TEXTS):
-            rows = slice(first, first + _TEXTS)
-            scores = model.eval()(**{name: part[rows] for name, part in inputs.items()}).logits
-            found.append(Predictions.of(scores[positions[rows]], lambda part: part))
-        return Predictions.joined(found)
-
-    return Probe(f"{int(positions.sum()):,} tokens {of}", predict)
-
-
-def batches(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
-) -> Iterator[Batch]:
-    """About so many predictions of `probe` with the hidden states of its output layer, in longer texts.
-
-    A model that does not score words is read for the neighbors among the texts of a batch.
-    """
-    model.eval()
-    output = model.get_output_embeddings()
-    if output is None:
-        read, _ = _sentences(model, vocabulary, texts, seed, tokens // _WORDS)
-        for first in range(0, len(read) - 1, _NEIGHBORS):
-            yield Batch(_similarities(model, read[first : first + _NEIGHBORS]), None)
-        return
-    # What an encoder-decoder model generates together is in memory together.
-    parts = max(1, tokens // PREDICTIONS) if model.config.is_encoder_decoder else 1
+    ids = inputs["input_ids"]
+    # What follows the last token of a row is not there.
+    has_targets = texts is not None and model.can_generate() and not model.config.is_encoder_decoder
+    if has_targets:
+        positions[:, -1] = False
     states: list[Tensor] = []
-    for part in range(parts):
-        inputs, positions, _ = _inputs(model, vocabulary, texts, seed + part, tokens // parts, _LONG)
-        for row, where in enumerate(positions):
-            hook = output.register_forward_pre_hook(lambda _, given: states.append(given[0]))
-            try:
-                scores = model(**{name: own[row : row + 1] for name, own in inputs.items()}).logits
-            finally:
-                hook.remove()
-            yield Batch(scores[0][where], states.pop().reshape(len(where), -1)[where])
+
+    def predict(rows: slice) -> Batch:
+        where = positions[rows].flatten()
+        hook = model.get_output_embeddings().register_forward_pre_hook(
+            lambda _, given: states.append(given[0])
+        )
+        try:
+            scores = model.eval()(**{name: part[rows] for name, part in inputs.items()}).logits
+        finally:
+            hook.remove()
+        scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
+        return Batch(scores, hidden, ids[rows].roll(-1, 1).flatten()[where] if has_targets else None)
+
+    each = max(1, _TOGETHER // positions.size(1))
+    parts = [slice(first, first + each) for first in range(0, len(positions), each)]
+    read = torch.cat(
+        [inputs[name].flatten() for name in ("input_ids", "decoder_input_ids") if name in inputs]
+    )
+    how = f"{int(positions.sum()):,} tokens {of}"
+    running = functools.partial(computing, model)
+    return Samples(how, parts, predict, words=read.unique(), running=running)
 
 
-def _inputs(
-    model: Any,
-    vocabulary: Vocabulary,
-    texts: Sequence[Path] | None,
-    seed: int,
-    tokens: int = PREDICTIONS,
-    longest: int = _LONGEST,
-) -> _Inputs:
-    """About so many tokens of texts, or without texts of what the model generates."""
-    make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
-    return make(model, vocabulary, texts, seed, tokens, longest)
-
-
-def _probe_neighbors(model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int) -> Probe:
-    """Probe which text is nearest to each text; UserError for fewer than two texts."""
-    read, how = _sentences(model, vocabulary, texts, seed)
-
-    @torch.no_grad()
-    def predict(texts: Sequence[Tensor] = read) -> Predictions:
-        """The nearest neighbor of each text, and its share of all neighbors."""
-        return Predictions.of(_similarities(model, texts), lambda part: part)
-
-    predict(read[:2])  # fails here for models that need more than ids
-    return Probe(how, predict)
-
-
-def _sentences(
-    model: Any,
-    vocabulary: Vocabulary,
-    texts: Sequence[Path] | None,
-    seed: int,
-    number: int = PREDICTIONS // _RANDOM,
-) -> tuple[list[Tensor], str]:
-    """The ids of sampled lines, or without texts of random words, and what they are; UserError for one."""
+def _neighbors(
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+) -> Samples:
+    """Which text is nearest to each text; UserError for fewer than two texts."""
     if texts is None:
-        read = list(_random_ids(model, (number, _RANDOM), seed))
+        read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
         how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text with --text"
     else:
-        lines = sampled_lines(texts, seed, max(number, LINES))
-        read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, _LONGEST)]
+        lines = sampled_lines(texts, seed, max(tokens // _WORDS, LINES))
+        read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, _SENTENCE)]
         how = f"nearest neighbors of {len(read)} lines of {names_of(texts)}"
     if len(read) < 2:
         raise UserError("one line has no neighbors; pass a longer text")
-    return read, how
 
+    def predict(texts: Sequence[Tensor]) -> Batch:
+        """How similar each text is to the others ``(n, n)``, to itself minus infinitely."""
+        found = []
+        for ids in texts:
+            states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
+            found.append(states[0].float().mean(dim=0))
+        vectors = F.normalize(torch.stack(found), dim=-1)
+        return Batch((SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf))
 
-def _similarities(model: Any, texts: Sequence[Tensor]) -> Tensor:
-    """How similar each text is to the others ``(n, n)``, to itself minus infinitely."""
-    found = []
-    for ids in texts:
-        states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
-        found.append(states[0].float().mean(dim=0))
-    vectors = F.normalize(torch.stack(found), dim=-1)
-    return (_SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf)
+    with torch.no_grad():
+        predict(read[:2])  # fails here for models that need more than ids
+    # With gradients, a few texts fit in memory.
+    size = len(read) if tokens <= PREDICTIONS else _NEIGHBORS
+    parts = [read[first : first + size] for first in range(0, len(read) - 1, size)]
+    return Samples(how, parts, predict, words=torch.cat(read).unique(), running=lambda: computing(model))
 
 
 def _decoder_or_encoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int, limit: int
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
     """Concatenated lines of texts in rows that each start with the beginning marks, samples, or random words;
     some of them masked for a masked language model.
     """
-    longest = _longest(model, limit)
+    longest = _longest(model, _LONGEST)
     if texts is not None:
         lines = sampled_lines(texts, seed, max(LINES, tokens // _WORDS))
         begin, words = vocabulary.encode("\n".join(lines))
@@ -201,16 +193,15 @@ def _decoder_or_encoder_inputs(
 
 
 def _encoder_decoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int, limit: int
+    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
-    longest = _longest(model, limit)
+    longest = _longest(model, _LONGEST)
     if texts is None:
         read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
     else:
         read = []
-        for sentence in vocabulary.sentences(
-            sampled_lines(texts, seed, max(LINES, tokens // _WORDS)), longest
-        ):
+        lines = sampled_lines(texts, seed, max(LINES, tokens // _WORDS))
+        for sentence in vocabulary.sentences(lines, longest):
             read.append(torch.tensor(sentence))
             if sum(map(len, read)) >= tokens:
                 break
@@ -271,7 +262,8 @@ def perplexity(model: Any, vocabulary: Vocabulary, validation: Validation) -> Qu
     if len(begin) + len(ids) < 2:
         raise UserError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
     window = _longest(model, _LONGEST_WINDOW) - len(begin)
-    nats = negative_log_likelihoods(model.eval(), begin, ids, window)
+    with computing(model):
+        nats = negative_log_likelihoods(model.eval(), begin, ids, window)
     how = f"{path}: {len(nats):,} tokens, in windows of {window + len(begin):,}, at least half of it context"
     return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 

@@ -142,9 +142,8 @@ def _find_scale(model: Any, path: str, layer: nn.Embedding) -> float:
         layer.weight = nn.Parameter(layer.weight[:words])
         layer.to_empty(device="cpu")
         model._init_weights(layer)
-    given = getattr(layer, "embed_scale", 1.0)
-    # Rounded like in the layer: to the dtype of the table if the factor is a tensor.
-    scale = float(given.to(layer.weight.dtype)) if isinstance(given, Tensor) else float(given)
+    # A tensor has been rounded to the dtype of the model.
+    scale = float(getattr(layer, "scalar_embed_scale", getattr(layer, "embed_scale", 1.0)))
     ids = torch.arange(words)
     if layer.max_norm is not None or not torch.allclose(layer(ids), layer.weight[ids] * scale, rtol=1e-2):
         raise UserError(
