@@ -336,8 +336,8 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     argument(
         "--max-loss",
         type=largest_loss,
-        help="choose the smallest size with at most this loss of the quality, or else of the text's perplexity "
-        "or the predictions, such as 1%%; or with this divergence of the predictions, such as 0.02nats",
+        help="choose the smallest size with at most this loss of the quality, or else of the perplexity of "
+        "the text or the predictions, such as 1%%; or this divergence of the predictions, such as 0.02nats",
     )
     argument(
         "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"

@@ -138,8 +138,8 @@ class Samples:
 
     Attributes:
         how: describes the inputs, such as "1,000 tokens of valid.txt".
-        parts: the inputs, in parts that are predicted together.
-        predict: the predictions of the model in its current state for one part.
+        parts: the inputs, in parts that are predicted together, with the words that the model generated.
+        predict: the predictions of the model in its current state for one part, maybe of another copy of it.
         of: what they are, for the report.
         words: the ids ``(w,)`` of all words that are looked up or follow; None if unknown.
         running: a context in which the model predicts.

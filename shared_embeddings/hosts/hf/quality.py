@@ -101,30 +101,31 @@ def samples(
         # Each model class fails in its own way without its other inputs.
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
     of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
-    ids = inputs["input_ids"]
     # What follows the last token of a row is not there.
     has_targets = texts is not None and model.can_generate() and not model.config.is_encoder_decoder
     if has_targets:
         positions[:, -1] = False
     states: list[Tensor] = []
 
-    def predict(rows: slice) -> Batch:
-        where = positions[rows].flatten()
-        hook = model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, given: states.append(given[0])
-        )
+    def predict(part: tuple[dict[str, Tensor], Tensor]) -> Batch:
+        given, places = part
+        where, output = places.flatten(), model.get_output_embeddings()
+        hook = output.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         try:
-            scores = model.eval()(**{name: part[rows] for name, part in inputs.items()}).logits
+            scores = model.eval()(**given).logits
         finally:
             hook.remove()
         scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
-        return Batch(scores, hidden, ids[rows].roll(-1, 1).flatten()[where] if has_targets else None)
+        targets = given["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
+        return Batch(scores, hidden, targets)
 
     each = max(1, _TOGETHER // positions.size(1))
-    parts = [slice(first, first + each) for first in range(0, len(positions), each)]
-    read = torch.cat(
-        [inputs[name].flatten() for name in ("input_ids", "decoder_input_ids") if name in inputs]
-    )
+    split = {name: one.split(each) for name, one in inputs.items()}
+    parts = [
+        ({name: one[number] for name, one in split.items()}, places)
+        for number, places in enumerate(positions.split(each))
+    ]
+    read = torch.cat([one.flatten() for name, one in inputs.items() if name.endswith("input_ids")])
     how = f"{int(positions.sum()):,} tokens {of}"
     running = functools.partial(computing, model)
     return Samples(how, parts, predict, words=read.unique(), running=running)
