@@ -165,7 +165,7 @@ class CheckpointModel(WordTokens):
             return ids, f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
         lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
         flat = list(chain.from_iterable(lines))[:tokens]
-        columns = min(_TEXTS, len(flat))
+        columns = min(_TEXTS, max(1, len(flat) // _LONG))
         ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
         return ids, f"{ids.numel():,} tokens of {names_of(texts)}"
 

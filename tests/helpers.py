@@ -13,6 +13,7 @@ import torch
 
 from nmt.checkpoints import allow_checkpoint_types
 from shared_embeddings.checkpoints import KEY, with_checksum
+from shared_embeddings.compress.measure import Samples
 from shared_embeddings.registry import options
 from shared_embeddings.spec import Options
 
@@ -187,3 +188,9 @@ def flip(file: Path, offset: int) -> None:
         byte = opened.read(1)[0]
         opened.seek(offset)
         opened.write(bytes([byte ^ 1]))
+
+
+@torch.no_grad()
+def best_words(samples: Samples) -> torch.Tensor:
+    """The most probable words ``(n,)`` of all predictions."""
+    return torch.cat([batch.scores.argmax(dim=1) for batch in samples.batches()])

@@ -268,6 +268,18 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
     return table
 
 
+def plain_embeddings(tables: Sequence[EmbeddingTable]) -> dict[str, SharedEmbedding]:
+    """An embedding `standard` for each table by name, which shares its memory."""
+    found: dict[str, SharedEmbedding] = {}
+    for table in tables:
+        words, width = table.table.shape
+        with torch.device("meta"):
+            plain: Any = build("standard", num_embeddings=words, embedding_dim=width)
+        plain.padding_idx, plain.weight = table.padding_idx, nn.Parameter(table.table)
+        found[table.name] = plain.eval()
+    return found
+
+
 def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:
     """Copy the output bias ``(V,)`` of a model into its new embedding; returns notes about what is lost."""
     if embedding.output_bias() is None:

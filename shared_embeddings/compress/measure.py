@@ -188,12 +188,10 @@ class Kept:
             return (
                 f"warning: could not verify that this model still works ({self.how}); evaluate it on a text"
             )
-        line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({self.how})"
-        if self.kl is not None:
-            line += f", KL {self.kl:.4f}"
+        how = self.how if self.kl is None else f"{self.how}, KL {self.kl:.4f}"
         if self.perplexities is not None:
-            before, after = self.perplexities
-            line += f", perplexity {before:.2f} -> {after:.2f} ({self.rise:+.1%})"
+            how += ", perplexity {:.2f}, before {:.2f}".format(*reversed(self.perplexities))
+        line = f"kept {math.floor(100 * self.share)}% of the {self.of} of the original ({how})"
         if self.needs_training:
             advice = "use more bits" if self.of == NEIGHBORS else "train this model before using it"
             return f"warning: {line}: {advice}"

@@ -30,7 +30,13 @@ from tqdm import tqdm
 from shared_embeddings import accounting
 from shared_embeddings.compress.calibration import calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.fit import FitReport, fit
-from shared_embeddings.compress.host import EmbeddingTable, StoredModel, TrainedModel, find_host
+from shared_embeddings.compress.host import (
+    EmbeddingTable,
+    StoredModel,
+    TrainedModel,
+    find_host,
+    plain_embeddings,
+)
 from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Kept, QualityReport, Validation
 from shared_embeddings.compress.report import (
     Band,
@@ -351,8 +357,15 @@ class Session:
             raise UserError(f"--calibrate {sides} runs the model; remove --no-check, or give --calibration")
         self.announce("calibrating")
         # Other lines than those that are compared.
-        seed, texts = settings.seed + 1, settings.texts
-        found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
+        seed, texts, sample = settings.seed + 1, settings.texts, self.sample
+        with contextlib.ExitStack() as stack:
+            if sample is not None:  # scores of all words would take most of the time
+                plain = plain_embeddings(self.tables)
+                self.trained.place(plain)
+                for table in self.tables:
+                    if table.is_scored:
+                        stack.enter_context(plain[table.name].scoring_only(sample))
+            found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
         if file is not None:
             write_calibration(file, self.tables, found)
         return found
@@ -489,15 +502,20 @@ class Session:
     def sample(self) -> Tensor | None:
         """The ids of the words by whose predictions candidates are compared; None for all words."""
         sizes = {len(table.table) for table in self.tables}
-        samples = None if self.comparison is None else self.comparison.samples
-        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS or samples is None or samples.words is None:
+        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS:
             return None
         [count], table = sizes, self.tables[0]
+        samples = None if self.comparison is None else self.comparison.samples
+        compared = torch.empty(0, dtype=torch.long)
+        if samples is not None:
+            if samples.words is None:
+                return None
+            compared = samples.words
         order = torch.arange(count)
         if self.counts is not None:
             order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
         others = torch.arange(0, count, count // (SAMPLED_WORDS - _FREQUENT))
-        return torch.cat([samples.words, order[:_FREQUENT], others]).unique()
+        return torch.cat([compared, order[:_FREQUENT], others]).unique()
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         """Fit, place and measure one candidate; a trial with a reason if it is impossible or fails."""
@@ -511,8 +529,13 @@ class Session:
 
     def _measured(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         given, store = candidate
-        sample = self.sample if find_spec(method).takes_metric else None
-        if sample is None:
+        comparison, sample = self.comparison, self.sample
+        if (
+            sample is None
+            or not find_spec(method).takes_metric
+            or comparison is None
+            or not comparison.samples
+        ):
             fitted = self.fit(method, given, store, target)
             report = self.place(fitted)
             tables = report.tables
@@ -520,7 +543,6 @@ class Session:
             options, error = tables[0].fit.options, tables[0].relative_error
             kept, quality = report.kept, report.quality
         else:
-            assert self.comparison is not None
             fitted, quality, sizes, embeddings = None, None, [], {}
             for table in self.tables:
                 chosen = self.options_for(table, method, given, store, target)
@@ -541,7 +563,7 @@ class Session:
                 for table in self.tables:
                     if table.is_scored:
                         stack.enter_context(embeddings[table.name].scoring_only(sample))
-                kept = self.comparison.kept(sample)
+                kept = comparison.kept(sample)
             options, error = found.options, found.relative_error
         total = Sizes(sum(size.before for size in sizes), sum(size.after for size in sizes))
         return Trial(method, given, store, "", kept, quality, total, error, options, fitted)

@@ -185,7 +185,7 @@ def test_the_choice_of_compress_is_named() -> None:
         "- At 8x, `compress` chooses quantized, trellis by quality (90.0%) and quantized, uniform by "
         "predictions (80.0%); the best row is structured (95.0%)."
     ]
-    found[0]["distance"], found[1]["distance"] = 0.1, 0.2
+    found[0]["kl"], found[1]["kl"] = 0.1, 0.2
     assert "quantized, trellis by predictions (90.0%)" in next(compression.choices(found))
     for one in found:
         del one["predictions"]

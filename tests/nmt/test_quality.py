@@ -13,6 +13,7 @@ import torch
 from nmt.compression import CheckpointModel
 from nmt.translation import joined
 from shared_embeddings.cli.main import main
+from tests.helpers import best_words
 from tests.nmt.conftest import Capture, Host, Patch, Trained
 from tests.nmt.test_compression import STANDARD, compress
 from tests.nmt.test_training import DEFINE_MAP
@@ -153,20 +154,20 @@ def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
     greedy = ["-beam_size", "1", "-max_length", "12"]
     (wanted,) = host.translate(model, *greedy, source="one.src")
     read = CheckpointModel(model)
-    found = read.probe([sentence], 1).predict()
-    words = [read.vocabs["tgt"].ids_to_tokens[word] for word in found.words.tolist()]
+    found = best_words(read.samples([sentence], 1, 1000))
+    words = [read.vocabs["tgt"].ids_to_tokens[word] for word in found.tolist()]
     assert words[: len(wanted.split())] == wanted.split()
-    again = read.probe([sentence], 1).predict()
-    assert torch.equal(found.words, again.words) and torch.equal(found.probabilities, again.probabilities)
-    first, other = (read.probe(None, seed).predict() for seed in (1, 2))
-    assert len(first.words) != len(other.words) or not torch.equal(first.words, other.words)
+    assert torch.equal(found, best_words(read.samples([sentence], 1, 1000)))
+    first, other = (best_words(read.samples(None, seed, 1000)) for seed in (1, 2))
+    assert len(first) != len(other) or not torch.equal(first, other)
 
 
 def test_lines_of_another_language_are_skipped(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD)
     known, unknown = host.write("known", ["w3 w7 x"]), host.write("unknown", ["x y w3", "x y z"] * 30)
     read = CheckpointModel(model)
-    assert len(read.probe([known, unknown], 1).predict().words) == len(read.probe([known], 1).predict().words)
+    both, one = (best_words(read.samples(texts, 1, 1000)) for texts in ([known, unknown], [known]))
+    assert len(both) == len(one)
     line, found = kept(model, tmp_path, capsys, "standard", "--text", unknown)
     assert found["share"] is None and found["needs_training"]
     assert line.startswith("warning: could not verify that this model still works (the vocabulary has less")
@@ -178,11 +179,11 @@ def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None
     source, target = host.folder / "valid.src", host.folder / "valid.tgt"
     unknown = host.write("u", ["x y z"])
     read = CheckpointModel(model)
-    wanted = read.probe([source], 1)
+    wanted = read.samples([source], 1, 1000)
     for texts in ([source, target], [target, unknown, source]):
-        found = read.probe(texts, 1)
+        found = read.samples(texts, 1, 1000)
         assert found.how == wanted.how and found.how.endswith("tokens of its translations of valid.src")
-        assert torch.equal(found.predict().words, wanted.predict().words)
+        assert torch.equal(best_words(found), best_words(wanted))
 
 
 def test_language_models_score_or_generate(trained: Trained, tmp_path: Path, capsys: Capture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.compress.calibration import calibrate
-from shared_embeddings.compress.measure import Batch
+from shared_embeddings.compress.measure import Batch, Samples
 from shared_embeddings.quant import kernels, metric
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.metric import Metric
@@ -89,6 +88,18 @@ def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyP
     assert errors[0] == pytest.approx(errors[1], rel=0.02)
 
 
+@pytest.mark.parametrize("codec", sorted(codecs()))
+def test_some_words_are_encoded_as_in_the_whole_table(codec: str) -> None:
+    table, counts, ids = drawn(WORDS, DIM), torch.arange(WORDS) % 50, torch.arange(3, WORDS, 7)
+    given = {"bits": 2.5, "codec": codec, "token_counts": counts, "metric": uneven_metric(DIM)}
+    whole, _ = se.fit("quantized", table, **given, progress=False)
+    some, report = se.fit("quantized", table, **given, only=ids, progress=False)
+    torch.testing.assert_close(some(ids), whole(ids))
+    assert some.counts() == whole.counts() and some.stored_options() == whole.stored_options()
+    missed, norm = (some(ids) - table[ids]).norm(), table[ids].norm()
+    assert report.relative_error == pytest.approx(float(missed / norm), rel=1e-4)
+
+
 @pytest.mark.parametrize("size", [DIM - 1, DIM + 1])
 def test_a_metric_of_another_size(size: int) -> None:
     with pytest.raises(UserError, match=rf"\({size}, {size}\).*\({DIM}, {DIM}\)"):
@@ -108,11 +119,14 @@ class Linear:
     def lookups(self, table: str) -> dict[nn.Module, float]:
         return {self.table: 0.5}
 
-    def batches(self, texts: object, seed: int, tokens: int) -> Iterator[Batch]:
+    def samples(self, texts: object, seed: int, tokens: int) -> Samples:
         ids = torch.randint(20, (self.number,), generator=torch.Generator().manual_seed(seed))
-        for some in ids.split(500):
+
+        def predict(some: Tensor) -> Batch:
             vectors = self.table(some)
-            yield Batch(vectors @ self.matrix.t(), vectors)
+            return Batch(vectors @ self.matrix.t(), vectors)
+
+        return Samples("ids", ids.split(500) if self.number else [], predict)
 
 
 def test_calibration_worked_out_for_a_linear_model() -> None:

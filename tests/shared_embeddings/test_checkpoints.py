@@ -26,15 +26,14 @@ from shared_embeddings.checkpoints import (
 from shared_embeddings.compress.host import copy_output_bias, teacher_table
 from shared_embeddings.compress.measure import (
     USABLE_SHARE,
+    Batch,
     Comparison,
     Kept,
-    Predictions,
-    Probe,
     Quality,
     QualityReport,
+    Samples,
     Validation,
-    agreement,
-    distance,
+    compare,
     kept_quality,
     sampled_lines,
 )
@@ -168,78 +167,72 @@ def test_memory_counts_each_block_once() -> None:
 TEXT = Validation(text=Path("text"))
 
 
-def predictions(words: list[int], probabilities: list[float]) -> Predictions:
-    return Predictions(torch.tensor(words), torch.tensor(probabilities))
-
-
 class Model:
     """A model with a quality and predictions that tests change."""
 
-    def __init__(
-        self, measure: str = "BLEU", value: float = 0.0, words: Sequence[int] = (1, 2, 3, 4)
-    ) -> None:
+    def __init__(self, measure: str = "BLEU", value: float = 0.0) -> None:
         self.measured = Quality(measure, value, "of a text")
-        self.words = list(words)
+        self.shares = [[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]]
         self.asked: list[tuple[Sequence[Path] | None, int]] = []
 
     def quality(self, validation: Validation) -> Quality:
         assert validation is TEXT
         return self.measured
 
-    def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         self.asked.append((texts, seed))
-        return Probe("4 tokens", lambda: predictions(self.words, [0.5, 0.25, 0.125, 0.125]))
+        targets = torch.tensor([0, 2])
+
+        def predict(_: object) -> Batch:
+            return Batch(torch.tensor(self.shares).log() + 3, None, targets)
+
+        return Samples("2 tokens", [None], predict)
+
+
+Logs = list[tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def logs(shares: list[list[float]], targets: list[int] | None = None) -> Logs:
+    """The log-probabilities of one part."""
+    return [(torch.tensor(shares).log(), None if targets is None else torch.tensor(targets))]
 
 
 def test_confident_predictions_count_more() -> None:
-    before = predictions([1, 2, 3, 4], [0.4, 0.2, 0.1, 0.1])
-    # (0.4 + 0.1) / 0.8; the confidence of the other model does not matter.
-    assert agreement(before, predictions([1, 0, 3, 0], [0.9, 0.9, 0.1, 0.9])) == pytest.approx(0.625)
-    assert agreement(before, before) == 1.0
-    assert agreement(before, predictions([2, 1, 1, 1], [1.0] * 4)) == 0.0
+    before = logs([[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.35, 0.25, 0.4]])
+    # (0.4 + 0.4) / 1.3; the confidence of the other model does not matter.
+    after = logs([[0.8, 0.1, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8]])
+    assert compare(before, after)["share"] == pytest.approx(0.8 / 1.3)
+    assert compare(before, before)["share"] == 1.0
 
 
-def test_predictions_of_many_states() -> None:
-    hidden = torch.randn(150, 3, generator=torch.Generator().manual_seed(1))
-    table = torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
-    found = Predictions.of(hidden, lambda rows: rows @ table.T)
-    exponentials = (hidden @ table.T).exp()
-    wanted = exponentials / exponentials.sum(dim=1, keepdim=True)
-    assert found.words.tolist() == wanted.argmax(dim=1).tolist()
-    torch.testing.assert_close(found.probabilities, wanted.amax(dim=1))
-    with pytest.raises(ValueError, match="are NaN"):
-        Predictions.of(hidden, lambda rows: rows @ table.T * math.nan)
+def test_divergence_and_perplexities_by_hand() -> None:
+    before = logs([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]], [0, 1])
+    after = logs([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]])
+    found = compare(before, after)
+    # Words without a probability before do not count.
+    assert found["kl"] == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2) + math.log(2)) / 2)
+    assert found["perplexities"] == pytest.approx((2**0.5, (4 * 2) ** 0.5))
+    assert compare(before, before)["kl"] == 0
+    assert compare(logs([[1.0]]), logs([[1.0]]))["perplexities"] is None
+    two = [*logs([[0.5, 0.25, 0.25]], [0]), *logs([[0.0, 1.0, 0.0]], [1])]
+    parts = [(rows[None], None) for rows in after[0][0]]
+    assert compare(two, parts) == found
 
 
-def of_probabilities(rows: list[list[float]]) -> Predictions:
-    return Predictions.of(torch.tensor(rows), torch.log)
+def test_predictions_of_some_words_are_compared_among_these() -> None:
+    before = logs([[0.5, 0.1, 0.2, 0.2], [0.1, 0.3, 0.3, 0.3]], [0, 3])
+    some, after = torch.tensor([0, 2, 3]), logs([[0.25, 0.25, 0.5], [0.2, 0.4, 0.4]])
+    rows = torch.tensor([[0.5, 0.2, 0.2], [0.1, 0.3, 0.3]])
+    wanted = compare(logs((rows / rows.sum(dim=1, keepdim=True)).tolist(), [0, 2]), after)
+    found = compare(before, after, some)
+    assert found["kl"] == pytest.approx(wanted["kl"]) and found["share"] == pytest.approx(wanted["share"])
+    assert found["perplexities"] == pytest.approx(wanted["perplexities"])
 
 
-def test_distance_of_probabilities() -> None:
-    before, after = [[0.64, 0.36, 0.0], [0.5, 0.25, 0.25]], [[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
-    # The square roots of the first row are 0.8, 0.6 and 0.5, 0.5.
-    wanted = math.sqrt(((1 - 0.8 * 0.5 - 0.6 * 0.5) + 0) / 2)
-    assert distance(of_probabilities(before), of_probabilities(after)) == pytest.approx(wanted, abs=1e-4)
-    assert distance(of_probabilities(before), of_probabilities(before)) < 1e-3
-    assert distance(of_probabilities([[1.0, 0.0]]), of_probabilities([[0.0, 1.0]])) == 1
-    # Among equal best words, the one with similar probabilities of the others is closer.
-    near, far = of_probabilities([[0.6, 0.4, 0.0]] * 2), of_probabilities([[0.6, 0.0, 0.4]] * 2)
-    assert agreement(of_probabilities(before), near) == agreement(of_probabilities(before), far)
-    assert distance(of_probabilities(before), near) < distance(of_probabilities(before), far)
-
-
-def test_distance_without_probabilities_counts_changed_words() -> None:
-    before = predictions([1, 2, 3, 4], [0.4, 0.2, 0.1, 0.1])
-    assert distance(before, before) == 0
-    assert distance(before, predictions([1, 0, 3, 0], [0.9] * 4)) == pytest.approx(math.sqrt(0.5))
-
-
-def test_words_of_large_vocabularies_are_summed_in_buckets() -> None:
-    probabilities = torch.rand(3, 2500, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
-    found = Predictions.of(probabilities, torch.log).shares
-    wanted = [[float(row[first::1024].double().sum()) for first in range(1024)] for row in probabilities]
-    assert found is not None and found.shape == (3, 1024)
-    torch.testing.assert_close(found, torch.tensor(wanted))
+def test_scores_that_are_not_numbers() -> None:
+    model = Model()
+    model.shares = [[math.nan, 1.0]] * 2
+    assert "are NaN" in Comparison(model, None, None, 1).result()[1].how
 
 
 @pytest.mark.parametrize(
@@ -279,7 +272,7 @@ def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, s
 def test_quality_takes_precedence_over_predictions() -> None:
     model = Model("BLEU", 20.0)
     comparison = Comparison(model, TEXT, None, 5)
-    model.measured, model.words = Quality("BLEU", 5.0, "of a text"), [0, 0, 0, 0]
+    model.measured, model.shares = Quality("BLEU", 5.0, "of a text"), [[0.2, 0.4, 0.4]] * 2
     quality, kept = comparison.result()
     assert quality == QualityReport("BLEU", "of a text", 20.0, 5.0)
     assert (kept.share, kept.of, kept.how, model.asked) == (0.25, "BLEU", "of a text", [])
@@ -289,15 +282,16 @@ def test_quality_takes_precedence_over_predictions() -> None:
 def test_predictions_are_compared_without_a_usable_quality(validation: Validation | None) -> None:
     model, texts = Model(), [Path("a")]
     comparison = Comparison(model, validation, texts, 5)
-    model.words = [1, 0, 3, 0]
+    model.shares = [[0.4, 0.3, 0.3], [0.7, 0.2, 0.1]]
     quality, kept = comparison.result()
     assert model.asked == [(texts, 5)] and (quality is None) == (validation is None)
-    assert kept == Kept(0.625, "predictions", "4 tokens", needs_training=True, distance=math.sqrt(0.5))
+    assert kept.share == pytest.approx(0.5 / 1.2) and kept.needs_training and kept.how == "2 tokens"
+    assert kept.kl is not None and kept.kl > 0 and kept.rise == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
 
 
 def test_models_without_probes_have_no_quality() -> None:
     class Graphs(Model):
-        def probe(self, texts: Sequence[Path] | None, seed: int) -> Probe:
+        def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
             raise ValueError("reads graphs")
 
     quality, kept = Comparison(Graphs(), None, None, 1).result()

@@ -101,6 +101,7 @@ def samples(
         # Each model class fails in its own way without its other inputs.
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
     of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
+    how = f"{int(positions.sum()):,} tokens {of}"
     # What follows the last token of a row is not there.
     has_targets = texts is not None and model.can_generate() and not model.config.is_encoder_decoder
     if has_targets:
@@ -126,7 +127,6 @@ def samples(
         for number, places in enumerate(positions.split(each))
     ]
     read = torch.cat([one.flatten() for name, one in inputs.items() if name.endswith("input_ids")])
-    how = f"{int(positions.sum()):,} tokens {of}"
     running = functools.partial(computing, model)
     return Samples(how, parts, predict, words=read.unique(), running=running)
 
@@ -177,12 +177,12 @@ def _decoder_or_encoder_inputs(
         rows = torch.tensor(words[: len(words) // width * width]).view(-1, width)
         ids = torch.cat([torch.tensor(begin, dtype=torch.int64).expand(len(rows), -1), rows], dim=1)
     elif model.can_generate():
-        start = _random_ids(model, (tokens // longest, 1), seed)
+        start = _random_ids(model, (-(-tokens // longest), 1), seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             ids = _generate(model, start, longest - 1, do_sample=True, top_k=0, min_new_tokens=longest - 1)
     else:
-        ids = _random_ids(model, (tokens // longest, longest), seed)
+        ids = _random_ids(model, (-(-tokens // longest), longest), seed)
     mask = None if model.can_generate() or texts is None else vocabulary.mask()
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"

@@ -195,6 +195,25 @@ def test_logits_are_products_with_the_output_table_and_the_bias(case: Case, trai
             torch.testing.assert_close(emb.logits(hidden), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
+@each_softmax_case
+def test_scores_of_some_words_are_theirs(case: Case) -> None:
+    emb = case.build().eval()
+    if emb.score_dim != emb.embedding_dim or not emb.has_linear_scores:
+        return
+    if not torch.equal(emb.output_table(), emb.table()):  # a map that is narrower or deeper
+        return
+    hidden, ids = case.hidden(3), torch.arange(1, case.num_embeddings, 2)
+    wanted = emb.logits(hidden)
+    with emb.scoring_only(ids):
+        found, logs = emb.logits(hidden), emb.log_prob(hidden)
+        weight = torch.randn(3, len(ids))
+        own = gradients(emb, (found * weight).sum(), hidden)
+    torch.testing.assert_close(found, wanted[:, ids], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logs, wanted[:, ids].log_softmax(dim=1), rtol=1e-4, atol=1e-5)
+    assert_same_gradients(own, gradients(emb, (wanted[:, ids] * weight).sum(), hidden))
+    assert emb.logits(hidden).size(1) == case.num_embeddings
+
+
 @each_output_case
 def test_log_prob_is_normalized_and_its_negative_is_the_loss(case: Case) -> None:
     emb = case.build()

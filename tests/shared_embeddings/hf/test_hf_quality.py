@@ -13,11 +13,14 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from shared_embeddings.cli.main import main
+from shared_embeddings.compress import session
 from shared_embeddings.compress.calibration import calibrate
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import FolderModel
-from shared_embeddings.hosts.hf.quality import negative_log_likelihoods, probe
+from shared_embeddings.hosts.hf.quality import computing, negative_log_likelihoods, samples
 from shared_embeddings.quant.storage import HEADER
+from tests.helpers import best_words
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, build, compress, scores, write
 
 
@@ -133,13 +136,13 @@ def test_damaged_models_are_reported(
 
 @pytest.mark.slow_except("bert")
 @pytest.mark.parametrize("kind", KINDS)
-def test_probes_are_repeatable_for_every_kind(tmp_path: Path, kind: str) -> None:
+def test_samples_are_repeatable_for_every_kind(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     model = FolderModel(tmp_path / "model")
-    first, again = model.probe(None, 1), model.probe(None, 1)
+    first, again = model.samples(None, 1, 1000), model.samples(None, 1, 1000)
     assert first.how == again.how
-    found = [one.predict() for one in (first, first, again)]
-    assert all(torch.equal(one.words, found[0].words) for one in found) and len(found[0].words) >= 900
+    found = [best_words(one) for one in (first, first, again)]
+    assert all(torch.equal(one, found[0]) for one in found) and len(found[0]) >= 900
 
 
 @pytest.mark.slow_except("bert", "t5")
@@ -164,6 +167,45 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     )
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "t5"])
+def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
+    tmp_path: Path,
+    words: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """The one that is best is then fitted to all words; the model that is written is whole."""
+    write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    asked = ["compress", "--model", tmp_path / "model", "--text", words, "--target-ratio", 4]
+    monkeypatch.setattr(session, "SAMPLED_WORDS", 100)
+    monkeypatch.setattr(session, "_FREQUENT", 50)
+    report = tmp_path / "report.json"
+    sampled = [*asked, "--output", tmp_path / "small", "--report", report]
+    assert main([str(one) for one in sampled]) == 0
+    trials, _, curve = capsys.readouterr().out.partition("the best candidate at other sizes:")
+    assert trials.count("{method: quantized") >= 3 and curve.count("{method: quantized") >= 3
+    small = hf.load(tmp_path / "small")
+    assert scores(small).shape[-1] == WORDS
+    assert json.loads(report.read_text())["kept"]["share"] > 0.5
+
+
+def test_models_compute_in_float32_where_the_cpu_has_no_other_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write("gemma3", tmp_path / "model").bfloat16()
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    with computing(model):
+        inside = dict(model.named_parameters(remove_duplicate=False))
+        assert all(one.dtype == torch.float32 for one in inside.values())
+        assert inside["lm_head.weight"] is inside["model.embed_tokens.weight"]
+        assert model(input_ids=torch.tensor([[1, 2]])).logits.dtype == torch.float32
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is one and one.dtype == torch.bfloat16 for name, one in before.items())
+
+
 @torch.no_grad()
 def test_agreement_compares_next_tokens(
     tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]
@@ -175,7 +217,7 @@ def test_agreement_compares_next_tokens(
     words.write_text(" ".join(f"w{number}" for number in ids))
     _, found = kept(tmp_path, capsys, "--rank", 6, "--text", words)
     first, second = (
-        model(input_ids=torch.tensor([ids])).logits[0].softmax(dim=-1).max(dim=-1)
+        model(input_ids=torch.tensor([ids])).logits[0, :-1].softmax(dim=-1).max(dim=-1)
         for model in (before, hf.load(tmp_path / "small"))
     )
     wanted = first.values[first.indices == second.indices].sum() / first.values.sum()
@@ -187,7 +229,7 @@ def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path
     model = write("marian", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     words.write_text("w5 w9 w2\n")
-    found = FolderModel(tmp_path / "model").probe([words], 1).predict().words.tolist()
+    found = best_words(FolderModel(tmp_path / "model").samples([words], 1, 1000)).tolist()
     ids = torch.tensor([[5, 9, 2]])
     output_of = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
     end = output_of.index(1) + 1 if 1 in output_of else len(output_of)
@@ -200,10 +242,10 @@ def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Pat
     add_tokenizer(tmp_path / "model")
     vocabulary = FolderModel(tmp_path / "model").vocabulary
     vocabulary._tokenizer.mask_token = "w7"
-    asked = probe(model, vocabulary, [words], 1)
+    asked = samples(model, vocabulary, [words], 1, 1000)
     number = int(asked.how.split()[0])
     assert 1 <= number < 30 and asked.how == f"{number} tokens masked of text"
-    assert len(asked.predict().words) == number
+    assert len(best_words(asked)) == number
 
 
 # Kind, method with its options, storage, and the type that a tensor of words has on the disk.
