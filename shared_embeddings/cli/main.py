@@ -437,17 +437,14 @@ def _choose(
     bits = options.pop("bits", None)
     if options:
         raise UserError(f"--{next(iter(options))} is an option of a method; also give --method")
-    ratio = known.target_ratio
-    sizes = [ratio, known.target_bytes, bits, known.max_loss]
-    if sum(size is not None for size in sizes) != 1:
+    sizes = [known.target_ratio, known.target_bytes, bits]
+    if sum(size is not None for size in (*sizes, known.max_loss)) != 1:
         raise UserError(
             "give exactly one of --target-ratio, --target-bytes, --bits and --max-loss, or a --method"
         )
-    if bits is not None:
-        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits < 32:
-            raise UserError(f"--bits is {bits}, but it must be a number above 0 and below 32")
-        ratio = 32 / bits
-    target = Target(ratio, known.target_bytes) if known.max_loss is None else None
+    if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int | float)):
+        raise UserError(f"--bits is {bits}, but it must be a number above 0 and below 32")
+    target = Target(*sizes) if known.max_loss is None else None
     return choose(model, output, target, known.max_loss, settings)
 
 

@@ -395,7 +395,7 @@ class Session:
         if target is None:
             return self.trained.options_for(table.name, method, given)
         (words, width), kind = table.table.shape, table.table.dtype
-        limit = target.limit(table.table.nbytes, sum(other.table.nbytes for other in self.tables))
+        limit = target.limit(table.table, [other.table for other in self.tables])
         found = dict(
             options_within(method, words, width, limit, store, table.has_output_bias, kind, dict(given))
         )
@@ -417,7 +417,7 @@ class Session:
         counts, _ = self.counts, self.comparison
         metrics = self.metrics if find_spec(method).takes_metric else {}
         fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
-        total = sum(table.table.nbytes for table in self.tables)
+        every = [table.table for table in self.tables]
         fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
             embedding, report = fit_table(
@@ -431,7 +431,7 @@ class Session:
                 )
             fitted.reports.append(report)
             stored, error = report.storage, report.fit.relative_error
-            if target is not None and report.stored_bytes.after > target.limit(table.table.nbytes, total):
+            if target is not None and report.stored_bytes.after > target.limit(table.table, every):
                 fitted.notes.append(
                     f"{method} chose its own sizes when it was fitted: table {report.name} misses the target"
                 )
@@ -530,12 +530,9 @@ class Session:
     def _measured(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         given, store = candidate
         comparison, sample = self.comparison, self.sample
-        if (
-            sample is None
-            or not find_spec(method).takes_metric
-            or comparison is None
-            or not comparison.samples
-        ):
+        if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
+            sample = None  # the quality of all words is measured, or the fit has no codes for words
+        if sample is None:
             fitted = self.fit(method, given, store, target)
             report = self.place(fitted)
             tables = report.tables
@@ -543,6 +540,7 @@ class Session:
             options, error = tables[0].fit.options, tables[0].relative_error
             kept, quality = report.kept, report.quality
         else:
+            assert comparison is not None
             fitted, quality, sizes, embeddings = None, None, [], {}
             for table in self.tables:
                 chosen = self.options_for(table, method, given, store, target)
@@ -588,9 +586,7 @@ class Session:
         if best.kl is None:
             return []
         candidate = Candidate(dict(best.options), best.store)
-        bits = 8 * self.tables[0].table.element_size()
-        ratios = [bits / one for one in _CURVE if one < bits]
-        found = [self.attempt(best.method, candidate, Target(ratio=ratio)) for ratio in ratios]
+        found = [self.attempt(best.method, candidate, Target(bits=bits)) for bits in _CURVE]
         return [dataclasses.replace(trial, fitted=None) for trial in found if trial.kept is not None]
 
     def promising(

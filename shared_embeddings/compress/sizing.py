@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings import accounting
@@ -30,22 +31,27 @@ class Target:
     """The target size of all replaced embeddings together."""
 
     ratio: float | None = None  # the compression ratio in bytes, or None
-    total_bytes: int | None = None  # bytes, or None; exactly one of the two is given
+    total_bytes: int | None = None  # bytes, or None
+    bits: float | None = None  # for each number of the tables, or None; exactly one of the three is given
 
     def __post_init__(self) -> None:
-        if (self.ratio is None) == (self.total_bytes is None):
-            raise UserError("the target is a ratio or a number of bytes; give exactly one of them")
+        if sum(one is not None for one in (self.ratio, self.total_bytes, self.bits)) != 1:
+            raise UserError("the target is a ratio, a number of bytes or of bits; give exactly one of them")
         if self.ratio is not None and not 1.0 < self.ratio < float("inf"):
             raise UserError(f"target ratio is {self.ratio:g}, but it must be above 1, such as 8")
         if self.total_bytes is not None and self.total_bytes < 1:
             raise UserError(f"target bytes is {self.total_bytes}, but it must be at least 1")
+        if self.bits is not None and not 0.0 < self.bits < 32.0:
+            raise UserError(f"--bits is {self.bits:g}, but it must be a number above 0 and below 32")
 
-    def limit(self, plain: int, total: int) -> int:
-        """The bytes of an embedding instead of a table of `plain` bytes, if all tables have `total`."""
+    def limit(self, table: Tensor, tables: Sequence[Tensor]) -> int:
+        """The bytes of an embedding instead of one of some tables."""
+        if self.bits is not None:
+            return int(table.numel() * self.bits / 8)
         if self.ratio is not None:
-            return int(plain / self.ratio)
+            return int(table.nbytes / self.ratio)
         assert self.total_bytes is not None
-        return self.total_bytes * plain // total
+        return self.total_bytes * table.nbytes // sum(one.nbytes for one in tables)
 
 
 def largest_within(

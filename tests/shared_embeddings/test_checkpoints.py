@@ -106,7 +106,10 @@ def test_bias_is_copied_with_a_note_of_its_loss(
 
 def test_total_is_divided_in_proportion_to_the_tables() -> None:
     for target in (Target(total_bytes=400), Target(ratio=4)):
-        assert [target.limit(plain, 1600) for plain in (1200, 400)] == [300, 100]
+        tables = [torch.empty(size, dtype=torch.int8) for size in (1200, 400)]
+        assert [target.limit(table, tables) for table in tables] == [300, 100]
+    half = torch.empty(100, dtype=torch.bfloat16)
+    assert Target(bits=2).limit(half, [half]) == 25 and Target(ratio=2).limit(half, [half]) == 100
 
 
 def test_bands_follow_the_counts() -> None:
