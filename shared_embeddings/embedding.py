@@ -312,14 +312,15 @@ class SharedEmbedding(CachingModule):
         """
 
         def logits(hidden: Tensor) -> Tensor:
-            bias = self.output_bias()
-            return F.linear(hidden, self(ids).to(hidden), None if bias is None else bias[ids].to(hidden))
+            bias, rows = self.output_bias(), self.cached("scored", lambda: self(ids))
+            return F.linear(hidden, rows.to(hidden), None if bias is None else bias[ids].to(hidden))
 
         vars(self)["logits"] = logits
         try:
             yield
         finally:
             del vars(self)["logits"]
+            self.clear_cache()
 
     def scores_by_blocks(self) -> bool:
         """Whether scores are computed without an output table, which only gradients and compilers need."""

@@ -76,7 +76,7 @@ _FIRST_RATIO, _NEAR = 16.0, 0.8
 _LOSS_PER_BIT = 4.0
 # Candidates for vocabularies larger than this are compared by the predictions of so many words: those of the
 # compared texts, then the most frequent ones up to the first number, then others at equal distances.
-SAMPLED_WORDS, _FREQUENT = 2**14, 2**13
+SAMPLED_WORDS, _FREQUENT = 2**13, 2**12
 # The bits for a number of the tables of a curve.
 _CURVE = (8.0, 4.0, 3.0, 2.0, 1.5, 1.0)
 # The last rank of each band of words by descending frequency; one more band has the rest.
@@ -502,7 +502,7 @@ class Session:
     def sample(self) -> Tensor | None:
         """The ids of the words by whose predictions candidates are compared; None for all words."""
         sizes = {len(table.table) for table in self.tables}
-        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS:
+        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS:
             return None
         [count], table = sizes, self.tables[0]
         samples = None if self.comparison is None else self.comparison.samples

@@ -335,6 +335,7 @@ def test_a_candidate_that_fails_costs_its_row_only(
         ("--bits 64", "below 32"),
         ("--bits 2 --store int8", "--store needs --method"),
         ("--max-loss 120%", "write 1% or 0.01"),
+        ("--max-loss=-1nats", "write 0.02nats, or a loss such as 1%"),
         ("--method quantized --max-loss 1%", "remove --method"),
         ("--method quantized --bits 2 --target-ratio 9", "'bits' is chosen by the target"),
         ("--target-ratio 1000000", "no method is possible at this size"),

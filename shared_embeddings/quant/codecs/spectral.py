@@ -182,7 +182,13 @@ def _spectrum(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _reflected(values: Tensor, axes: Tensor) -> Tensor:
-    """Vectors ``(n, D)`` after one reflection after the other, on the hyperplanes orthogonal to `axes`."""
-    for axis in F.normalize(axes.to(values.dtype)):
-        values = values - 2 * (values @ axis).unsqueeze(1) * axis
-    return values
+    """Vectors ``(n, D)`` after one reflection after the other, on the hyperplanes orthogonal to `axes`.
+
+    All at once, as ``v - (v Aᵀ) T A`` for unit axes A: the inverse of T has the products of axes above its
+    diagonal of 1/2 (the compact WY form of Schreiber & Van Loan, 1989).
+    """
+    exact = torch.promote_types(values.dtype, torch.float32)
+    units = F.normalize(axes.to(exact))
+    inverse = (units @ units.t()).triu(1) + 0.5 * torch.eye(len(units), dtype=exact, device=units.device)
+    shares = torch.linalg.solve_triangular(inverse, values.to(exact) @ units.t(), upper=True, left=False)
+    return values - (shares @ units).to(values.dtype)
