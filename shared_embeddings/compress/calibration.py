@@ -1,11 +1,12 @@
 """What an error of a word's vector costs the predictions of a model: a metric for each of its tables.
 
 To second order, an error δ of the vector of a word raises the Kullback-Leibler divergence of the predictions
-by ``δ M δᵀ / 2`` times how often the word is predicted or read. M = H + F: the output side has H, the mean of
-``(1 - sum p²) h hᵀ`` over the hidden states h that are scored with the shares p; the input side has F, the
-mean of ``g gᵀ`` over the gradients g, with respect to the vector that was looked up, of the log-probability
-of a word that the model itself draws (the Fisher information). `shared_embeddings.quant.metric` rounds with
-it.
+by about ``δ M δᵀ / 2`` times the importance of the word: how often it is read, and the mean of p (1 - p) over
+its shares p of predictions, which words that no text contains have, too. M = H + F: the output side has H,
+the mean of ``(1 - sum p²) h hᵀ`` over the hidden states h that are scored with the shares p; the input side
+has F, the mean of ``g gᵀ`` over the gradients g, with respect to the vector that was looked up, of the
+log-probability of a word that the model itself draws (the Fisher information).
+`shared_embeddings.quant.metric` rounds with it.
 
 Axes: ``n`` predictions, ``S`` width of the hidden states, ``D`` model dimension, ``V`` vocabulary.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,19 @@ from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 
-# Predictions that are read.
-TOKENS = 12_000
+# The suffix of names of shares in files.
+_SHARES = ".shares"
+# Predictions that are read, and those whose shares of all words are added up if others score some words only.
+TOKENS, _SHARED = 12_000, 4_000
+
+
+class Calibration(NamedTuple):
+    """What errors of a table count."""
+
+    metric: Tensor  # ``(D, D)``, of rows
+    shares: (
+        Tensor  # ``(V,)``, of words, by their shares of predictions; zeros for a table that does not score
+    )
 
 
 def calibrate(
@@ -36,8 +48,8 @@ def calibrate(
     seed: int,
     sides: str = "both",
     progress: bool = True,
-) -> dict[str, Tensor]:
-    """The metrics ``(D, D)`` of the tables of a model by name, from one pass over texts.
+) -> dict[str, Calibration]:
+    """What errors of the tables of a model count, by name, from one pass over texts.
 
     Args:
         model: the model, in evaluation mode and with its own tables.
@@ -51,6 +63,7 @@ def calibrate(
         UserError: the model cannot be run on the texts.
     """
     sums = {table.name: torch.zeros(2, *[table.table.size(1)] * 2) for table in tables}
+    of_words = {table.name: torch.zeros(len(table.table)) for table in tables}
     vectors: list[tuple[str, float, Tensor]] = []
     draw, read = torch.Generator().manual_seed(seed), 0
 
@@ -74,7 +87,13 @@ def calibrate(
                 doubts = (1.0 - shares.square().sum(dim=1, keepdim=True)).clamp(min=0.0)
                 for table in tables:
                     if table.is_scored and hidden is not None:
-                        _add(sums[table.name][0], hidden.detach().float() * doubts.sqrt())
+                        states = hidden.detach().float()
+                        _add(sums[table.name][0], states * doubts.sqrt())
+                        if shares.size(1) == len(table.table):
+                            of_words[table.name] += (shares * (1.0 - shares)).sum(dim=0)
+                        elif read < _SHARED and states.size(1) == table.table.size(1):
+                            every = (states @ table.table.t().float()).softmax(dim=1)
+                            of_words[table.name] += (every * (1.0 - every)).sum(dim=0)
                 if hooks:
                     drawn = torch.multinomial(shares, 1, generator=draw)
                     slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
@@ -90,8 +109,11 @@ def calibrate(
         bar.close()
         for hook in hooks:
             hook.remove()
-    means = {name: (parts.sum(dim=0) / max(read, 1)) for name, parts in sums.items()}
-    return {name: metric for name, metric in means.items() if bool(metric.any())}
+    measured = {
+        name: Calibration(parts.sum(dim=0) / max(read, 1), of_words[name] / max(read, 1))
+        for name, parts in sums.items()
+    }
+    return {name: one for name, one in measured.items() if bool(one.metric.any())}
 
 
 def _add(total: Tensor, vectors: Tensor) -> None:
@@ -101,18 +123,25 @@ def _add(total: Tensor, vectors: Tensor) -> None:
         total.addmm_(flat.t(), flat)
 
 
-def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, Tensor]:
-    """The metrics in a file that `write_calibration` wrote for the same tables; else UserError."""
+def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, Calibration]:
+    """What `write_calibration` wrote for the same tables; else UserError."""
     found = load_safetensors(path, f"calibration {path}")
     if not torch.equal(found.pop("model", torch.empty(0)), _mark(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
-    return found
+    names = {name.removesuffix(_SHARES) for name in found}
+    if any(name not in found or name + _SHARES not in found for name in names):
+        raise UserError(f"calibration {path}: is of an earlier version; remove it or name another file")
+    return {name: Calibration(found[name], found[name + _SHARES]) for name in names}
 
 
-def write_calibration(path: Path, tables: Sequence[EmbeddingTable], metrics: Mapping[str, Tensor]) -> None:
-    """Write metrics to a safetensors file, with a checksum of the tables."""
+def write_calibration(
+    path: Path, tables: Sequence[EmbeddingTable], calibrations: Mapping[str, Calibration]
+) -> None:
+    """Write calibrations to a safetensors file, with a checksum of the tables."""
+    metrics = {name: one.metric for name, one in calibrations.items()}
+    shares = {name + _SHARES: one.shares for name, one in calibrations.items()}
     with replacing(path) as temporary:
-        save_safetensors({**metrics, "model": _mark(tables)}, temporary)
+        save_safetensors({**metrics, **shares, "model": _mark(tables)}, temporary)
 
 
 def _mark(tables: Sequence[EmbeddingTable]) -> Tensor:

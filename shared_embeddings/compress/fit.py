@@ -68,6 +68,7 @@ def fit(
     *,
     token_counts: Tensor | None = None,
     metric: Tensor | None = None,
+    importance: Tensor | None = None,
     only: Tensor | None = None,
     padding_idx: int | None = None,
     words: Sequence[str] | None = None,
@@ -85,6 +86,7 @@ def fit(
         token_counts: ``(V,)`` how often each word occurs, for methods that weight words.
         metric: ``(D, D)`` what errors of rows count, as `shared_embeddings.compress.calibration` measures it,
             for methods that round with feedback.
+        importance: ``(V,)`` the weights of the squared errors of words, likewise; None for those by counts.
         only: the ids ``(n,)`` of the words that matter in a trial. Methods that encode words one by one leave
             out the others, whose vectors are then arbitrary. The report is about these words.
         padding_idx: the word without a vector; its row of the teacher is ignored.
@@ -118,6 +120,7 @@ def fit(
         teacher=table,
         token_counts=counts,
         metric=None if metric is None else _check_metric(metric, table),
+        importance=None if importance is None else _check_counts(importance, table),
         only=only,
         padding_idx=padding_idx,
         seed=seed,

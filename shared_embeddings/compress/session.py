@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings import accounting
-from shared_embeddings.compress.calibration import calibrate, read_calibration, write_calibration
-from shared_embeddings.compress.fit import FitReport, fit
+from shared_embeddings.compress.calibration import (
+    Calibration,
+    calibrate,
+    read_calibration,
+    write_calibration,
+)
+from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import (
     EmbeddingTable,
     StoredModel,
@@ -343,8 +348,8 @@ class Session:
         return self.trained.count_text(texts) if given is None and texts is not None else given
 
     @functools.cached_property
-    def metrics(self) -> Mapping[str, Tensor]:
-        """What errors of each table count; empty without a calibration."""
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """What errors of each table count, by name; empty without a calibration."""
         settings, file = self.settings, self.settings.calibration
         if file is not None and file.exists():
             return read_calibration(file, self.tables)
@@ -414,17 +419,16 @@ class Session:
         """Fit an embedding of a method to every table."""
         # All options are checked, and the original is measured, before the first fit, which may take long.
         chosen = {table.name: self.options_for(table, method, given, store, target) for table in self.tables}
-        counts, _ = self.counts, self.comparison
-        metrics = self.metrics if find_spec(method).takes_metric else {}
+        _ = self.comparison
+        takes_metric = find_spec(method).takes_metric
         fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
         every = [table.table for table in self.tables]
         fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
-            embedding, report = fit_table(
-                table, method, store, counts, metrics.get(table.name), fitting | chosen[table.name]
-            )
+            given = self.given(table, takes_metric)
+            embedding, report = fit_table(table, method, store, given | fitting | chosen[table.name])
             fitted.embeddings[table.name] = embedding
-            if table.name in metrics:
+            if given.get("metric") is not None:
                 fitted.notes.append(
                     f"table {table.name} is rounded for predictions: its relative error is larger than with "
                     "--calibrate none"
@@ -544,15 +548,11 @@ class Session:
             fitted, quality, sizes, embeddings = None, None, [], {}
             for table in self.tables:
                 chosen = self.options_for(table, method, given, store, target)
-                embedding, found = fit_sample(
-                    table,
-                    method,
-                    store,
-                    self.counts,
-                    self.metrics.get(table.name),
-                    sample,
-                    chosen | {"seed": self.settings.seed},
-                )
+                given_to_fit = {"seed": self.settings.seed, "progress": False, "only": sample}
+                arguments = self.given(table) | given_to_fit | chosen
+                embedding, found = fit(method, table.table, **arguments)  # type: ignore[arg-type]
+                embedding.to(table.table.dtype).eval()
+                _hold(embedding, store)
                 embeddings[table.name] = embedding
                 after = -(-accounting.stored_bits(embedding, store) // 8)
                 sizes.append(Sizes(-(-table.stored_bits // 8), after))
@@ -625,15 +625,42 @@ class Session:
         options = self.options_for(table, method, candidate.options, candidate.store, target)
         ids = torch.arange(0, len(table.table), max(1, len(table.table) // SAMPLED_ROWS))
         ids = ids[ids != (-1 if table.padding_idx is None else table.padding_idx)]
-        rows, weights, counts = table.table[ids].float(), torch.ones(len(ids)), None
-        if self.counts is not None:
-            counts = counts_of(table.words, self.counts, table.sentence_marks)[ids]
+        given = self.given(table)
+        counts, importance, metric = (given[name] for name in ("token_counts", "importance", "metric"))
+        rows, weights = table.table[ids].float(), torch.ones(len(ids))
+        if importance is not None:
+            weights = importance[ids]
+        elif counts is not None:
             # Words weigh as much as in `quantized` by default.
-            weights = counts ** vars(find_spec("quantized"))["count_exponent"]
-        metric = self.metrics.get(table.name)
-        given = {"token_counts": counts, "metric": metric, "seed": self.settings.seed, "progress": False}
-        embedding, _ = fit(method, rows, **given, **options)  # type: ignore[arg-type]
+            weights = counts[ids] ** vars(find_spec("quantized"))["count_exponent"]
+        asked = {
+            "token_counts": None if counts is None else counts[ids],
+            "importance": None if importance is None else importance[ids],
+            "metric": metric,
+            "seed": self.settings.seed,
+            "progress": False,
+        }
+        embedding, _ = fit(method, rows, **asked, **options)  # type: ignore[arg-type]
         return Errors(embedding.eval(), rows.__getitem__, metric).weighted(weights)
+
+    def given(self, table: EmbeddingTable, takes_metric: bool = True) -> dict[str, Any]:
+        """What is known about the words of a table, as arguments of `fit`.
+
+        The importance of a word is its part of the text plus its part of the predictions: an error costs the
+        input and the output side.
+        """
+        counts, found = None, None
+        if self.counts is not None:
+            counts = counts_of(table.words, self.counts, table.sentence_marks)
+        known = {"padding_idx": table.padding_idx, "words": table.words, "token_counts": counts}
+        if takes_metric:
+            found = self.calibrations.get(table.name)
+        importance = None
+        if found is not None and bool(found.shares.any()):
+            importance = found.shares / found.shares.sum()
+            if counts is not None:
+                importance = importance + counts / counts.sum()
+        return known | {"metric": None if found is None else found.metric, "importance": importance}
 
     def smallest_within(self, max_loss: MaxLoss) -> Target:
         """The smallest size at which a candidate loses at most `max_loss`.
@@ -752,53 +779,23 @@ def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high
     return found if low * CLOSE**0.5 <= found <= high / CLOSE**0.5 else middle
 
 
-def fit_sample(
-    table: EmbeddingTable,
-    method: str,
-    store: str,
-    counts: Mapping[str, int] | None,
-    metric: Tensor | None,
-    sample: Tensor,
-    options: Mapping[str, object],
-) -> tuple[SharedEmbedding, FitReport]:
-    """As `fit_table`, with codes for the words `sample` ``(n,)`` only."""
-    of_words = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
-    given = {"token_counts": of_words, "metric": metric, "words": table.words, "progress": False}
-    padding = table.padding_idx
-    embedding, report = fit(method, table.table, only=sample, padding_idx=padding, **given, **options)  # type: ignore[arg-type]
-    embedding.to(table.table.dtype).eval()
-    _hold(embedding, store)
-    return embedding, report
-
-
 def fit_table(
     table: EmbeddingTable,
     method: str,
     store: str,
-    counts: Mapping[str, int] | None,
-    metric: Tensor | None,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> tuple[SharedEmbedding, TableReport]:
     """Fit an embedding to a table of a trained model, with the values that `store` keeps.
 
     Args:
-        table, method, store, counts: as in `shared_embeddings.compress.session.compress`.
-        metric: ``(D, D)`` what errors of its rows count; None for squared errors.
-        options: other arguments of `fit`.
+        table, method, store: as in `shared_embeddings.compress.session.compress`.
+        options: other arguments of `fit`, as from `Session.given`.
 
     Returns:
         The embedding in evaluation mode, and its report.
     """
-    of_words = None if counts is None else counts_of(table.words, counts, table.sentence_marks)
-    embedding, found = fit(
-        method,
-        table.table,
-        token_counts=of_words,
-        metric=metric,
-        padding_idx=table.padding_idx,
-        words=table.words,
-        **options,  # type: ignore[arg-type]
-    )
+    of_words = options["token_counts"]
+    embedding, found = fit(method, table.table, **options)
     embedding.to(table.table.dtype).eval()
     bands = Errors(embedding, table.table.__getitem__).bands(of_words)
     stored = None if store == "fp32" else _store(embedding, store, table.table, of_words)
@@ -812,7 +809,7 @@ def fit_table(
         parameters=Sizes(table.parameters, found.parameters),
         stored_bytes=Sizes(-(-table.stored_bits // 8), after),
         fit=found,
-        order="in the order of the vocabulary" if counts is None else "by count",
+        order="in the order of the vocabulary" if of_words is None else "by count",
         bands=bands,
         storage=stored,
         decoding=_decoding(table, embedding),

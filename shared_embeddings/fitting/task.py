@@ -46,6 +46,8 @@ class FitTask:
         teacher: the table ``(V, D)`` in float32, with a padding row of zeros.
         token_counts: ``(V,)`` how often each word occurs, or None.
         metric: ``(D, D)`` what errors of rows count, see `shared_embeddings.quant.metric`; None for squares.
+        importance: ``(V,)`` the weights of the squared errors of words, for methods that take a metric; None
+            for those by counts.
         only: the ids ``(n,)`` of the words that are encoded, for a trial of a method with codes for
             words; the codes of others are arbitrary. None for all.
         padding_idx: the word without a vector, or None.
@@ -60,6 +62,7 @@ class FitTask:
     teacher: Tensor
     token_counts: Tensor | None
     metric: Tensor | None
+    importance: Tensor | None
     only: Tensor | None
     padding_idx: int | None
     seed: int

@@ -52,7 +52,9 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     )
     group_size: int = option("The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP)
     count_exponent: float = option(
-        "Words get bits by their count to this power when token counts are known; 0 ignores the counts.", 0.5
+        "Words get bits by their count to this power when token counts are known; 0 ignores the counts. A "
+        "calibration measures what words count instead, which only 0 ignores.",
+        0.5,
     )
     seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
     words_per_width: tuple[int, ...] = option(
@@ -329,7 +331,9 @@ class QuantizedEmbedding(SharedEmbedding):
         draft: QuantizedEmbedding = task.build()
         options, table, weights = draft.options, task.teacher, None
         limit = _code_bytes(draft.codec, draft.word_counts)
-        if task.token_counts is not None and options.count_exponent > 0:
+        if options.count_exponent > 0 and task.importance is not None:
+            weights = task.importance
+        elif options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
         codec, rates, books = draft.codec.fit(
             table, options.bits, weights, lambda codec, counts: _code_bytes(codec, counts) <= limit

@@ -110,7 +110,7 @@ class Linear:
     """A model whose scores are a matrix times the vector of a word, which is also what it scores."""
 
     def __init__(self, number: int) -> None:
-        self.table, self.matrix, self.number = nn.Embedding(20, 6), drawn(9, 6), number
+        self.table, self.matrix, self.number = nn.Embedding(20, 6), drawn(20, 6), number
         self.is_scored = True
 
     def tables(self) -> list[Any]:
@@ -132,7 +132,7 @@ class Linear:
 def test_calibration_worked_out_for_a_linear_model() -> None:
     """The Fisher information is exact here: U' (diag p - p p') U, and the factor of look-ups is squared."""
     model = Linear(60_000)
-    found = calibrate(model, model.tables(), None, 3, progress=False)["words"]  # type: ignore[arg-type]
+    found, of_words = calibrate(model, model.tables(), None, 3, progress=False)["words"]  # type: ignore[arg-type]
     ids = torch.randint(20, (model.number,), generator=torch.Generator().manual_seed(3))
     vectors = model.table.weight.detach()[ids]
     shares = (vectors @ model.matrix.t()).softmax(dim=1)
@@ -141,8 +141,9 @@ def test_calibration_worked_out_for_a_linear_model() -> None:
     second = torch.einsum("nv,vd,ve->de", shares, model.matrix, model.matrix) - mean.t() @ mean
     output = (vectors * doubts).t() @ vectors / model.number
     torch.testing.assert_close(found, output + 0.25 * second / model.number, rtol=0.03, atol=0.02)
+    torch.testing.assert_close(of_words, (shares * (1 - shares)).mean(dim=0))
     only = calibrate(model, model.tables(), None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
-    torch.testing.assert_close(only, output, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(only.metric, output, rtol=1e-3, atol=1e-3)
     assert not model.table._forward_hooks
 
 

@@ -159,7 +159,10 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     for texts in ([words], None):
         found = calibrate(model, model.tables(), texts, 1, progress=False)
         assert found.keys() == {table.name for table in model.tables()}
-        assert all(bool(metric.isfinite().all()) and float(metric.trace()) > 0 for metric in found.values())
+        for name, (metric, shares) in found.items():
+            assert bool(metric.isfinite().all()) and float(metric.trace()) > 0
+            is_scored = next(table.is_scored for table in model.tables() if table.name == name)
+            assert bool((shares > 0).all()) == is_scored and float(shares.sum()) <= 1 + 1e-4
     lookups = [module for table in found for module in model.lookups(table)]
     output = model.module.get_output_embeddings()
     assert not any(
