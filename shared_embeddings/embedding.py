@@ -305,15 +305,20 @@ class SharedEmbedding(CachingModule):
         return scores.view(*shape, self.num_embeddings)
 
     @contextlib.contextmanager
-    def scoring_only(self, ids: Tensor) -> Iterator[None]:
+    def scoring_only(self, ids: Tensor, offsets: Tensor | None = None) -> Iterator[None]:
         """Within this context, scores and log-probabilities ``(..., n)`` are those of words ``(n,)`` only.
 
         For linear scores of the input table. With gradients, it needs rows of these words only.
+
+        Args:
+            ids: of the words.
+            offsets: ``(n,)`` added to their scores; None for zeros.
         """
 
         def logits(hidden: Tensor) -> Tensor:
             bias, rows = self.output_bias(), self.cached("scored", lambda: self(ids))
-            return F.linear(hidden, rows.to(hidden), None if bias is None else bias[ids].to(hidden))
+            scores = F.linear(hidden, rows.to(hidden), None if bias is None else bias[ids].to(hidden))
+            return scores if offsets is None else scores + offsets.to(hidden)
 
         vars(self)["logits"] = logits
         try:

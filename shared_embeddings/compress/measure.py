@@ -212,6 +212,13 @@ class Measured(Protocol):
         """About so many predictions in texts, or without texts in what the model generates from a seed."""
 
 
+class ScoredWords(NamedTuple):
+    """Some words that stand for a large vocabulary: their probabilities are about those among all words."""
+
+    ids: Tensor  # ``(w,)`` ascending, with all that follow in a compared text
+    offsets: Tensor  # ``(w,)`` added to their scores: the logarithm of how many words each stands for
+
+
 class Comparison:
     """Compares a model before and after a change, by its quality if possible, else by its predictions.
 
@@ -259,12 +266,11 @@ class Comparison:
                 reason = str(error)
         return quality, Kept(None, "predictions", reason, needs_training=True)
 
-    def kept(self, words: Tensor | None = None) -> Kept:
+    def kept(self, words: ScoredWords | None = None) -> Kept:
         """What the predictions of the model keep.
 
         Args:
-            words: the ids ``(w,)`` of the only words that the model scores now, ascending; None for all. What
-                follows in the text is among them.
+            words: the only words that the model scores now; None for all.
         """
         assert self.samples is not None
         found = compare(self._before, _log_shares(self.samples), words)
@@ -285,7 +291,7 @@ def _log_shares(samples: Samples) -> Iterator[tuple[Tensor, Tensor | None]]:
 def compare(
     before: Iterable[tuple[Tensor, Tensor | None]],
     after: Iterable[tuple[Tensor, Tensor | None]],
-    words: Tensor | None = None,
+    words: ScoredWords | None = None,
 ) -> dict[str, Any]:
     """Compare the log-probabilities ``(n, V)`` of two models, part by part, with what follows ``(n,)``.
 
@@ -304,8 +310,8 @@ def compare(
     for (old, targets), (new, _) in zip(before, after, strict=True):
         old, new = old.float(), new.float()
         if words is not None:
-            old = old[:, words].log_softmax(dim=-1)
-            targets = None if targets is None else torch.searchsorted(words, targets)
+            old = (old[:, words.ids] + words.offsets).log_softmax(dim=-1)
+            targets = None if targets is None else torch.searchsorted(words.ids, targets)
         best = old.max(dim=-1)
         weights += float(best.values.exp().sum())
         same += float(best.values.exp()[best.indices == new.argmax(dim=-1)].sum())

@@ -42,7 +42,14 @@ from shared_embeddings.compress.host import (
     find_host,
     plain_embeddings,
 )
-from shared_embeddings.compress.measure import NOT_CHECKED, Comparison, Kept, QualityReport, Validation
+from shared_embeddings.compress.measure import (
+    NOT_CHECKED,
+    Comparison,
+    Kept,
+    QualityReport,
+    ScoredWords,
+    Validation,
+)
 from shared_embeddings.compress.report import (
     Band,
     CompressionReport,
@@ -369,7 +376,7 @@ class Session:
                 self.trained.place(plain)
                 for table in self.tables:
                     if table.is_scored:
-                        stack.enter_context(plain[table.name].scoring_only(sample))
+                        stack.enter_context(plain[table.name].scoring_only(*sample))
             found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
         if file is not None:
             write_calibration(file, self.tables, found)
@@ -503,8 +510,8 @@ class Session:
         return report
 
     @functools.cached_property
-    def sample(self) -> Tensor | None:
-        """The ids of the words by whose predictions candidates are compared; None for all words."""
+    def sample(self) -> ScoredWords | None:
+        """The words by whose predictions candidates are compared; None for all words."""
         sizes = {len(table.table) for table in self.tables}
         if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS:
             return None
@@ -518,8 +525,13 @@ class Session:
         order = torch.arange(count)
         if self.counts is not None:
             order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
+        # All that are certain to be there stand for themselves, and each of the others for some.
+        certain = torch.cat([compared, order[:_FREQUENT]]).unique()
         others = torch.arange(0, count, count // (SAMPLED_WORDS - _FREQUENT))
-        return torch.cat([compared, order[:_FREQUENT], others]).unique()
+        others = others[~torch.isin(others, certain)]
+        ids = torch.cat([certain, others]).sort().values
+        each = math.log((count - len(certain)) / max(len(others), 1))
+        return ScoredWords(ids, each * torch.isin(ids, others))
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         """Fit, place and measure one candidate; a trial with a reason if it is impossible or fails."""
@@ -548,7 +560,7 @@ class Session:
             fitted, quality, sizes, embeddings = None, None, [], {}
             for table in self.tables:
                 chosen = self.options_for(table, method, given, store, target)
-                given_to_fit = {"seed": self.settings.seed, "progress": False, "only": sample}
+                given_to_fit = {"seed": self.settings.seed, "progress": False, "only": sample.ids}
                 arguments = self.given(table) | given_to_fit | chosen
                 embedding, found = fit(method, table.table, **arguments)  # type: ignore[arg-type]
                 embedding.to(table.table.dtype).eval()
@@ -560,7 +572,7 @@ class Session:
                 self.trained.place(embeddings)
                 for table in self.tables:
                     if table.is_scored:
-                        stack.enter_context(embeddings[table.name].scoring_only(sample))
+                        stack.enter_context(embeddings[table.name].scoring_only(*sample))
                 kept = comparison.kept(sample)
             options, error = found.options, found.relative_error
         total = Sizes(sum(size.before for size in sizes), sum(size.after for size in sizes))

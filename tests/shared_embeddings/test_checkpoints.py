@@ -32,6 +32,7 @@ from shared_embeddings.compress.measure import (
     Quality,
     QualityReport,
     Samples,
+    ScoredWords,
     Validation,
     compare,
     kept_quality,
@@ -222,10 +223,12 @@ def test_divergence_and_perplexities_by_hand() -> None:
     assert compare(two, parts) == found
 
 
-def test_predictions_of_some_words_are_compared_among_these() -> None:
+def test_predictions_of_some_words_stand_for_those_of_all() -> None:
     before = logs([[0.5, 0.1, 0.2, 0.2], [0.1, 0.3, 0.3, 0.3]], [0, 3])
-    some, after = torch.tensor([0, 2, 3]), logs([[0.25, 0.25, 0.5], [0.2, 0.4, 0.4]])
-    rows = torch.tensor([[0.5, 0.2, 0.2], [0.1, 0.3, 0.3]])
+    after = logs([[0.25, 0.25, 0.5], [0.2, 0.4, 0.4]])
+    # The third word stands for itself and the second one.
+    some = ScoredWords(torch.tensor([0, 2, 3]), torch.tensor([0.0, math.log(2), 0.0]))
+    rows = torch.tensor([[0.5, 0.4, 0.2], [0.1, 0.6, 0.3]])
     wanted = compare(logs((rows / rows.sum(dim=1, keepdim=True)).tolist(), [0, 2]), after)
     found = compare(before, after, some)
     assert found["kl"] == pytest.approx(wanted["kl"]) and found["share"] == pytest.approx(wanted["share"])

@@ -211,6 +211,8 @@ def test_scores_of_some_words_are_theirs(case: Case) -> None:
     torch.testing.assert_close(found, wanted[:, ids], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logs, wanted[:, ids].log_softmax(dim=1), rtol=1e-4, atol=1e-5)
     assert_same_gradients(own, gradients(emb, (wanted[:, ids] * weight).sum(), hidden))
+    with emb.scoring_only(ids, torch.arange(len(ids)).float()):
+        torch.testing.assert_close(emb.logits(hidden), found + torch.arange(len(ids)))
     assert emb.logits(hidden).size(1) == case.num_embeddings
 
 
