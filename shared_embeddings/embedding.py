@@ -181,12 +181,14 @@ class SharedEmbedding(CachingModule):
         score_dim: S, the width of hidden states that `logits` and `cross_entropy` take.
         has_output: whether there is an output side.
         bias: ``(V,)`` added to the scores, with the option `output_bias`; else None.
+        scored_words: the only words ``(n,)`` that are scored, see `scoring_only`; None for all.
     """
 
     per_word: ClassVar[tuple[str, ...]] = ()
     expensive_rows: ClassVar[bool] = False
     scores_in_blocks: ClassVar[bool] = False
     bias: nn.Parameter | None
+    scored_words: Tensor | None = None
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: Any
@@ -308,24 +310,37 @@ class SharedEmbedding(CachingModule):
     def scoring_only(self, ids: Tensor, offsets: Tensor | None = None) -> Iterator[None]:
         """Within this context, scores and log-probabilities ``(..., n)`` are those of words ``(n,)`` only.
 
-        For linear scores of the input table. With gradients, it needs rows of these words only.
+        For linear scores of the input table. With gradients, it needs rows of these words only; rows without
+        gradients are looked up once, so that parameters may change between two contexts only.
 
         Args:
             ids: of the words.
             offsets: ``(n,)`` added to their scores; None for zeros.
         """
+        kept: list[Tensor] = []
+
+        def rows() -> Tensor:
+            if torch.is_grad_enabled() and any(one.requires_grad for one in self.parameters()):
+                found: Tensor = self(ids)
+                return found
+            if not kept:
+                with torch.no_grad():
+                    kept.append(self(ids))
+            return kept[0]
 
         def logits(hidden: Tensor) -> Tensor:
-            bias, rows = self.output_bias(), self.cached("scored", lambda: self(ids))
-            scores = F.linear(hidden, rows.to(hidden), None if bias is None else bias[ids].to(hidden))
+            bias = self.output_bias()
+            scores = F.linear(hidden, rows().to(hidden), None if bias is None else bias[ids].to(hidden))
             return scores if offsets is None else scores + offsets.to(hidden)
 
-        vars(self)["logits"] = logits
+        before = {name: one for name, one in vars(self).items() if name in ("logits", "scored_words")}
+        vars(self).update(logits=logits, scored_words=ids)
         try:
             yield
         finally:
-            del vars(self)["logits"]
-            self.clear_cache()
+            for name in ("logits", "scored_words"):
+                del vars(self)[name]
+            vars(self).update(before)
 
     def scores_by_blocks(self) -> bool:
         """Whether scores are computed without an output table, which only gradients and compilers need."""

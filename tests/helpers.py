@@ -13,7 +13,8 @@ import torch
 
 from nmt.checkpoints import allow_checkpoint_types
 from shared_embeddings.checkpoints import KEY, with_checksum
-from shared_embeddings.compress.measure import Samples
+from shared_embeddings.compress.measure import Samples, ScoredWords
+from shared_embeddings.compress.session import Session
 from shared_embeddings.registry import options
 from shared_embeddings.spec import Options
 
@@ -194,3 +195,9 @@ def flip(file: Path, offset: int) -> None:
 def best_words(samples: Samples) -> torch.Tensor:
     """The most probable words ``(n,)`` of all predictions."""
     return torch.cat([batch.scores.argmax(dim=1) for batch in samples.batches()])
+
+
+def every_word(opened: Session) -> ScoredWords:
+    """All words of a model, each for itself."""
+    ids = torch.arange(len(opened.tables[0].table))
+    return ScoredWords(ids, torch.zeros(len(ids)))

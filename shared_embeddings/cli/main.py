@@ -30,6 +30,7 @@ from shared_embeddings.utils.path_options import PathOption, check_new_files
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
 if TYPE_CHECKING:
+    from shared_embeddings.compress.recovery import Plan
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, MaxLoss, Settings
 
@@ -347,6 +348,14 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         action="store_true",
         help="with --method: do not run the model, which saves memory; the quality is not measured",
     )
+    argument(
+        "--recover",
+        type=float,
+        metavar="MINUTES",
+        help="then train the model for so long on --text, or on what the original generates, until it "
+        "predicts as the original does; after an interruption, the same command resumes",
+    )
+    argument("--recover-steps", type=int, metavar="N", help="the same for N steps, with a repeatable result")
     argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
     argument("--seed", type=int, default=0, help="(default: 0)")
     argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
@@ -369,6 +378,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
                 f"--{name} has no effect with --compare, which writes no files; remove one of them"
             )
     require_seed(known.seed)
+    plan = _recovery(known)
     validation = None
     sides = (known.validation_source, known.validation_target)
     if known.validation is not None or sides != (None, None) or known.validation_subwords != "none":
@@ -379,6 +389,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
         calibrate=known.calibrate,
         calibration=known.calibration,
         validation=validation,
+        recovery=plan,
         seed=known.seed,
         force=known.force,
         report_file=known.report,
@@ -391,6 +402,22 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
 
     with trimmed_copy(known.model, output, known.trim_to, settings) as (small, inner):
         return run(known, rest, small, output, inner).described()
+
+
+def _recovery(known: argparse.Namespace) -> Plan | None:
+    """How long the model is trained."""
+    from shared_embeddings.compress.recovery import Plan
+
+    if known.recover is None and known.recover_steps is None:
+        return None
+    if known.recover is not None and known.recover_steps is not None:
+        raise UserError("--recover and --recover-steps exclude each other; remove one of them")
+    name = "recover" if known.recover is not None else "recover-steps"
+    if known.compare:
+        raise UserError(f"--{name} trains the model that is written; give --output instead of --compare")
+    if known.no_check:
+        raise UserError(f"--{name} runs the model; remove --no-check")
+    return Plan(known.recover, known.recover_steps)
 
 
 def _compress_with(

@@ -268,16 +268,20 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
     return table
 
 
-def plain_embeddings(tables: Sequence[EmbeddingTable]) -> dict[str, SharedEmbedding]:
-    """An embedding `standard` for each table by name, which shares its memory."""
-    found: dict[str, SharedEmbedding] = {}
+def plain_embeddings(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> dict[str, SharedEmbedding]:
+    """An embedding `standard` for each table of a model by name, which shares its memory."""
+    plain: dict[str, SharedEmbedding] = {}
     for table in tables:
+        options: dict[str, Any] = model.options_for(table.name, "standard", {})
         words, width = table.table.shape
         with torch.device("meta"):
-            plain: Any = build("standard", num_embeddings=words, embedding_dim=width)
-        plain.padding_idx, plain.weight = table.padding_idx, nn.Parameter(table.table)
-        found[table.name] = plain.eval()
-    return found
+            sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width}
+            found: Any = build("standard", **sizes, padding_idx=table.padding_idx, **options)
+        found.weight = nn.Parameter(table.table)
+        if found.bias is not None:
+            found.bias = nn.Parameter(table.table.new_zeros(words))
+        plain[table.name] = found.eval().requires_grad_(False)
+    return plain
 
 
 def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:

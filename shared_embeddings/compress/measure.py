@@ -227,6 +227,10 @@ class Comparison:
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
+
+    Attributes:
+        samples: what is predicted; None if quality is measured instead, or if nothing can be.
+        reason: why nothing can be predicted; empty otherwise.
     """
 
     def __init__(
@@ -235,7 +239,7 @@ class Comparison:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)
         self.samples: Samples | None = None
-        self._reason = ""
+        self.reason = ""
         if (found := self._quality) is not None:
             if not math.isfinite(found.value):
                 raise UserError(
@@ -248,7 +252,7 @@ class Comparison:
             self.samples = model.samples(texts, seed, PREDICTIONS)
             self._before = list(_log_shares(self.samples))
         except ValueError as error:
-            self._reason = str(error)
+            self.reason = str(error)
 
     def result(self) -> tuple[QualityReport | None, Kept]:
         """The quality before and after, if validation data was given, and what was kept."""
@@ -258,7 +262,7 @@ class Comparison:
             quality = QualityReport(before.measure, before.how, before.value, after.value)
             if before.value > 0:
                 return quality, kept_quality(quality)
-        reason = self._reason
+        reason = self.reason
         if self.samples is not None and not reason:
             try:
                 return quality, self.kept()

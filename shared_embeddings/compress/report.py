@@ -189,6 +189,24 @@ class TrimReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecoveryReport:
+    """The result of training a compressed model."""
+
+    minutes: float  # of wall time
+    steps: int
+    tokens: int  # whose predictions were learned
+    kl_before: float  # of predictions on other lines from those of the original, in nats
+    kl_after: float
+
+    def described(self) -> str:
+        """The result in one line."""
+        return (
+            f"recovery: {self.steps:,} steps on {self.tokens:,} tokens in {self.minutes:.1f} minutes, KL on "
+            f"other lines {self.kl_before:.4f} before, {self.kl_after:.4f} after"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class CompressionReport:
     """The result of compressing a model."""
 
@@ -205,6 +223,7 @@ class CompressionReport:
     kept: Kept  # how much of the original's behavior the written model keeps
     tables: list[TableReport]  # one per replaced table
     notes: list[str]  # other changes
+    recovery: RecoveryReport | None = None  # if the model was trained
     # How the model was trimmed before; sizes and quality before compression are then those of the
     # trimmed model.
     trimmed: TrimReport | None = None
@@ -228,6 +247,8 @@ class CompressionReport:
             lines.append(
                 f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
             )
+        if self.recovery is not None:
+            lines.append(f"- {self.recovery.described()}")
         return "\n".join([*lines, f"- {self.kept.described()}", ""])
 
     def described(self) -> str:
@@ -246,6 +267,8 @@ class CompressionReport:
             lines.append(f"  {found.measure} of {found.how}")
         for table in self.tables:
             lines += ["", *table.lines()]
+        if self.recovery is not None:
+            lines += ["", self.recovery.described()]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
 
     def _all_bytes(self, trimmed: TrimReport) -> str:

@@ -47,13 +47,16 @@ from shared_embeddings.compress.measure import (
     Comparison,
     Kept,
     QualityReport,
+    Samples,
     ScoredWords,
     Validation,
 )
+from shared_embeddings.compress.recovery import Plan, Pupil, Saved, recover
 from shared_embeddings.compress.report import (
     Band,
     CompressionReport,
     Decoding,
+    RecoveryReport,
     Sizes,
     StorageReport,
     TableReport,
@@ -112,6 +115,7 @@ class Settings:
     # What is calibrated: "both" sides, "output" or "none"; None for both with texts, and none without.
     calibrate: str | None = None
     calibration: Path | None = None  # the file with the result: read if it is there, else written
+    recovery: Plan | None = None  # how long the model is trained afterwards
     seed: int = 0  # of all random numbers
     force: bool = False  # replace existing files
     report_file: Path | None = None  # a JSON file for the report
@@ -168,8 +172,9 @@ def compress(
     session = Session(model, settings, check)
     paths = {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
     files = check_files(session.trained, output, settings, paths)
+    saved = session.saved(output, (method, given, store, target, steps))
     fitted = session.fit(method, given, store, target, steps)
-    return session.write(session.place(fitted), output, files)
+    return session.finish(fitted, output, files, saved)
 
 
 def choose(
@@ -197,6 +202,7 @@ def choose(
     """
     session = Session(model, settings)
     files = [] if output is None else check_files(session.trained, output, settings)
+    saved = None if output is None else session.saved(output, (target, max_loss))
     if target is None:
         target = session.smallest_within(max_loss or MaxLoss(1.0))
     possible, trials = session.promising(target)
@@ -210,8 +216,7 @@ def choose(
     if output is None:
         return Choice([best, *others], curve)
     fitted = best.fitted or session.fit(best.method, best.options, best.store, target)
-    report = session.write(session.place(fitted), output, files)
-    return Choice([best, *others], curve, report)
+    return Choice([best, *others], curve, session.finish(fitted, output, files, saved))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +377,7 @@ class Session:
         seed, texts, sample = settings.seed + 1, settings.texts, self.sample
         with contextlib.ExitStack() as stack:
             if sample is not None:  # scores of all words would take most of the time
-                plain = plain_embeddings(self.tables)
+                plain = plain_embeddings(self.trained, self.tables)
                 self.trained.place(plain)
                 for table in self.tables:
                     if table.is_scored:
@@ -389,6 +394,31 @@ class Session:
         if not self.is_checked:
             return None
         return Comparison(self.trained, settings.validation, settings.texts, settings.seed)
+
+    @functools.cached_property
+    def held_out(self) -> Comparison:
+        """The predictions to recover; first used before anything is placed in the model."""
+        settings, found = self.settings, self.comparison
+        if found is None or found.samples is None:
+            found = Comparison(self.trained, None, settings.texts, settings.seed)
+        if found.reason:
+            raise UserError(f"--recover needs predictions of the model ({found.reason}); remove it")
+        return found
+
+    def saved(self, output: Path, chosen: object) -> Saved | None:
+        """Where an interrupted training of the model waits, if it is to be trained.
+
+        Args:
+            output: of the command.
+            chosen: what determines the new embeddings, beside the settings.
+        """
+        settings = self.settings
+        if settings.recovery is None:
+            return None
+        _ = self.held_out
+        texts = [(text.name, text.stat().st_size) for text in settings.texts or ()]
+        about = [repr(chosen), repr(settings.recovery), settings.seed, texts, settings.calibrate]
+        return Saved(output, [*about, settings.counts, self.trained.tensors()])
 
     def announce(self, text: str) -> None:
         """Print a step of a long command to stderr if that is a terminal."""
@@ -456,15 +486,40 @@ class Session:
     def put(self, fitted: Fitted) -> list[str]:
         """Place embeddings in the model instead of those before; returns notes about other changes."""
         notes = self.trained.place(fitted.embeddings)
+        self._pack(fitted)
+        return notes
+
+    def _pack(self, fitted: Fitted) -> None:
+        """Pack the tensors of the model as they will be written."""
         tensors = self.trained.tensors()
         own = {part.data_ptr() for one in fitted.embeddings.values() for part in one.state_dict().values()}
         names = [name for name, tensor in tensors.items() if tensor.data_ptr() in own]
         self._packed = pack(tensors, names, fitted.store)
-        return notes
 
     def place(self, fitted: Fitted) -> CompressionReport:
         """Place embeddings in the model and measure it; the report lacks the bytes on disk."""
-        notes, trimmed = self.put(fitted), self.settings.trimmed
+        return self.measured(fitted, self.put(fitted))
+
+    def finish(
+        self, fitted: Fitted, output: Path, files: Sequence[Path], saved: Saved | None
+    ) -> CompressionReport:
+        """Place embeddings in the model, train it if that is wanted, measure it, and write it.
+
+        `files` and `saved` are from `check_files` and `saved`.
+        """
+        notes, recovery = self.put(fitted), None
+        if saved is not None:
+            recovery, more = self.recover(fitted, saved)
+            notes += more
+        report = dataclasses.replace(self.measured(fitted, notes), recovery=recovery)
+        report = self.write(report, output, files)
+        if saved is not None:
+            saved.remove()
+        return report
+
+    def measured(self, fitted: Fitted, notes: Sequence[str]) -> CompressionReport:
+        """Measure the model with embeddings in place; the report lacks the bytes on disk."""
+        trimmed = self.settings.trimmed
         weights, memory, parameters = map(Sizes, self._before, _footprint(self.trained, self._packed))
         quality, kept = (None, NOT_CHECKED) if self.comparison is None else self.comparison.result()
         return CompressionReport(
@@ -483,6 +538,28 @@ class Session:
             notes=[*fitted.notes, *notes],
             trimmed=trimmed,
         )
+
+    def recover(self, fitted: Fitted, saved: Saved) -> tuple[RecoveryReport, list[str]]:
+        """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
+        self.announce("reading the original again")
+        original = find_host(self.model)[1].read(self.model)
+        settings = self.settings
+        pupil = Pupil(self.trained, fitted.embeddings, fitted.store, self.held_out, self.words_of)
+        assert settings.recovery is not None
+        found = recover(
+            pupil,
+            original,
+            self.tables,
+            settings.recovery,
+            saved,
+            settings.texts,
+            settings.seed,
+            settings.progress,
+        )
+        for embedding in fitted.embeddings.values():
+            _hold(embedding, fitted.store)
+        self._pack(fitted)
+        return found
 
     def write(self, report: CompressionReport, output: Path, files: Sequence[Path]) -> CompressionReport:
         """Write the model with the embeddings that are placed, and their report; all files appear, or none.
@@ -512,22 +589,32 @@ class Session:
     @functools.cached_property
     def sample(self) -> ScoredWords | None:
         """The words by whose predictions candidates are compared; None for all words."""
+        return self.words_of(None if self.comparison is None else self.comparison.samples)
+
+    def words_of(self, samples: Samples | None, number: int = 0) -> ScoredWords | None:
+        """The words that are scored for samples where the vocabulary is large; None for all words.
+
+        Args:
+            samples: the samples; None for no words that are certain to be there.
+            number: of the selection of rare words.
+        """
         sizes = {len(table.table) for table in self.tables}
-        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS:
+        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS or not any(one.is_scored for one in self.tables):
             return None
-        [count], table = sizes, self.tables[0]
-        samples = None if self.comparison is None else self.comparison.samples
-        compared = torch.empty(0, dtype=torch.long)
+        read = torch.empty(0, dtype=torch.long)
         if samples is not None:
             if samples.words is None:
                 return None
-            compared = samples.words
+            read = samples.words
+            return None
+        [count], table = sizes, self.tables[0]
         order = torch.arange(count)
         if self.counts is not None:
             order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
         # All that are certain to be there stand for themselves, and each of the others for some.
-        certain = torch.cat([compared, order[:_FREQUENT]]).unique()
-        others = torch.arange(0, count, count // (SAMPLED_WORDS - _FREQUENT))
+        certain = torch.cat([read, order[:_FREQUENT]]).unique()
+        every = count // (SAMPLED_WORDS - _FREQUENT)
+        others = torch.arange(number % every, count, every)
         others = others[~torch.isin(others, certain)]
         ids = torch.cat([certain, others]).sort().values
         each = math.log((count - len(certain)) / max(len(others), 1))

@@ -96,7 +96,7 @@ def run(
     except KeyboardInterrupt as error:
         number = error.signal if isinstance(error, interrupts.Interrupted) else signal.SIGINT
         word = "interrupted" if number == signal.SIGINT else "terminated"
-        print(f"{program}: {word}; {advice}", file=sys.stderr)
+        print(f"{program}: {word}; {getattr(error, 'advice', None) or advice}", file=sys.stderr)
         return 128 + number
     except Exception as error:
         message = explain(error)

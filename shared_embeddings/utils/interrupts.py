@@ -25,7 +25,7 @@ PACKAGES = ("benchmarks", "lm", "nmt", "recipes", "shared_embeddings")
 # Signals within this many seconds are one request: a terminal, a launcher and a parent may each send one.
 # On a busy machine torchrun passes signals on late; it kills after 30 seconds.
 ONE_REQUEST = 30.0 if "TORCHELASTIC_RUN_ID" in os.environ else 2.0
-# The advice of interrupted training commands.
+# The advice of interrupted commands that train.
 RESUME = "run the same command again to resume"
 # Seconds after which a signal whose exception was dropped is sent again.
 _LATER = 0.01
@@ -33,11 +33,17 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The process received SIGINT or SIGTERM."""
+    """The process received SIGINT or SIGTERM.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of the signal.
+        advice: the end of the printed line, if it differs from that of the command.
+    """
+
+    def __init__(self, number: int, advice: str | None = None) -> None:
         super().__init__(signal.Signals(number).name)
         self.signal = number
+        self.advice = advice
         self.status = 128 + number  # the exit status that a shell expects
 
 

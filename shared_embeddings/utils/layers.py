@@ -1,8 +1,13 @@
-"""Parts that methods share: dropout with cheap masks, the scale of new parameters, types of word codes."""
+"""Parts that methods and hosts share: dropout with cheap masks, the scale of new parameters, types of word
+codes, computing in float32.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,3 +113,27 @@ def draw_codes(codes: Tensor, codebook_size: int, seed: int) -> None:
         return
     generator = torch.Generator(device="cpu").manual_seed(seed)
     codes.copy_(torch.randint(codebook_size, codes.shape, generator=generator, device="cpu"))
+
+
+@contextlib.contextmanager
+def in_float32(
+    model: nn.Module, kinds: Collection[torch.dtype] = (torch.bfloat16, torch.float16)
+) -> Iterator[None]:
+    """Within this context, tensors of these dtypes on the CPU are copies in float32, tied ones stay tied."""
+    places: list[dict[str, Any]] = [
+        own for part in model.modules() for own in (part._parameters, part._buffers)
+    ]
+    old = [(own, name, one) for own in places for name, one in own.items() if one is not None]
+    old = [(own, name, one) for own, name, one in old if one.dtype in kinds and one.device.type == "cpu"]
+    new: dict[int, Tensor] = {}
+    for own, name, one in old:
+        if id(one) not in new:
+            wide = one.detach().float()
+            is_parameter = isinstance(one, nn.Parameter)
+            new[id(one)] = nn.Parameter(wide, one.requires_grad) if is_parameter else wide
+        own[name] = new[id(one)]
+    try:
+        yield
+    finally:
+        for own, name, one in old:
+            own[name] = one

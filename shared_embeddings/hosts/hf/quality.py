@@ -5,10 +5,10 @@ Axes: ``B`` texts of a batch, ``T`` tokens of each or of a window, ``V`` vocabul
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from shared_embeddings.hosts.hf.word_layers import first_position
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.layers import in_float32
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.
 _LONGEST, _SENTENCE, _RANDOM = 256, 50, 4
@@ -52,28 +53,12 @@ _LONGEST_WINDOW = 1024
 _Inputs = tuple[dict[str, Tensor], Tensor, str]
 
 
-@contextlib.contextmanager
-def computing(model: Any) -> Iterator[None]:
+def computing(model: nn.Module) -> AbstractContextManager[None]:
     """Compute in float32 where the CPU has no arithmetic in the dtype of a tensor, which takes 100 times as
     long; the tensors are as before afterwards.
     """
     can = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    slow = {kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()}
-    places = [own for part in model.modules() for own in (part._parameters, part._buffers)]
-    old = [(own, name, one) for own in places for name, one in own.items() if one is not None]
-    old = [(own, name, one) for own, name, one in old if one.dtype in slow and one.device.type == "cpu"]
-    new: dict[int, Tensor] = {}
-    for own, name, one in old:
-        if id(one) not in new:
-            wide = one.detach().float()
-            is_parameter = isinstance(one, nn.Parameter)
-            new[id(one)] = nn.Parameter(wide, one.requires_grad) if is_parameter else wide
-        own[name] = new[id(one)]
-    try:
-        yield
-    finally:
-        for own, name, one in old:
-            own[name] = one
+    return in_float32(model, [kind for kind, name in can.items() if not getattr(torch.ops.mkldnn, name)()])
 
 
 def samples(

@@ -322,8 +322,10 @@ class OutputSide(_Side, nn.Linear):
         self.in_features, self.out_features = embedding.score_dim, embedding.num_embeddings
 
     def forward(self, hidden: Tensor) -> Tensor:
-        scores = self.embedding.logits(self._moved(hidden))
-        return scores if self.bias is None else scores + self._moved(self.bias)
+        scores, words = self.embedding.logits(self._moved(hidden)), self.embedding.scored_words
+        if self.bias is None:
+            return scores
+        return scores + self._moved(self.bias if words is None else self.bias[words])
 
     def extra_repr(self) -> str:
         return f"{self.embedding.method}, bias={self.bias is not None}"

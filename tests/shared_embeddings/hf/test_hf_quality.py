@@ -182,8 +182,8 @@ def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     asked = ["compress", "--model", tmp_path / "model", "--text", words, "--target-ratio", 4]
-    monkeypatch.setattr(session, "SAMPLED_WORDS", 100)
-    monkeypatch.setattr(session, "_FREQUENT", 50)
+    monkeypatch.setattr(session, "SAMPLED_WORDS", 60)
+    monkeypatch.setattr(session, "_FREQUENT", 30)
     report = tmp_path / "report.json"
     sampled = [*asked, "--output", tmp_path / "small", "--report", report]
     assert main([str(one) for one in sampled]) == 0

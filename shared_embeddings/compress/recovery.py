@@ -1,0 +1,440 @@
+"""Train a compressed model briefly, so that its predictions return to those of the original.
+
+The loss is the Kullback-Leibler divergence from the predictions of the original, which is read a second time.
+The layers of the model are trained, and embeddings whose numbers are not rounded to codes; codes, and with
+them the size and the format of the file, stay the same. Weights are float32 while they are trained. The
+divergence on other lines is measured several times with the values that the file would have, and the best
+ones are kept: at worst those before.
+
+Axes: ``n`` predictions, ``V`` words that are scored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from shared_embeddings.checkpoints import state_digest
+from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, plain_embeddings
+from shared_embeddings.compress.measure import Batch, Comparison, Samples, ScoredWords, sampled_lines
+from shared_embeddings.compress.report import RecoveryReport
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.quant.packed_tensor import unfreeze
+from shared_embeddings.quant.storage import pack, unpack
+from shared_embeddings.registry import options as find_spec
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import UNREADABLE, replacing
+from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
+from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.words.token_counts import text_lines
+
+# Predictions that are sampled together, and the least of a step.
+TOKENS, STEP = 12_000, 512
+# The largest learning rate of Adam for numbers of size one, and the least size of the numbers of a tensor.
+RATE, LEAST = 2e-3, 1e-3
+# The share of the training in which the rate rises, and the largest norm of the gradients.
+WARMUP, LARGEST = 0.1, 1.0
+# How often the divergence is measured, and after how many seconds the state is saved.
+CHECKS, SAVE_EVERY = 10, 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How long a model is trained: minutes of wall time, or steps, which give the same result every time."""
+
+    minutes: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0.0 < self.minutes < math.inf:
+            raise UserError(f"--recover is {self.minutes:g}, but it must be a number of minutes above 0")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"--recover-steps is {self.steps}, but it must be a whole number of at least 1")
+
+    def done(self, steps: int, seconds: float) -> float:
+        """The share of the training that is done."""
+        return seconds / (60.0 * self.minutes) if self.minutes is not None else steps / (self.steps or 1)
+
+
+class Saved:
+    """The file beside an output in which a training that was interrupted waits.
+
+    Args:
+        output: the output of the command.
+        about: what determines the training, as tensors and plain values.
+
+    Raises:
+        UserError: the file is there, but of another training.
+    """
+
+    def __init__(self, output: Path, about: object) -> None:
+        self.path = output.with_name(f"{output.name}.recovery")
+        self._digest = state_digest(about)
+        if self.path.exists() and self.read().get("digest") != self._digest:
+            raise UserError(
+                f"recovery {self.path}: is of another model or of other options; run the command that began "
+                "it, or remove it"
+            )
+
+    def read(self) -> dict[str, Any]:
+        """What was written; UserError if it cannot be read."""
+        try:
+            return dict(torch.load(self.path, weights_only=True, mmap=True))
+        except UNREADABLE as error:
+            raise UserError(f"recovery {self.path}: is damaged; remove it to train anew") from error
+
+    def write(self, content: Mapping[str, object]) -> None:
+        with replacing(self.path) as temporary:
+            torch.save({**content, "digest": self._digest}, temporary)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pupil:
+    """A compressed model that is to be trained.
+
+    Attributes:
+        model: the model, with new embeddings in place.
+        embeddings: these embeddings, by table.
+        store: how their numbers will be stored.
+        held_out: predictions of the original on other lines, to which those of the model are compared.
+        words: given samples and a number, the words that are scored; None for all. Rare words
+            differ between numbers.
+    """
+
+    model: TrainedModel
+    embeddings: Mapping[str, SharedEmbedding]
+    store: str
+    held_out: Comparison
+    words: Callable[[Samples, int], ScoredWords | None]
+
+
+def recover(
+    pupil: Pupil,
+    original: TrainedModel,
+    tables: Sequence[EmbeddingTable],
+    plan: Plan,
+    saved: Saved,
+    texts: Sequence[Path] | None,
+    seed: int,
+    progress: bool = True,
+) -> tuple[RecoveryReport, list[str]]:
+    """Train a compressed model to predict as the original does.
+
+    Args:
+        pupil: the model. Its embeddings are plain afterwards, unless they are rounded to codes.
+        original: the model that it was, which cannot be used afterwards.
+        tables: of the original.
+        plan: how long.
+        saved: where the state waits after an interruption.
+        texts: what both models read; None for what the original generates.
+        seed: of the comparison; samples are drawn with other seeds.
+        progress: show a progress bar.
+
+    Returns:
+        What was measured, and notes.
+
+    Raises:
+        UserError: there is nothing to train, or the state in the file is damaged.
+        Interrupted: by a signal; the state is saved.
+    """
+    samples, module = pupil.held_out.samples, pupil.model.module
+    assert samples is not None
+    for embedding in pupil.embeddings.values():
+        # The scales of codes are stored too coarsely for small steps.
+        if find_spec(embedding.method).takes_metric:
+            embedding.requires_grad_(False)
+        else:
+            unfreeze(embedding)
+    own = {name: one for name, one in module.named_parameters() if one.requires_grad and one.numel()}
+    if not own:
+        raise UserError("--recover trains layers, but this model has no numbers but its codes; remove it")
+    scored = [pupil.embeddings[table.name] for table in tables if table.is_scored]
+    notes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        rest = None if texts is None else stack.enter_context(other_lines(texts, seed))
+        if rest is None:
+            notes.append("recovery read what the original generates; pass a real text with --text")
+        elif rest is texts:
+            notes.append("the texts have too few lines: the KL after recovery is of lines that it read, too")
+        stack.enter_context(in_float32(module))
+        stack.enter_context(samples.running())
+        words = pupil.words(samples, 0)
+        if words is not None and not all(scores_rows(embedding, words.ids) for embedding in scored):
+            words = None
+        plain: list[SharedEmbedding] = []
+        if words is not None:
+            shared = plain_embeddings(original, tables)
+            original.place(shared)
+            plain = [shared[table.name] for table in tables if table.is_scored]
+        lessons = Lessons(
+            original, rest, seed + 2, [*scored, *plain], pupil.words if plain else lambda *_: None
+        )
+        stack.callback(lessons.close)
+        masters = {name: one for name, one in module.named_parameters() if name in own}
+        measure = functools.partial(_divergence_of, pupil.held_out, scored, words)
+        student = Student(masters, samples.predict, measure, _storage(pupil, own))
+        report = train(student, lessons, plan, saved, progress)
+        with torch.no_grad():
+            for name, one in own.items():
+                one.copy_(student.best[name])
+    if report.kl_after >= report.kl_before:
+        notes.append("recovery did not bring predictions nearer to the original's; the model is as before it")
+    return report, notes
+
+
+def _storage(pupil: Pupil, own: Mapping[str, nn.Parameter]) -> Callable[[str, Tensor], Tensor]:
+    """A function: the name and the value of a tensor -> the value that the file of the model would have."""
+    parts = {id(one): name for part in pupil.embeddings.values() for name, one in part.named_parameters()}
+    names = {name: parts[id(one)] for name, one in own.items() if id(one) in parts}
+
+    def stored(name: str, value: Tensor) -> Tensor:
+        value = value.to(own[name].dtype)
+        if name not in names:
+            return value
+        inner = names[name]
+        return unpack(pack({inner: value}, [inner], pupil.store))[inner]
+
+    return stored
+
+
+def _divergence_of(
+    held_out: Comparison, scored: Sequence[SharedEmbedding], words: ScoredWords | None
+) -> float:
+    """The divergence of the predictions of a model; infinite if they are NaN."""
+    with contextlib.ExitStack() as stack:
+        for embedding in () if words is None else scored:
+            assert words is not None
+            stack.enter_context(embedding.scoring_only(*words))
+        try:
+            found = held_out.kept(words).kl
+        except UserError:
+            return math.inf
+    assert found is not None
+    return found
+
+
+@torch.no_grad()
+def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
+    """Whether the scores of words ``(n,)`` are products with their rows, as `scoring_only` computes them."""
+    hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
+    if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
+        return False
+    found = embedding.logits(hidden)[:, words]
+    with embedding.scoring_only(words):
+        return torch.allclose(
+            embedding.logits(hidden), found, rtol=1e-2, atol=1e-2 * float(found.abs().max())
+        )
+
+
+@contextlib.contextmanager
+def other_lines(texts: Sequence[Path], seed: int) -> Iterator[Sequence[Path]]:
+    """Copies of texts without the lines on which predictions are compared; the texts if no others are left.
+
+    Args:
+        texts: the texts.
+        seed: of the comparison.
+    """
+    compared = set(sampled_lines(texts, seed))
+    for text in texts if len(texts) > 1 else ():  # of translation models, which read one of them
+        with contextlib.suppress(UserError):
+            compared.update(sampled_lines([text], seed))
+    with tempfile.TemporaryDirectory() as folder:
+        rest = [Path(folder, f"{number}-{text.name}") for number, text in enumerate(texts)]
+        for text, copy in zip(texts, rest):
+            lines = (line for line in text_lines(text) if line.strip() and line not in compared)
+            with copy.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        yield rest if all(copy.stat().st_size for copy in rest) else texts
+
+
+class Lessons:
+    """The predictions of the original, for one sample of the texts after the other.
+
+    Args:
+        original: the model; no gradients are computed for it.
+        texts: what it reads; None for what it generates.
+        seed: of the first sample; later ones have the next.
+        scored: the embeddings of both models that score only `words` of a sample.
+        words: given a sample and its number, these; None for all.
+    """
+
+    def __init__(
+        self,
+        original: TrainedModel,
+        texts: Sequence[Path] | None,
+        seed: int,
+        scored: Sequence[SharedEmbedding],
+        words: Callable[[Samples, int], ScoredWords | None],
+    ) -> None:
+        self._original, self._texts, self._seed = original, texts, seed
+        self._scored, self._words = scored, words
+        self._open = contextlib.ExitStack()
+        self.place = 0, 0  # the number of the sample, and of the next part of it
+        self._samples: Samples | None = None
+
+    def turn_to(self, number: int, part: int) -> Samples:
+        """Draw a sample, of which a part is next."""
+        self._open.close()
+        self._samples = samples = self._original.samples(self._texts, self._seed + number, TOKENS)
+        self._open.enter_context(samples.running())
+        words = self._words(samples, number)
+        for embedding in self._scored if words is not None else ():
+            assert words is not None
+            self._open.enter_context(embedding.scoring_only(*words))
+        self.place = number, part
+        return samples
+
+    @torch.no_grad()
+    def next(self) -> tuple[Any, Tensor]:
+        """A part, and its log-probabilities ``(n, V)``."""
+        samples = self._samples or self.turn_to(*self.place)
+        number, part = self.place
+        if part == len(samples.parts):
+            samples = self.turn_to(number + 1, 0)
+            number, part = self.place
+        self.place = number, part + 1
+        given = samples.parts[part]
+        return given, samples.predict(given).scores.float().log_softmax(dim=-1)
+
+    def close(self) -> None:
+        """Leave the contexts of the sample."""
+        self._open.close()
+
+
+def divergence(wanted: Tensor, scores: Tensor) -> Tensor:
+    """The sum of the divergences of predictions from wanted log-probabilities, both ``(n, V)``, in nats."""
+    terms = wanted.exp() * (wanted - scores.float().log_softmax(dim=-1))
+    return terms.masked_fill(wanted == -torch.inf, 0.0).sum()
+
+
+class Student:
+    """A model that is trained, and its best values so far.
+
+    Args:
+        tensors: what is trained, in float32, by name.
+        predict: the predictions of the model for a part of a sample.
+        measure: the divergence of its predictions on other lines.
+        stored: the value of a tensor of a name that the file would have.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, nn.Parameter],
+        predict: Callable[[Any], Batch],
+        measure: Callable[[], float],
+        stored: Callable[[str, Tensor], Tensor],
+    ) -> None:
+        self.tensors, self._predict, self._measure, self._stored = tensors, predict, measure, stored
+        sizes = [float(one.detach().square().mean().sqrt()) for one in tensors.values()]
+        groups = [{"params": [one], "size": max(size, LEAST)} for one, size in zip(tensors.values(), sizes)]
+        self._optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95), fused=True)
+        self.steps = self.tokens = self.checks = 0
+        self.seconds = 0.0
+        self.before = self.divergence = measure()
+        self.best = {name: stored(name, one.detach()).clone() for name, one in tensors.items()}
+
+    def step(self, lessons: Lessons, rate: float) -> float:
+        """Take a step of gradient descent; returns the mean divergence of the predictions."""
+        count, total = 0, 0.0
+        while count < STEP:
+            part, wanted = lessons.next()
+            loss = divergence(wanted, self._predict(part).scores)
+            loss.backward()
+            count, total = count + len(wanted), total + float(loss.detach())
+        for tensor in self.tensors.values():
+            if tensor.grad is not None:
+                tensor.grad.div_(count)
+        nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * group["size"]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps, self.tokens = self.steps + 1, self.tokens + count
+        return total / count
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Keep the current values if predictions are better with them, as they would be stored."""
+        current = {name: one.clone() for name, one in self.tensors.items()}
+        found = {name: self._stored(name, one) for name, one in self.tensors.items()}
+        self.copy(found)
+        measured = self._measure()
+        self.copy(current)
+        if measured < self.divergence:
+            self.divergence, self.best = measured, {name: one.clone() for name, one in found.items()}
+
+    @torch.no_grad()
+    def copy(self, values: Mapping[str, Tensor]) -> None:
+        """Copy values into the model."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(values[name])
+
+    _NUMBERS = ("steps", "tokens", "checks", "seconds", "before", "divergence")
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a training goes on with."""
+        return {
+            **{name: getattr(self, name) for name in self._NUMBERS},
+            "tensors": {name: one.detach() for name, one in self.tensors.items()},
+            "best": self.best,
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        for name in self._NUMBERS:
+            setattr(self, name, state[name])
+        self.copy(state["tensors"])
+        self.best = state["best"]
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress: bool) -> RecoveryReport:
+    """Train a model as planned, from the saved state if there is one; it has its best values afterwards.
+
+    Raises:
+        Interrupted: by a signal; the state is saved.
+    """
+    if saved.path.exists():
+        state = saved.read()
+        student.load(state)
+        lessons.place = state["place"]
+    began = last_saved = time.monotonic()
+    before = student.seconds
+    shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    with (
+        Interrupts() as signals,
+        tqdm(desc="recovery", total=1.0, bar_format=shape, disable=not progress) as bar,
+    ):
+        while (done := plan.done(student.steps, student.seconds)) < 1.0:
+            loss = student.step(lessons, RATE * min(1.0, 0.1 + done / WARMUP) * (1.0 - done))
+            student.seconds = before + time.monotonic() - began
+            done = min(1.0, plan.done(student.steps, student.seconds))
+            if int(CHECKS * done) > student.checks:
+                student.checks = int(CHECKS * done)
+                student.check()
+            bar.set_postfix_str(f"loss {loss:.4f}, KL {student.divergence:.4f}", refresh=False)
+            bar.update(done - bar.n)
+            if signals.received is not None or time.monotonic() - last_saved > SAVE_EVERY:
+                saved.write({**student.state(), "place": lessons.place})
+                last_saved = time.monotonic()
+            if signals.received is not None:
+                raise Interrupted(signals.received, RESUME)
+    student.copy(student.best)
+    return RecoveryReport(
+        student.seconds / 60, student.steps, student.tokens, student.before, student.divergence
+    )

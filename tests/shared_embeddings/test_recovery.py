@@ -1,0 +1,162 @@
+"""Tests of the parts of recovery that need no model of a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shared_embeddings as se
+from shared_embeddings.compress.measure import LINES, Batch, Samples, sampled_lines
+from shared_embeddings.compress.recovery import (
+    Lessons,
+    Plan,
+    Saved,
+    Student,
+    divergence,
+    other_lines,
+    scores_rows,
+    train,
+)
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.layers import in_float32
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"minutes": 0.0}, "--recover is 0, but it must be a number of minutes above 0"),
+        ({"minutes": float("nan")}, "--recover is nan"),
+        ({"minutes": float("inf")}, "--recover is inf"),
+        ({"steps": 0}, "--recover-steps is 0, but it must be a whole number of at least 1"),
+    ],
+)
+def test_plans_that_cannot_be_kept(given: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Plan(**given)  # type: ignore[arg-type]
+
+
+def test_a_plan_follows_the_clock_or_the_steps() -> None:
+    assert Plan(minutes=2.0).done(7, 30.0) == 0.25
+    assert Plan(steps=8).done(2, 1e9) == 0.25
+
+
+def test_the_divergence_is_that_of_torch() -> None:
+    """Words with a probability of zero count nothing and have no gradient."""
+    scores = torch.randn(5, 7, requires_grad=True)
+    wanted = torch.randn(5, 7).log_softmax(dim=-1)
+    found = divergence(wanted, scores)
+    expected = nn.functional.kl_div(scores.log_softmax(-1), wanted, reduction="sum", log_target=True)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        scores[:, 3] = -torch.inf
+    wanted = wanted.index_fill(1, torch.tensor(3), -torch.inf).log_softmax(dim=-1)
+    found = divergence(wanted, scores)
+    (gradient,) = torch.autograd.grad(found, scores)
+    assert bool(found.isfinite()) and bool(gradient.isfinite().all())
+
+
+def test_lines_that_are_compared_are_not_read(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(f"line {number}\n\n" for number in range(LINES + 30)))
+    compared = set(sampled_lines([text], 3))
+    with other_lines([text], 3) as (rest,):
+        lines = rest.read_text().splitlines()
+    assert len(lines) == 30 and not compared & set(lines) and not rest.exists()
+    text.write_text("line 1\nline 2\n")
+    with other_lines(texts := [text], 3) as rest_of_few:
+        assert rest_of_few is texts
+
+
+def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
+    output = tmp_path / "small"
+    saved = Saved(output, ["plan", torch.ones(2)])
+    saved.write({"steps": 3})
+    assert saved.path == tmp_path / "small.recovery"
+    assert Saved(output, ["plan", torch.ones(2)]).read()["steps"] == 3
+    with pytest.raises(UserError, match="is of another model or of other options; run the command"):
+        Saved(output, ["plan", torch.zeros(2)])
+    saved.path.write_bytes(saved.path.read_bytes()[:200])
+    with pytest.raises(UserError, match="is damaged; remove it"):
+        Saved(output, ["plan", torch.ones(2)])
+    saved.remove()
+    assert not list(tmp_path.iterdir())
+
+
+class Original:
+    """A model whose scores are a matrix, for each of eight words a row."""
+
+    def __init__(self) -> None:
+        self.scores = torch.randn(8, 8)
+
+    def samples(self, texts: object, seed: int, tokens: int) -> Samples:
+        parts = list(torch.randint(8, (3, 300), generator=torch.Generator().manual_seed(seed)))
+        return Samples("drawn", parts, lambda ids: Batch(self.scores[ids]))
+
+
+def student_of(original: Original) -> tuple[Student, nn.Parameter]:
+    weight = nn.Parameter(original.scores.half().float().sign())
+
+    def measure() -> float:
+        wanted = original.scores.log_softmax(dim=-1)
+        return float(divergence(wanted, weight.detach())) / 8
+
+    return Student(
+        {"weight": weight}, lambda ids: Batch(weight[ids]), measure, lambda _, one: one.half().float()
+    ), weight
+
+
+def test_a_training_keeps_the_best_values_as_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Original()
+    for rate, falls in ((2e-2, True), (1e4, False)):
+        monkeypatch.setattr("shared_embeddings.compress.recovery.RATE", rate)
+        student, weight = student_of(original)
+        before, saved = weight.detach().clone(), Saved(tmp_path / "small", 0)
+        lessons = Lessons(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
+        found = train(student, lessons, Plan(steps=20), saved, progress=False)
+        assert found.steps == 20 and found.tokens == 20 * 600 and lessons.place == (13, 1)
+        assert (found.kl_after < 0.9 * found.kl_before) == falls
+        assert torch.equal(weight, before) != falls and torch.equal(weight, weight.half().float())
+        assert found.kl_after == pytest.approx(student._measure(), rel=1e-6)
+
+
+def test_tied_tensors_stay_tied_in_float32() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(torch.bfloat16)
+    model[1].weight = model[0].weight
+    old = model[0].weight
+    with in_float32(model):
+        assert model[0].weight is model[1].weight and model[0].weight.dtype == torch.float32
+    assert model[0].weight is model[1].weight is old
+
+
+def test_few_words_are_scored_within_another_selection() -> None:
+    embedding = se.build("quantized", num_embeddings=30, embedding_dim=16, bits=4.0).eval()
+    hidden, first, second = torch.randn(4, 16), torch.arange(9), torch.arange(3, 30)
+    assert scores_rows(embedding, first)
+    scores = embedding.logits(hidden)
+    with embedding.scoring_only(first):
+        torch.testing.assert_close(embedding.logits(hidden), scores[:, first])
+        with embedding.scoring_only(second):
+            torch.testing.assert_close(embedding.logits(hidden), scores[:, second])
+        torch.testing.assert_close(embedding.logits(hidden), scores[:, first])
+        assert embedding.scored_words is first
+    assert embedding.scored_words is None
+    torch.testing.assert_close(embedding.logits(hidden), scores)
+
+
+def test_rows_are_looked_up_once_without_gradients() -> None:
+    embedding = se.build("standard", num_embeddings=30, embedding_dim=16)
+    words, hidden, calls = torch.arange(5), torch.randn(2, 16), []
+    embedding.register_forward_hook(lambda *_: calls.append(1))
+    with embedding.scoring_only(words):
+        for _ in range(3):
+            embedding.logits(hidden).sum().backward()
+        assert len(calls) == 3 and embedding.weight.grad is not None
+    embedding.requires_grad_(False)
+    with embedding.scoring_only(words):
+        found: list[Tensor] = [embedding.logits(hidden) for _ in range(3)]
+    assert len(calls) == 4 and torch.equal(found[0], found[2])
