@@ -284,7 +284,7 @@ def round_table(source: Path, folder: Path, package: str, kind: str) -> dict[str
     table = model.get_input_embeddings().weight
     before, dense = table.detach().clone(), table.nbytes
     rounded, stored = PEERS[package](before, kind)
-    table.data = rounded.view_as(before)
+    table.data = rounded = rounded.view_as(before)
     with replacing_folder(folder) as temporary:
         model.save_pretrained(temporary)
         read_tokenizer(source).save_pretrained(temporary)

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
+from recipes.common.plot import (
+    PLAIN,
+    draw_lines,
+    draw_points,
+    finish,
+    new_figure,
+    numbered_style,
+    shown_method,
+)
 from recipes.common.recipe import FILE, Recipe, read_file
 from recipes.common.results import FILE as RESULTS
 from recipes.common.results import (
@@ -65,16 +73,25 @@ from shared_embeddings.utils.path_options import PathOption
 COMMAND = "shared_embeddings.cli.main"
 WEIGHTS = "model.safetensors"
 ORIGINAL = "original"
-MARKER, DECODERS, PICTURE = "results", "decoder", "quality_size.png"
+MARKER, PICTURE = "results", "quality_size.png"
+DECODERS, DECODER_PICTURE = "decoder", "decoder.png"
 # Panels of the picture, by metric.
 PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
-# Titles of the texts that measure a decoder.
+# Titles of decoders, and of the texts that measure them.
+DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 # Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
 _TOGETHER = 6
+# The series of the picture of decoders: plain and spectral codes of this library, and other packages.
+SERIES = (
+    *("rounded", "rounded, calibrated", "spectral", "spectral, calibrated", "spectral, recovered"),
+    *("gguf", "torchao", "bitsandbytes"),
+)
+# Smaller losses, in percent, are drawn as this one: a logarithmic axis has no 0.
+_LEAST_LOSS = 0.1
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -196,11 +213,16 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
     elif row.is_compressed:
         trim_to = [recipe.data / TEXT] if row.trim else []
         more: list[str | Path] = ["--trim-to", *trim_to] if row.trim else []
-        more += [] if row.calibrate is None else ["--calibrate", row.calibrate]
         more += [] if row.recover is None else ["--recover", str(row.recover)]
-        if row.calibrate is None and not row.trim:
+        calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
+        if row.calibrate is not None:
+            more += ["--calibrate", row.calibrate]
+        elif not row.trim:
             # Measured with the first of the rows, and the same for all.
-            more += ["--calibration", recipe.data / f"{row.decoder}{CALIBRATED}"]
+            more += ["--calibration", calibration]
+        if row.calibrate == "none" or calibration.is_file():
+            # Nothing has to run the model: eval.sh compares more predictions.
+            more += ["--no-check"] if row.recover is None else []
         inputs, asked = [source / WEIGHTS, text, *trim_to], (source, text, folder, row, more)
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     else:
@@ -426,6 +448,9 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     update_readme(readme, MARKER, table(of_kind[False]))
     if of_kind[True]:
         update_readme(readme, DECODERS, decoder_table(of_kind[True]))
+        draw_decoders(
+            [one for one in of_kind[True] if "texts" in one["metrics"]], readme.with_name(DECODER_PICTURE)
+        )
     draw([record for record in of_kind[False] if record["metrics"]], readme.with_name(PICTURE))
     print(f"wrote the results into {readme}")
 
@@ -482,12 +507,8 @@ def decoder_table(records: Sequence[Record]) -> str:
 
         return describe
 
-    def loss(text: str) -> Callable[[Record], str]:
-        def describe(record: Record) -> str:
-            found = record["metrics"]["texts"][text]
-            return f"{100 * (found['perplexity'] / found['original_perplexity'] - 1):+.1f} %"
-
-        return describe
+    def higher(text: str) -> Callable[[Record], str]:
+        return lambda record: f"{loss(record, text):+.1f} %"
 
     def speed(when: str) -> Callable[[Record], str]:
         def describe(record: Record) -> str:
@@ -502,7 +523,7 @@ def decoder_table(records: Sequence[Record]) -> str:
 
     columns = [
         Column("row", lambda r: r["row"], always=True),
-        Column("bits a weight", lambda r: f"{r['counts']['stored_bits'] / r['counts']['weights']:.2f}"),
+        Column("bits a weight", lambda record: f"{bits_a_weight(record):.2f}"),
         Column("words", lambda r: f"{r['counts']['words']:,}"),
         Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
         Column("folder, MB", folder),
@@ -510,7 +531,7 @@ def decoder_table(records: Sequence[Record]) -> str:
     for text, title in DECODER_TEXTS.items():
         columns += [
             Column(f"{title}: perplexity", shown(text, "perplexity", lambda value: f"{value:.2f}")),
-            Column("loss", loss(text)),
+            Column("loss", higher(text)),
             Column("KL", shown(text, "kl", lambda value: f"{value:.4f}")),
             Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
         ]
@@ -529,3 +550,56 @@ def draw(records: Sequence[Record], path: Path) -> None:
         draw_points(axes, shown, metric, lambda record: names.get(record["row"], ""))
         axes.set_ylabel(f"{title} (%)")
     finish(figure, panels, path)
+
+
+def draw_decoders(records: Sequence[Record], path: Path) -> None:
+    """Draw the losses of measured decoders against the bits of a weight, a row for each original, as PNG.
+
+    Originals and trimmed decoders are left out.
+    """
+    styles = {name: numbered_style(index) for index, name in enumerate(SERIES)}
+    shown = [one for one in records if "texts" in one["metrics"] and series(one) in styles]
+    of_decoder = {name: [one for one in shown if one["row"].startswith(name)] for name in DECODER_NAMES}
+    wanted = [(name, text) for name, own in of_decoder.items() if own for text in DECODER_TEXTS]
+    if not wanted:
+        return
+    figure, panels = new_figure(len(wanted), "Decoders with a smaller table", False, len(DECODER_TEXTS))
+    for axes, (decoder, text) in zip(panels, wanted, strict=True):
+        for one in of_decoder[decoder]:
+            color, marker, _ = styles[series(one)]
+            place = bits_a_weight(one), max(_LEAST_LOSS, loss(one, text))
+            axes.scatter(*place, s=34, marker=marker, color=color, label=series(one), zorder=2)
+            given = one["config"].get("peer", {}).get("kind") or f"{one['config']['given']['bits']:g}"
+            axes.text(*place, given, fontsize=8, color=color)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("bits of a weight, all counted")
+        axes.set_title(f"{DECODER_NAMES[decoder]}, {DECODER_TEXTS[text]}", fontsize=10)
+        axes.grid(alpha=0.3, linewidth=0.6)
+        axes.margins(x=0.1, y=0.1)
+    panels[0].set_ylabel(f"higher perplexity (%); {_LEAST_LOSS:g} stands for less")
+    finish(figure, panels, path, styles)
+
+
+def series(record: Record) -> str:
+    """The name of a record's series in the picture of decoders; empty for originals and trimmed ones."""
+    config = record["config"]
+    if config["trim"] or config["embedding"]["method"] == "standard":
+        return ""
+    if "peer" in config:
+        return str(config["peer"]["package"])
+    name = "spectral" if config["given"].get("codec") == "spectral" else "rounded"
+    if config.get("recover"):
+        return f"{name}, recovered"
+    return f"{name}, calibrated" if config["calibrate"] is None else name
+
+
+def bits_a_weight(record: Record) -> float:
+    """The bits of codes and scales for each number of the table."""
+    return float(record["counts"]["stored_bits"] / record["counts"]["weights"])
+
+
+def loss(record: Record, text: str) -> float:
+    """By how many percent a decoder has a higher perplexity than the original."""
+    found = record["metrics"]["texts"][text]
+    return float(100 * (found["perplexity"] / found["original_perplexity"] - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from recipes.common.recipe import find_recipe
 from recipes.common.results import FILE, write_result
 from recipes.common.tools import run_main
-from recipes.shrink_a_model import preprocess
+from recipes.shrink_a_model import models, preprocess
 from recipes.shrink_a_model.decoder import Decoder, cut_windows, iq4_nl, q2_0, read_dense, round_table
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
 from recipes.shrink_a_model.models import (
@@ -241,6 +242,56 @@ def test_gguf_decodes_our_iq4_nl() -> None:
     kind = quants.GGMLQuantizationType.IQ4_NL
     decoded = torch.from_numpy(quants.dequantize(iq4_nl(blocks).numpy(), kind))
     assert 0.07 < float((decoded - blocks).norm() / blocks.norm()) < 0.08
+
+
+def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    data, asked = RECIPE.data, []
+    write_decoder(data / "gemma")
+    (data / "calibration.txt").write_text("w1 w2")
+    monkeypatch.setattr(models, "get_decoder", lambda name, settings, home: data / name)
+    monkeypatch.setattr(models, "write_calibration_text", lambda settings, home: data / "calibration.txt")
+    monkeypatch.setattr(models, "write_windows", lambda name, settings, home: None)
+    monkeypatch.setattr(models, "run_module", lambda name, arguments: asked.append(list(map(str, arguments))))
+    measured = str(data / "gemma_calibration.safetensors")
+    rows = read_grid(RECIPE)
+    for name in ("gemma_int2", "gemma_spectral_2_calibrated"):
+        models.shrink(RECIPE, rows[name])
+    Path(measured).touch()
+    for name in ("gemma_spectral_3_calibrated", "gemma_spectral_2_recovered"):
+        models.shrink(RECIPE, rows[name])
+    plain, first, second, recovered = [arguments[arguments.index("--force") + 1 :] for arguments in asked]
+    assert plain[:3] == ["--calibrate", "none", "--no-check"]
+    assert first[:2] == second[:2] == ["--calibration", measured]
+    assert "--no-check" in second and "--no-check" not in first
+    assert recovered[:4] == ["--recover", "20", "--calibration", measured] and "--no-check" not in recovered
+
+
+def test_the_picture_of_decoders(tmp_path: Path) -> None:
+    texts = dict.fromkeys(models.DECODER_TEXTS, {"perplexity": 40.0, "original_perplexity": 36.5})
+    compressed = {"trim": False, "embedding": {"method": "quantized"}, "calibrate": None}
+    configs = {
+        "gemma_original": {**compressed, "embedding": {"method": "standard"}},
+        "gemma_trimmed_int8": {**compressed, "trim": True},
+        "gemma_gguf_q4_0": {**compressed, "peer": {"package": "gguf", "kind": "Q4_0"}},
+        "gemma_int4": {**compressed, "given": {"codec": "uniform", "bits": 4}, "calibrate": "none"},
+        "smollm_a": {**compressed, "given": {"codec": "spectral", "bits": 1.5}},
+        "smollm_b": {
+            **compressed,
+            "given": {"codec": "spectral", "bits": 2},
+            "calibrate": None,
+            "recover": 20,
+        },
+    }
+    counts = {"stored_bits": 160, "weights": 80}
+    records: list[dict[str, Any]] = [
+        {"row": name, "config": config, "counts": counts, "metrics": {"texts": texts}}
+        for name, config in configs.items()
+    ]
+    shown = ["", "", "gguf", "rounded", "spectral, calibrated", "spectral, recovered"]
+    assert [models.series(record) for record in records] == shown
+    models.draw_decoders([*records, {"row": "left", "metrics": {}}], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_of_decoders_invents_no_numbers() -> None:
