@@ -84,7 +84,7 @@ PANELS = {
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 # Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
-_TOGETHER = 6
+_TOGETHER = 4
 # The series of the picture of decoders: plain and spectral codes of this library, and other packages.
 SERIES = (
     *("rounded", "rounded, calibrated", "spectral", "spectral, calibrated", "spectral, recovered"),
