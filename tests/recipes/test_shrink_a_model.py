@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recipes.common.recipe import find_recipe
-from recipes.common.results import FILE, write_result
+from recipes.common.results import FILE, read_results, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import models, preprocess
 from recipes.shrink_a_model.decoder import Decoder, cut_windows, iq4_nl, q2_0, read_dense, round_table
@@ -308,3 +308,21 @@ def test_the_table_of_decoders_invents_no_numbers() -> None:
         "| new | 2.00 | 10 | 0.0 | – | 40.00 | +9.6 % | 0.1000 | 80.0 % | 40.00 | +9.6 % | – |"
     )
     assert before == f"| old | not run | 10 | 0.0 | 3.0 |{' not run |' * 10}"
+
+
+def test_rows_of_decoders_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [ShrinkRow("gemma_original", decoder="gemma"), ShrinkRow("gemma_copy", decoder="gemma")]
+    for folder in (tmp_path / "data" / "gemma", *(models.model_folder(tmp_path, row.name) for row in rows)):
+        write_decoder(folder)
+    windows = preprocess.windows_file(tmp_path, "gemma")
+    np.savez(windows, wikitext2=WINDOWS.numpy(), ag_news=WINDOWS.numpy())
+    models.evaluate_decoders(tmp_path, rows)
+    assert "measuring gemma_original, gemma_copy" in capsys.readouterr().out
+    records = {record["row"]: record for record in read_results(tmp_path)}
+    assert set(records) == {row.name for row in rows}
+    assert records["gemma_copy"]["metrics"]["texts"]["ag_news"]["kept"] == 1
+    models.evaluate_decoders(tmp_path, rows)
+    assert capsys.readouterr().out == "gemma_original: up to date\ngemma_copy: up to date\n"
+    np.savez(windows, wikitext2=WINDOWS[:1].numpy(), ag_news=WINDOWS.numpy())
+    models.evaluate_decoders(tmp_path, rows[:1])
+    assert "measuring gemma_original" in capsys.readouterr().out
