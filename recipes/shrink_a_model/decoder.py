@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
 from shared_embeddings.hosts.hf.folder import replacing_folder
 from shared_embeddings.hosts.hf.word_layers import dense_model, find_entry
@@ -104,41 +105,82 @@ def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
     return F.pad(found[places], (1, 0), value=tokenizer.bos_token_id)
 
 
-@torch.inference_mode()
-def compare_predictions(
-    original: Decoder, others: Sequence[Decoder], windows: Tensor
-) -> list[dict[str, float | None]]:
-    """Compare decoders with the original, one window of ids ``(N, T)`` at a time.
+class Sums:
+    """What a decoder's predictions add up to in each window so far, in a file that every window is added to.
 
-    A decoder with other words reads the text of the windows with its own tokenizer.
+    Args:
+        path: the file.
+        checksums: of what is measured; a file of something else starts anew.
+
+    Attributes:
+        texts: by text, what `compare_in_window` found in each window.
+    """
+
+    def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
+        self.path, self._checksums = path, dict(checksums)
+        stored = read_json(path) or {}
+        same = stored.get("checksums") == self._checksums
+        self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
+
+    def add(self, text: str, found: list[float]) -> None:
+        self.texts.setdefault(text, []).append(found)
+        write_json(self.path, {"checksums": self._checksums, "texts": self.texts})
+
+    def means(self, text: str, predicted: int) -> dict[str, float | None]:
+        """The measures of a text, of which the original predicted so many tokens.
+
+        Returns:
+            ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood of all
+            tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of the
+            predictions from those of the original, in nats; ``kept``, the share of positions at which the
+            most probable word stays; both None with other words.
+        """
+        columns = zip(*self.texts[text], strict=True)
+        own, other, *compared = [sum(column) / predicted for column in columns]
+        divergence, kept = compared or (None, None)
+        return {
+            "perplexity": math.exp(min(own, 700.0)),
+            "original_perplexity": math.exp(other),
+            "kl": divergence,
+            "kept": kept,
+        }
+
+
+def compare_predictions(
+    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
+) -> None:
+    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet."""
+    before = torch.empty(windows.size(1) - 1, len(original.table))
+    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
+        waiting = [one for one in zip(others, sums, strict=True) if number == len(one[1].texts.get(text, []))]
+        if waiting:
+            found = compare_in_window(original, [decoder for decoder, _ in waiting], window, before)
+            for (_, own), values in zip(waiting, found, strict=True):
+                own.add(text, values)
+
+
+@torch.inference_mode()
+def compare_in_window(
+    original: Decoder, others: Sequence[Decoder], window: Tensor, before: Tensor
+) -> list[list[float]]:
+    """Compare decoders with the original in one window of ids ``(T,)``; `before` is memory ``(T - 1, V)``.
+
+    A decoder with other words reads the text of the window with its own tokenizer.
 
     Returns:
-        For each, ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood
-        of all tokens but the first of each window, per token of the original; ``kl``, the mean
-        Kullback-Leibler divergence of the predictions from those of the original, in nats; ``kept``, the
-        fraction of positions at which the most probable word stays; both None with other words.
+        For each, the negative log likelihoods of the tokens, its own and that of the original; if it has the
+        same words, the divergences of the predictions, and how many of the best words stay.
     """
-    sums = torch.zeros(len(others), 4, dtype=torch.float64)
-    before = torch.empty(windows.size(1) - 1, len(original.table))
-    for window in tqdm(windows, unit=" windows", mininterval=10.0):
-        write_log_probabilities(before, original.states(window[:-1]), original.table)
-        likelihood, best = before.gather(1, window[1:, None]).sum(), before.argmax(dim=1)
-        for sum_of, other in zip(sums, others, strict=True):
-            ids, is_same = other.window_of(original, window), other.has_words_of(original)
-            states = other.states(ids[:-1])
-            total, words, excess = scan_words(states, other.table, before if is_same else None)
-            sum_of[0] += (total - (states * other.table[ids[1:]]).sum(dim=1)).sum()
-            sum_of[1] -= likelihood
-            if is_same:
-                sum_of[2] += (excess + total).sum()
-                sum_of[3] += (words == best).sum()
-    names = ("perplexity", "original_perplexity", "kl", "kept")
-    found = []
-    for other, means in zip(others, (sums / windows[:, 1:].numel()).tolist(), strict=True):
-        values = [*(math.exp(min(mean, 700.0)) for mean in means[:2]), *means[2:]]
-        is_same = other.has_words_of(original)
-        kept = dict(zip(names, values)) if is_same else dict(zip(names, [*values[:2], None, None]))
-        found.append(kept)
+    write_log_probabilities(before, original.states(window[:-1]), original.table)
+    likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
+    found: list[list[float]] = []
+    for other in others:
+        ids, is_same = other.window_of(original, window), other.has_words_of(original)
+        states = other.states(ids[:-1])
+        total, words, excess = scan_words(states, other.table, before if is_same else None)
+        own = float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum())
+        compared = [float((excess + total).sum()), float((words == best).sum())] if is_same else []
+        found.append([own, -likelihood, *compared])
     return found
 
 

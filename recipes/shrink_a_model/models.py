@@ -37,6 +37,7 @@ from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.table import NONE, Column, markdown_table, update_readme
 from recipes.common.tools import print_line, read_json, run_module, run_step, write_json
 from recipes.shrink_a_model.decoder import (
+    Sums,
     compare_predictions,
     generating_speeds,
     read_dense,
@@ -314,7 +315,8 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
 def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
     """As `evaluate`, for decoders; rows whose results are of the same files are not measured again.
 
-    Some rows of one decoder share a pass over its windows, so that the original reads them once.
+    Some rows of one decoder share a pass over its windows, so that the original reads them once. An
+    interrupted pass goes on with the next window.
     """
     rest = []
     for row in rows:
@@ -328,13 +330,7 @@ def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
     for name in dict.fromkeys(row.decoder for row in rest):
         own = [row for row in rest if row.decoder == name]
         for first in range(0, len(own), _TOGETHER):
-            some = own[first : first + _TOGETHER]
-            print_line(f"measuring {', '.join(row.name for row in some)}")
-            with np.load(windows_file(home, name)) as stored:
-                texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
-            folders = [model_folder(home, row.name) for row in some]
-            for row, measured in zip(some, measure_decoders(folders, home / "data" / name, texts)):
-                print_line(f"{row.name}: wrote {write_decoder_result(home, row, measured)}")
+            measure_decoders(home, own[first : first + _TOGETHER])
 
 
 def decoder_checksums(home: Path, row: ShrinkRow) -> dict[str, str]:
@@ -343,32 +339,31 @@ def decoder_checksums(home: Path, row: ShrinkRow) -> dict[str, str]:
     return {"model": sha256(folder / WEIGHTS), "windows": sha256(windows_file(home, row.decoder))}
 
 
-def measure_decoders(
-    folders: Sequence[Path], original: Path, texts: Mapping[str, torch.Tensor]
-) -> list[dict[str, Any]]:
-    """Compare the decoders in folders with the original on windows of each text ``(N, T)``.
-
-    Returns:
-        For each, ``texts`` with what `compare_predictions` returns; ``words`` and ``dim`` of the table.
-    """
-    before = read_dense(original)
-    after = [read_dense(folder, before) for folder in folders]
-    by_text = {}
-    for name, windows in texts.items():
-        print_line(name)
-        by_text[name] = compare_predictions(before, after, windows)
-    return [
-        {
-            "texts": {name: found[number] for name, found in by_text.items()},
-            "words": len(decoder.table),
-            "dim": decoder.table.size(1),
-        }
-        for number, decoder in enumerate(after)
+def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
+    """Compare the models of rows of one decoder with it in one pass over its windows; write their results."""
+    print_line(f"measuring {', '.join(row.name for row in rows)}")
+    name, folders = rows[0].decoder, [model_folder(home, row.name) for row in rows]
+    original = read_dense(home / "data" / name)
+    decoders = [read_dense(folder, original) for folder in folders]
+    sums = [
+        Sums(folder.with_suffix(".windows.json"), decoder_checksums(home, row))
+        for folder, row in zip(folders, rows, strict=True)
     ]
+    with np.load(windows_file(home, name)) as stored:
+        texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
+    for text, windows in texts.items():
+        compare_predictions(original, decoders, text, windows, sums)
+    for row, decoder, own in zip(rows, decoders, sums, strict=True):
+        measured = {text: own.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
+        sizes = decoder.table.shape
+        print_line(f"{row.name}: wrote {write_decoder_result(home, row, measured, *sizes)}")
+        own.path.unlink()
 
 
-def write_decoder_result(home: Path, row: ShrinkRow, measured: Mapping[str, Any]) -> Path:
-    """Write what `measure_decoders` found for a row, its bytes and its speed; return the file of results."""
+def write_decoder_result(
+    home: Path, row: ShrinkRow, measured: Mapping[str, Any], words: int, dim: int
+) -> Path:
+    """Write what was measured of a row on each text, its bytes and its speed; return the file of results."""
     folder, original = model_folder(home, row.name), home / "data" / row.decoder
     fit, table, speed = _PLAIN, table_bytes(original), None
     if row.is_compressed:
@@ -388,15 +383,15 @@ def write_decoder_result(home: Path, row: ShrinkRow, measured: Mapping[str, Any]
             "embedding": {"method": fit["method"]},
         },
         counts={
-            "words": measured["words"],
-            "weights": measured["words"] * measured["dim"],
+            "words": words,
+            "weights": words * dim,
             # A folder of a peer holds decoded numbers.
             "folder_bytes": None if row.peer else bytes_on_disk(folder),
             "folder_bytes_before": bytes_on_disk(original),
             "stored_bits": 8 * table,
         },
         metrics={
-            "texts": measured["texts"],
+            "texts": dict(measured),
             "tokens_per_second": speed,
             "relative_error": fit["relative_error"],
         },

@@ -15,14 +15,22 @@ from recipes.common.recipe import find_recipe
 from recipes.common.results import FILE, read_results, write_result
 from recipes.common.tools import run_main
 from recipes.shrink_a_model import models, preprocess
-from recipes.shrink_a_model.decoder import Decoder, cut_windows, iq4_nl, q2_0, read_dense, round_table
+from recipes.shrink_a_model.decoder import (
+    Decoder,
+    Sums,
+    compare_predictions,
+    cut_windows,
+    iq4_nl,
+    q2_0,
+    read_dense,
+    round_table,
+)
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
 from recipes.shrink_a_model.models import (
     PICTURE,
     ShrinkRow,
     chosen_rows,
     decoder_table,
-    measure_decoders,
     read_grid,
     table,
     write_report,
@@ -133,15 +141,13 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
     original, small = write_decoder(tmp_path / "original"), tmp_path / "small"
     compressed = shrink("gemma3", small).eval()
     add_tokenizer(small, bos_token="w299")
-    [measured] = measure_decoders([small], original, {"text": WINDOWS})
-    sizes = measured["words"], measured["dim"]
-    assert sizes == tuple(build("gemma3").get_input_embeddings().weight.shape)
+    found = text_of(small, original, WINDOWS)
     with torch.no_grad():
         before, after = (
             model(WINDOWS).logits[:, :-1].log_softmax(-1) for model in (build("gemma3"), compressed)
         )
     wanted = WINDOWS[:, 1:, None]
-    assert measured["texts"]["text"] == pytest.approx(
+    assert found == pytest.approx(
         {
             "perplexity": math.exp(-float(after.gather(2, wanted).mean())),
             "original_perplexity": math.exp(-float(before.gather(2, wanted).mean())),
@@ -150,13 +156,14 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
         },
         rel=1e-4,
     )
-    assert measured["texts"]["text"]["kl"] > 0.001
+    assert found["kl"] > 0.001
 
 
 def text_of(folder: Path, original: Path, windows: torch.Tensor) -> dict[str, float]:
     """What is measured of a decoder in the windows of one text."""
-    [measured] = measure_decoders([folder], original, {"text": windows})
-    found: dict[str, float] = measured["texts"]["text"]
+    first, sums = read_dense(original), Sums(folder.with_suffix(".json"), {})
+    compare_predictions(first, [read_dense(folder, first)], "text", windows, [sums])
+    found: dict[str, Any] = sums.means("text", windows[:, 1:].numel())
     return found
 
 
@@ -169,6 +176,16 @@ def test_decoders_share_what_is_equal(tmp_path: Path) -> None:
     apart = [name for name in own if own[name].data_ptr() != theirs[name].data_ptr()]
     assert apart == ["model.embed_tokens.weight"]
     assert isinstance(found, Decoder) and found.table is found.model.get_input_embeddings().weight
+
+
+def test_an_interrupted_pass_goes_on(tmp_path: Path) -> None:
+    original = read_dense(write_decoder(tmp_path / "original"))
+    fresh, half = (Sums(tmp_path / f"{name}.json", {"model": "a"}) for name in ("fresh", "half"))
+    compare_predictions(original, [original], "text", WINDOWS[:1], [half])
+    half = Sums(half.path, {"model": "a"})
+    compare_predictions(original, [original, original], "text", WINDOWS, [fresh, half])
+    assert len(half.texts["text"]) == 2 and half.texts == fresh.texts
+    assert Sums(half.path, {"model": "b"}).texts == {}
 
 
 def test_a_decoder_keeps_its_own_predictions(tmp_path: Path) -> None:
