@@ -212,22 +212,29 @@ def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
 
         step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirement=package)
     elif row.is_compressed:
-        trim_to = [recipe.data / TEXT] if row.trim else []
-        more: list[str | Path] = ["--trim-to", *trim_to] if row.trim else []
-        more += [] if row.recover is None else ["--recover", str(row.recover)]
-        calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
-        if row.calibrate is not None:
-            more += ["--calibrate", row.calibrate]
-        elif not row.trim:
-            # Measured with the first of the rows, and the same for all.
-            more += ["--calibration", calibration]
-        if row.calibrate == "none" or calibration.is_file():
-            # Nothing has to run the model: eval.sh compares more predictions.
-            more += ["--no-check"] if row.recover is None else []
-        inputs, asked = [source / WEIGHTS, text, *trim_to], (source, text, folder, row, more)
+        inputs = [source / WEIGHTS, text, *([recipe.data / TEXT] if row.trim else [])]
+        asked = (source, text, folder, row, _decoder_options(recipe, row))
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
     else:
         shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def _decoder_options(recipe: Recipe, row: ShrinkRow) -> list[str | Path]:
+    """The options of `compress` that only decoders have."""
+    options: list[str | Path] = ["--trim-to", recipe.data / TEXT] if row.trim else []
+    runs_model = row.recover is not None
+    if row.recover is not None:
+        options += ["--recover", str(row.recover)]
+    if row.calibrate is not None:
+        options += ["--calibrate", row.calibrate]
+        runs_model |= row.calibrate != "none"
+    elif not row.trim:
+        # Measured with the first of the rows, and the same for all.
+        calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
+        options += ["--calibration", calibration]
+        runs_model |= not calibration.is_file()
+    # Else nothing runs the model: eval.sh compares more predictions.
+    return options if runs_model or row.trim else [*options, "--no-check"]
 
 
 def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Sequence[str | Path] = ()) -> None:
