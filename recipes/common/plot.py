@@ -56,7 +56,11 @@ class Style(NamedTuple):
 
 def style(method: str) -> Style:
     """The style of a method or of `PLAIN`, by its place in the registry."""
-    index = 0 if method == PLAIN else 1 + legend_order(method)
+    return numbered_style(0 if method == PLAIN else 1 + legend_order(method))
+
+
+def numbered_style(index: int) -> Style:
+    """The style of a place in a list."""
     marker = list(_MARKERS)[index % len(_MARKERS)]
     return Style(_COLORS[index % len(_COLORS)], marker, _MARKERS[marker])
 
@@ -250,32 +254,42 @@ def quality_axis(axes: Axes, quality: str) -> None:
     axes.set_ylabel(TITLES[quality] + (" (lower is better)" if quality == "perplexity" else ""))
 
 
-def new_figure(panels: int, title: str, shared: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side; `shared`: with the same axes."""
+def new_figure(
+    panels: int, title: str, shared: bool = True, columns: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels in rows of so many columns, or side by side; `shared`: with the same axes."""
     # Not pyplot: it would choose a window system and keep every figure alive.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    size = max(panels, 1.45) * _WIDTH, _HEIGHT
+    columns = columns or panels
+    rows = -(-panels // columns)
+    size = max(columns, 1.45) * _WIDTH, rows * _HEIGHT
     figure = Figure(figsize=size, dpi=_DPI, layout=ConstrainedLayoutEngine(wspace=0.06))
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11)
-    return figure, list(figure.subplots(1, panels, sharex=shared, sharey=shared, squeeze=False)[0])
+    return figure, list(figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False).flat)
 
 
-def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
-    """Add one legend of all methods below the panels, separate labels, and write the figure as PNG."""
+def finish(
+    figure: Figure, panels: Sequence[Axes], path: Path, styles: Mapping[str, Style] | None = None
+) -> None:
+    """Add one legend of all methods below the panels, separate labels, and write the figure as PNG.
+
+    Other names than those of methods have `styles`, in the order of the legend.
+    """
     from adjustText import adjust_text
     from matplotlib.lines import Line2D
     from matplotlib.transforms import Bbox
 
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
-    names = sorted(labels, key=legend_order)
+    known = styles or {name: style(name) for name in sorted(labels, key=legend_order)}
+    names = [name for name in known if name in labels]
     points = [
-        Line2D([], [], color=style(name).color, marker=style(name).marker, linestyle="none") for name in names
+        Line2D([], [], color=known[name].color, marker=known[name].marker, linestyle="none") for name in names
     ]
-    columns = min(len(names), 2 + 2 * len(panels))
+    columns = min(len(names), 2 + int(2 * figure.get_figwidth() / _WIDTH))
     where: Any = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
     figure.legend(points, names, handletextpad=0.2, **where)
     for axes in panels:
@@ -287,15 +301,15 @@ def finish(figure: Figure, panels: Sequence[Axes], path: Path) -> None:
     figure.draw_without_rendering()  # from now on places in the data have places in the picture
     figure.set_layout_engine("none")
     for axes in panels:
-        names = [text for text in axes.texts if text.get_transform() == axes.transData]
-        if not names:
+        texts = [text for text in axes.texts if text.get_transform() == axes.transData]
+        if not texts:
             continue
         radius = _RADIUS * figure.dpi / 72
         centers = [axes.transData.transform(np.asarray(one.get_offsets())[0]) for one in axes.collections]
         taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
-        taken += [text.get_window_extent() for text in axes.texts if text not in names]
+        taken += [text.get_window_extent() for text in axes.texts if text not in texts]
         taken = [box.transformed(axes.transData.inverted()) for box in taken]
-        adjust_text(names, objects=taken, ax=axes, expand=(1.2, 1.4), iter_lim=500, arrowprops=_LEADER)
+        adjust_text(texts, objects=taken, ax=axes, expand=(1.2, 1.4), iter_lim=500, arrowprops=_LEADER)
     write_png(figure, path)
 
 

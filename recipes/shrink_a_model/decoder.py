@@ -9,31 +9,85 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
+from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
 from shared_embeddings.hosts.hf.folder import replacing_folder
+from shared_embeddings.hosts.hf.word_layers import dense_model, find_entry
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 
-# Positions whose predictions are in memory at a time.
-_BLOCK = 64
+# Words that are scored at a time, so that the scores after all tokens of a window stay in the cache.
+_WORDS = 2048
+# Tokens after which log-probabilities are normalized at a time, likewise.
+_TOKENS = 8
 # Runs of which the fastest counts, and tokens that are generated in each.
 _ROUNDS, _GENERATED = 5, 8
 # Numbers that share a scale: the defaults of torchao and bitsandbytes.
 _TORCHAO_GROUP, _BITSANDBYTES_BLOCK = 32, 64
+# Numbers of a block in types of llama.cpp; the levels of IQ4_NL, and the scales that it tries on each side;
+# blocks that are rounded at a time, and what is added to nothing before a division.
+_Q2_0_BLOCK, _IQ4_NL_BLOCK = 64, 32
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_TRIED, _BLOCKS, _TINY = 7, 2**15, 1e-30
 
 
 def read_decoder(folder: Path, dtype: str = "float32") -> Any:
     """The decoder in a folder, compressed or not; in float32, so that rounding of scores changes nothing."""
     kind = require("transformers").AutoModelForCausalLM
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype).eval()
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder with dense tables, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def table(self) -> Tensor:
+        """The table ``(V, D)`` that scores words."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    def states(self, ids: Tensor) -> Tensor:
+        """The last hidden states ``(n, D)`` after ids ``(n,)``."""
+        found: Tensor = self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        return found
+
+    def has_words_of(self, other: Decoder) -> bool:
+        return len(self.tokenizer) == len(other.tokenizer)
+
+    def window_of(self, other: Decoder, window: Tensor) -> Tensor:
+        """The ids ``(n,)`` of the text that another decoder reads as a window ``(T,)``."""
+        if self.has_words_of(other):
+            return window
+        text = other.tokenizer.decode(window[1:])
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return torch.tensor([self.tokenizer.bos_token_id, *ids])
+
+
+def read_dense(folder: Path, original: Decoder | None = None) -> Decoder:
+    """The decoder in a folder; tables are decoded once, and tensors equal to those of the original shared."""
+    model = read_decoder(folder)
+    if find_entry(model.config.to_dict()) is not None:
+        model = dense_model(model)
+    if original is not None:
+        theirs = dict(original.model.named_parameters())
+        for name, own in model.named_parameters():
+            if torch.equal(own, theirs[name]):
+                own.data = theirs[name].data
+    return Decoder(model, read_tokenizer(folder))
 
 
 def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
@@ -51,49 +105,118 @@ def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
     return F.pad(found[places], (1, 0), value=tokenizer.bos_token_id)
 
 
+class Sums:
+    """What a decoder's predictions add up to in each window so far, in a file that every window is added to.
+
+    Args:
+        path: the file.
+        checksums: of what is measured; a file of something else starts anew.
+
+    Attributes:
+        texts: by text, what `compare_in_window` found in each window.
+    """
+
+    def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
+        self.path, self._checksums = path, dict(checksums)
+        stored = read_json(path) or {}
+        same = stored.get("checksums") == self._checksums
+        self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
+
+    def add(self, text: str, found: list[float]) -> None:
+        self.texts.setdefault(text, []).append(found)
+        write_json(self.path, {"checksums": self._checksums, "texts": self.texts})
+
+    def means(self, text: str, predicted: int) -> dict[str, float | None]:
+        """The measures of a text, of which the original predicted so many tokens.
+
+        Returns:
+            ``perplexity`` and ``original_perplexity``, the exponentials of the negative log likelihood of all
+            tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of the
+            predictions from those of the original, in nats; ``kept``, the share of positions at which the
+            most probable word stays; both None with other words.
+        """
+        columns = zip(*self.texts[text], strict=True)
+        own, other, *compared = [sum(column) / predicted for column in columns]
+        divergence, kept = compared or (None, None)
+        return {
+            "perplexity": math.exp(min(own, 700.0)),
+            "original_perplexity": math.exp(other),
+            "kl": divergence,
+            "kept": kept,
+        }
+
+
+def compare_predictions(
+    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
+) -> None:
+    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet."""
+    before = torch.empty(windows.size(1) - 1, len(original.table))
+    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
+        waiting = [one for one in zip(others, sums, strict=True) if number == len(one[1].texts.get(text, []))]
+        if waiting:
+            found = compare_in_window(original, [decoder for decoder, _ in waiting], window, before)
+            for (_, own), values in zip(waiting, found, strict=True):
+                own.add(text, values)
+
+
 @torch.inference_mode()
-def log_probabilities(model: Any, window: Tensor) -> Iterator[Tensor]:
-    """Yield those of all words after each token of a window ``(T,)`` but the last, in blocks ``(n, V)``."""
-    state = None
-    for ids in window[None, :-1].split(_BLOCK, dim=1):
-        output = model(input_ids=ids, past_key_values=state, use_cache=True)
-        state = output.past_key_values
-        yield F.log_softmax(output.logits[0].float(), dim=-1)
+def compare_in_window(
+    original: Decoder, others: Sequence[Decoder], window: Tensor, before: Tensor
+) -> list[list[float]]:
+    """Compare decoders with the original in one window of ids ``(T,)``; `before` is memory ``(T - 1, V)``.
 
-
-def perplexity(model: Any, windows: Iterable[Tensor], predicted: int) -> float:
-    """The perplexity in windows of ids, per token of a text of `predicted` tokens."""
-    nats = 0.0
-    for window in windows:
-        for found, wanted in zip(log_probabilities(model, window), window[1:].split(_BLOCK), strict=True):
-            nats += float(F.nll_loss(found, wanted, reduction="sum"))
-    return math.exp(min(nats / predicted, 700.0))
-
-
-def compare_predictions(original: Any, model: Any, windows: Tensor) -> dict[str, float]:
-    """Compare two decoders with the same words, one window of ids ``(N, T)`` at a time.
+    A decoder with other words reads the text of the window with its own tokenizer.
 
     Returns:
-        ``perplexity`` of the model and ``original_perplexity``, the exponentials of the mean negative log
-        likelihood of all tokens but the first of each window; ``kl``, the mean Kullback-Leibler divergence of
-        the predictions of the model from those of the original, in nats; ``kept``, the fraction of positions
-        at which the most probable word stays.
+        For each, the negative log likelihoods of the tokens, its own and that of the original; if it has the
+        same words, the divergences of the predictions, and how many of the best words stay.
     """
-    sums = torch.zeros(4, dtype=torch.float64)
-    for window in windows:
-        blocks = (log_probabilities(original, window), log_probabilities(model, window))
-        for before, after, wanted in zip(*blocks, window[1:].split(_BLOCK), strict=True):
-            sums[0] += F.nll_loss(after, wanted, reduction="sum")
-            sums[1] += F.nll_loss(before, wanted, reduction="sum")
-            sums[2] += F.kl_div(after, before, reduction="none", log_target=True).sum(dim=1).double().sum()
-            sums[3] += (after.argmax(dim=1) == before.argmax(dim=1)).sum()
-    own, other, divergence, kept = (sums / windows[:, 1:].numel()).tolist()
-    return {
-        "perplexity": math.exp(min(own, 700.0)),
-        "original_perplexity": math.exp(other),
-        "kl": divergence,
-        "kept": kept,
-    }
+    write_log_probabilities(before, original.states(window[:-1]), original.table)
+    likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
+    found: list[list[float]] = []
+    for other in others:
+        ids, is_same = other.window_of(original, window), other.has_words_of(original)
+        states = other.states(ids[:-1])
+        total, words, excess = scan_words(states, other.table, before if is_same else None)
+        own = float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum())
+        compared = [float((excess + total).sum()), float((words == best).sum())] if is_same else []
+        found.append([own, -likelihood, *compared])
+    return found
+
+
+def write_log_probabilities(out: Tensor, states: Tensor, table: Tensor) -> None:
+    """Write the log-probabilities of all words after each token into `out` ``(n, V)``."""
+    torch.mm(states, table.t(), out=out)
+    for rows in out.split(_TOKENS):
+        rows.sub_(rows.logsumexp(dim=1, keepdim=True))
+
+
+def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Score all words after each of ``n`` tokens, some words at a time.
+
+    Args:
+        states: the hidden states ``(n, D)``.
+        table: what scores words ``(V, D)``.
+        before: log-probabilities ``(n, V)`` to compare with, or None.
+
+    Returns:
+        For each token, the logarithm of the sum of all exponentials of scores, the best word, and the mean
+        of the log-probabilities minus the scores.
+    """
+    highest = torch.full((len(states),), -torch.inf)
+    best = torch.zeros(len(states), dtype=torch.long)
+    total, excess = torch.zeros(2, len(states), dtype=torch.float64)
+    for first in range(0, len(table), _WORDS):
+        scores = F.linear(states, table[first : first + _WORDS])
+        new = torch.maximum(highest, scores.amax(dim=1))
+        is_better = new > highest
+        best[is_better] = first + scores[is_better].argmax(dim=1)
+        total = total * (highest - new).exp() + (scores - new[:, None]).exp_().sum(dim=1)
+        highest = new
+        if before is not None:
+            known = before[:, first : first + _WORDS]
+            excess += torch.linalg.vecdot(known.exp(), known - scores)
+    return highest + total.log(), best, excess
 
 
 def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float, float]:
@@ -117,11 +240,54 @@ Rounded = tuple[Tensor, int]
 
 
 def _gguf(table: Tensor, kind: str) -> Rounded:
-    """A type of llama.cpp, by the quantizer of its Python package."""
+    """A type of llama.cpp, by the quantizer of its Python package, or by ours where this has none."""
+    if kind == "Q2_0":
+        blocks = table.float().view(-1, _Q2_0_BLOCK)
+        return torch.cat([q2_0(some) for some in blocks.split(_BLOCKS)]), table.numel() // 4 + 2 * len(blocks)
     gguf = importlib.import_module("gguf")
     number = gguf.GGMLQuantizationType[kind]
-    codes = gguf.quants.quantize(table.float().numpy(), number)
+    if kind == "IQ4_NL":
+        blocks = table.float().view(-1, _IQ4_NL_BLOCK)
+        codes = torch.cat([iq4_nl(some) for some in blocks.split(_BLOCKS)]).view(len(table), -1).numpy()
+    else:
+        codes = gguf.quants.quantize(table.float().numpy(), number)
     return torch.from_numpy(gguf.quants.dequantize(codes, number)), codes.nbytes
+
+
+def q2_0(blocks: Tensor) -> Tensor:
+    """Blocks ``(n, 64)`` in Q2_0 of llama.cpp, decoded: -1, 0, 1 or 2 times an fp16 scale.
+
+    As in llama.cpp, the scale is the largest absolute value, so that no number gets a 2.
+    """
+    scale = blocks.abs().amax(dim=1, keepdim=True)
+    # Halves are rounded away from zero.
+    levels = (blocks / scale.clamp(min=_TINY)).abs().add(0.5).floor() * blocks.sign()
+    return levels * scale.half().float()
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    """Blocks ``(n, 32)`` in IQ4_NL of llama.cpp, as bytes ``(n, 18)``: 16 levels times an fp16 scale.
+
+    As in llama.cpp without an importance matrix, errors are weighted by the squares of the numbers, and the
+    scale is the best one for the codes of any of 16 scales, at which the largest number is near a last level.
+    """
+    levels = torch.tensor(_IQ4_NL, dtype=torch.float32)
+    middles, first = (levels[1:] + levels[:-1]) / 2, _IQ4_NL[0]
+
+    def codes(inverse: Tensor) -> Tensor:
+        return torch.bucketize(blocks * inverse, middles, right=True)
+
+    largest = blocks.gather(1, blocks.abs().argmax(dim=1, keepdim=True))
+    weights, gain, scale = blocks.square(), torch.zeros_like(largest), torch.zeros_like(largest)
+    for level in (-first, *range(first - _TRIED, first + _TRIED + 1)):
+        found = levels[codes(torch.where(largest == 0, 0.0, level / largest))]
+        product = (weights * found * blocks).sum(dim=1, keepdim=True)
+        square = (weights * found.square()).sum(dim=1, keepdim=True).clamp(min=_TINY)
+        is_better = product.square() > gain * square
+        scale = torch.where(is_better, product / square, scale)
+        gain = torch.where(is_better, product.square() / square, gain)
+    low, high = codes(torch.where(scale == 0, 0.0, 1 / scale)).byte().chunk(2, dim=1)
+    return torch.cat([scale.half().view(torch.uint8), low | high << 4], dim=1)
 
 
 def _torchao(table: Tensor, kind: str) -> Rounded:
@@ -160,7 +326,7 @@ def round_table(source: Path, folder: Path, package: str, kind: str) -> dict[str
     table = model.get_input_embeddings().weight
     before, dense = table.detach().clone(), table.nbytes
     rounded, stored = PEERS[package](before, kind)
-    table.data = rounded.view_as(before)
+    table.data = rounded = rounded.view_as(before)
     with replacing_folder(folder) as temporary:
         model.save_pretrained(temporary)
         read_tokenizer(source).save_pretrained(temporary)

@@ -14,18 +14,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.common.plot import PLAIN, draw_lines, draw_points, finish, new_figure, shown_method
+from recipes.common.plot import (
+    PLAIN,
+    draw_lines,
+    draw_points,
+    finish,
+    new_figure,
+    numbered_style,
+    shown_method,
+)
 from recipes.common.recipe import FILE, Recipe, read_file
 from recipes.common.results import FILE as RESULTS
-from recipes.common.results import Record, describe_options, not_run, read_results, write_result
+from recipes.common.results import (
+    Record,
+    describe_options,
+    find_result,
+    not_run,
+    read_results,
+    write_result,
+)
 from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.table import NONE, Column, markdown_table, update_readme
 from recipes.common.tools import print_line, read_json, run_module, run_step, write_json
 from recipes.shrink_a_model.decoder import (
+    Sums,
     compare_predictions,
     generating_speeds,
-    perplexity,
-    read_decoder,
+    read_dense,
     round_table,
 )
 from recipes.shrink_a_model.encoder import (
@@ -35,22 +50,21 @@ from recipes.shrink_a_model.encoder import (
     read_all,
     read_encoder,
     read_onnx,
-    read_tokenizer,
     speed_ratio,
     table_bytes,
 )
 from recipes.shrink_a_model.preprocess import (
-    CALIBRATION,
-    DECODER,
+    CALIBRATED,
     MODEL,
     PAIRS,
     TEXT,
     TEXTS,
     VECTORS,
-    WINDOWS,
     get_decoder,
     installed,
-    write_decoder_texts,
+    windows_file,
+    write_calibration_text,
+    write_windows,
 )
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
@@ -61,13 +75,24 @@ COMMAND = "shared_embeddings.cli.main"
 WEIGHTS = "model.safetensors"
 ORIGINAL = "original"
 MARKER, PICTURE = "results", "quality_size.png"
+DECODERS, DECODER_PICTURE = "decoder", "decoder.png"
 # Panels of the picture, by metric.
 PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
-# Titles of the texts that measure a decoder.
+# Titles of decoders, and of the texts that measure them.
+DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
+# Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
+_TOGETHER = 4
+# The series of the picture of decoders: plain and spectral codes of this library, and other packages.
+SERIES = (
+    *("rounded", "rounded, calibrated", "spectral", "spectral, calibrated", "spectral, recovered"),
+    *("gguf", "torchao", "bitsandbytes"),
+)
+# Smaller losses, in percent, are drawn as this one: a logarithmic axis has no 0.
+_LEAST_LOSS = 0.1
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -81,8 +106,9 @@ class ShrinkRow:
         trim: whether the vocabulary is trimmed to the texts.
         ratio: how many times fewer bytes its table takes than before compression, or None.
         embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
-        decoder: whether it is the decoder instead of the encoder.
+        decoder: the name of the decoder that it is of; empty for the encoder.
         calibrate: the option of `compress`, or None for its default (decoder).
+        recover: the minutes that `compress` trains the table after rounding, or None (decoder).
         peer: ``package`` and ``kind`` of the codes of another package for the table (decoder).
     """
 
@@ -90,8 +116,9 @@ class ShrinkRow:
     trim: bool = False
     ratio: float | None = None
     embedding: dict[str, Any] = field(default_factory=dict)
-    decoder: bool = False
+    decoder: str = ""
     calibrate: str | None = None
+    recover: float | None = None
     peer: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -107,7 +134,8 @@ def read_grid(recipe: Recipe) -> dict[str, ShrinkRow]:
         return {name: ShrinkRow(name, **settings) for name, settings in rows.items()}
     except TypeError as error:
         raise UserError(
-            f"{path}: grids: {error}; a row may hold trim, ratio, embedding, decoder, calibrate and peer"
+            f"{path}: grids: {error}; a row may hold trim, ratio, embedding, decoder, calibrate, recover and "
+            "peer"
         ) from error
 
 
@@ -148,16 +176,10 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
     """Write the model of a row unless it is there, from the same model and settings."""
     data, step = recipe.data, partial(run_step, recipe.home / "steps")
     source, text, folder = data / MODEL, data / TEXT, model_folder(recipe.home, row.name)
-    settings, trim_to = dict(vars(row)), [text] if row.trim else []
-    decoder = recipe.data_settings()[1]["decoder"]
     if row.decoder:
-        get_decoder(decoder, recipe.home)
-        write_decoder_texts(decoder, recipe.home)
-        source, text = data / DECODER, data / CALIBRATION
-    else:
-        settings = {name: settings[name] for name in ("name", "trim", "ratio", "embedding")}
-        trim_to = []
-    if row.trim and not row.decoder:
+        shrink_decoder(recipe, row)
+        return
+    if row.trim:
         trimmed = model_folder(recipe.home, "trimmed")
 
         def trim(model: Path = source) -> None:
@@ -166,31 +188,61 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
 
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], trim)
         source = trimmed
-    if row.peer:
-        package = decoder["peers"][row.peer["package"]]
-
-        def write_peer() -> None:
-            with installed([package]):
-                write_json(folder.with_suffix(".json"), round_table(source, folder, **row.peer))
-
-        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **settings, package=package)
-    elif row.is_compressed:
-        inputs, asked = [source / WEIGHTS, text, *trim_to], (source, text, folder, row, *trim_to)
+    if row.is_compressed:
+        settings = {name: vars(row)[name] for name in ("name", "trim", "ratio", "embedding")}
+        inputs, asked = [source / WEIGHTS, text], (source, text, folder, row)
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
-def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, trim_to: Path | None = None) -> None:
-    """Replace the table of a model, maybe after trimming it to a text."""
+def shrink_decoder(recipe: Recipe, row: ShrinkRow) -> None:
+    """As `shrink`, for a decoder, which is read and cut into windows first."""
+    home, settings = recipe.home, recipe.data_settings()[1]
+    folder, step = model_folder(home, row.name), partial(run_step, home / "steps")
+    source = get_decoder(row.decoder, settings["decoders"][row.decoder], home)
+    text = write_calibration_text(settings, home)
+    write_windows(row.decoder, settings, home)
+    if row.peer:
+        package = settings["peers"][row.peer["package"]]
+
+        def write_peer() -> None:
+            with installed([package]):
+                write_json(folder.with_suffix(".json"), round_table(source, folder, **row.peer))
+
+        step(row.name, [source / WEIGHTS], [folder / WEIGHTS], write_peer, **row.peer, requirement=package)
+    elif row.is_compressed:
+        inputs = [source / WEIGHTS, text, *([recipe.data / TEXT] if row.trim else [])]
+        asked = (source, text, folder, row, _decoder_options(recipe, row))
+        step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **vars(row))
+    else:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def _decoder_options(recipe: Recipe, row: ShrinkRow) -> list[str | Path]:
+    """The options of `compress` that only decoders have."""
+    options: list[str | Path] = ["--trim-to", recipe.data / TEXT] if row.trim else []
+    runs_model = row.recover is not None
+    if row.recover is not None:
+        options += ["--recover", str(row.recover)]
+    if row.calibrate is not None:
+        options += ["--calibrate", row.calibrate]
+        runs_model |= row.calibrate != "none"
+    elif not row.trim:
+        # Measured with the first of the rows, and the same for all.
+        calibration = recipe.data / f"{row.decoder}{CALIBRATED}"
+        options += ["--calibration", calibration]
+        runs_model |= not calibration.is_file()
+    # Else nothing runs the model: eval.sh compares more predictions.
+    return options if runs_model or row.trim else [*options, "--no-check"]
+
+
+def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Sequence[str | Path] = ()) -> None:
+    """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
-    arguments += ["--report", output.with_suffix(".json"), "--force"]
-    if trim_to is not None:
-        arguments += ["--trim-to", trim_to]
+    arguments += ["--report", output.with_suffix(".json"), "--force", *more]
     if row.ratio is not None:
         arguments += ["--target-ratio", str(row.ratio)]
-    if row.calibrate is not None:
-        arguments += ["--calibrate", row.calibrate]
     for name, value in row.embedding.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -210,14 +262,17 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     recipe = recipe.smoke() if options.smoke else recipe
     data = recipe.describe_data(recipe.data)
-    for row in chosen_rows(recipe, ["*"] if options.smoke else options.rows):
+    rows = chosen_rows(recipe, ["*"] if options.smoke else options.rows)
+    for row in rows:
         if not (model_folder(recipe.home, row.name) / WEIGHTS).is_file():
             raise UserError(f"{model_folder(recipe.home, row.name)}: no model; run train.sh {row.name}")
-        measured = evaluate_decoder if row.decoder else evaluate
-        print_line(f"{row.name}: wrote {measured(recipe.home, row, data)}")
+    for row in rows:
+        if not row.decoder:
+            print_line(f"{row.name}: wrote {evaluate(recipe.home, row, data)}")
+    evaluate_decoders(recipe.home, [row for row in rows if row.decoder])
     readme = options.readme or recipe.home / "README.md"
     if options.readme is None:
-        markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODER))
+        markers = "".join(f"<!-- BEGIN {name} -->\n<!-- END {name} -->\n" for name in (MARKER, DECODERS))
         write_text(readme, markers)
     write_report(read_grid(recipe), recipe.home / RESULTS, readme)
 
@@ -264,27 +319,76 @@ def evaluate(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
     )
 
 
-def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
-    """As `evaluate`, for a decoder: its predictions in the windows of each text, its bytes and its speed."""
-    folder, prepared = model_folder(home, row.name), home / "data"
-    original = prepared / DECODER
-    report = read_json(folder.with_suffix(".json")) if row.is_compressed else None
-    if row.is_compressed and report is None:
-        raise UserError(f"{folder}: no report; run train.sh {row.name}")
-    with np.load(prepared / WINDOWS) as stored:
-        texts = {name: torch.from_numpy(windows) for name, windows in stored.items()}
-    measured, words, dim = measure_decoder(folder, original, texts)
+def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
+    """As `evaluate`, for decoders; rows whose results are of the same files are not measured again.
+
+    Some rows of one decoder share a pass over its windows, so that the original reads them once. An
+    interrupted pass goes on with the next window.
+    """
+    rest = []
+    for row in rows:
+        if row.is_compressed and not model_folder(home, row.name).with_suffix(".json").is_file():
+            raise UserError(f"{model_folder(home, row.name)}: no report; run train.sh {row.name}")
+        known = find_result(home, row.name)
+        if known is not None and known.get("checksums") == decoder_checksums(home, row):
+            print_line(f"{row.name}: up to date")
+        else:
+            rest.append(row)
+    for name in dict.fromkeys(row.decoder for row in rest):
+        own = [row for row in rest if row.decoder == name]
+        for first in range(0, len(own), _TOGETHER):
+            measure_decoders(home, own[first : first + _TOGETHER])
+
+
+def decoder_checksums(home: Path, row: ShrinkRow) -> dict[str, str]:
+    """The SHA-256 of the files that the results of a row depend on."""
+    folder = model_folder(home, row.name)
+    return {"model": sha256(folder / WEIGHTS), "windows": sha256(windows_file(home, row.decoder))}
+
+
+def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
+    """Compare the models of rows of one decoder with it in one pass over its windows; write their results."""
+    print_line(f"measuring {', '.join(row.name for row in rows)}")
+    name, folders = rows[0].decoder, [model_folder(home, row.name) for row in rows]
+    original = read_dense(home / "data" / name)
+    decoders = [read_dense(folder, original) for folder in folders]
+    sums = [
+        Sums(folder.with_suffix(".windows.json"), decoder_checksums(home, row))
+        for folder, row in zip(folders, rows, strict=True)
+    ]
+    with np.load(windows_file(home, name)) as stored:
+        texts = {text: torch.from_numpy(windows) for text, windows in stored.items()}
+    for text, windows in texts.items():
+        compare_predictions(original, decoders, text, windows, sums)
+    for row, decoder, own in zip(rows, decoders, sums, strict=True):
+        measured = {text: own.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
+        sizes = decoder.table.shape
+        print_line(f"{row.name}: wrote {write_decoder_result(home, row, measured, *sizes)}")
+        own.path.unlink()
+
+
+def write_decoder_result(
+    home: Path, row: ShrinkRow, measured: Mapping[str, Any], words: int, dim: int
+) -> Path:
+    """Write what was measured of a row on each text, its bytes and its speed; return the file of results."""
+    folder, original = model_folder(home, row.name), home / "data" / row.decoder
     fit, table, speed = _PLAIN, table_bytes(original), None
-    if report is not None:
-        fit, table = report["tables"][0]["fit"], report["tables"][0]["stored_bytes"]["after"]
+    if row.is_compressed:
+        report = read_json(folder.with_suffix(".json"))["tables"][0]
+        fit, table = report["fit"], report["stored_bytes"]["after"]
         if not row.peer:
-            prompt = Texts(**read_json(prepared / TEXTS)).captions[0]
+            prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
             speed = dict(zip(("before", "after"), generating_speeds(folder, original, prompt)))
-    given = {"peer": row.peer} if row.peer else {"given": row.embedding, "calibrate": row.calibrate}
+    given = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
+    checksums = decoder_checksums(home, row)
     return write_result(
         home,
         row.name,
-        config={"trim": row.trim, **given, "embedding": {"method": fit["method"]}},
+        config={
+            "trim": row.trim,
+            **({"peer": row.peer} if row.peer else given),
+            "embedding": {"method": fit["method"]},
+        },
         counts={
             "words": words,
             "weights": words * dim,
@@ -294,44 +398,13 @@ def evaluate_decoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Pat
             "stored_bits": 8 * table,
         },
         metrics={
-            "texts": measured,
+            "texts": dict(measured),
             "tokens_per_second": speed,
             "relative_error": fit["relative_error"],
         },
-        data_checksum=sha256(prepared / WINDOWS),
+        data_checksum=checksums["windows"],
+        checksums=checksums,
     )
-
-
-def measure_decoder(
-    folder: Path, original: Path, texts: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], int, int]:
-    """Compare the decoder in a folder with the original on windows of each text ``(N, T)``.
-
-    A decoder with other words reads the text of the windows with its own tokenizer. Its perplexity is per
-    token of the original, and there is no ``kl`` or ``kept``.
-
-    Returns:
-        What `compare_predictions` returns, by text; the words and dimensions of the table.
-    """
-    before, after = read_decoder(original), read_decoder(folder)
-    (old, new) = (read_tokenizer(place) for place in (original, folder))
-    measured: dict[str, Any] = {}
-    for name, windows in texts.items():
-        print_line(f"{folder.name}: {len(windows)} windows of {name}")
-        if len(old) == len(new):
-            measured[name] = compare_predictions(before, after, windows)
-            continue
-        pieces = [new(old.decode(window[1:]), add_special_tokens=False)["input_ids"] for window in windows]
-        own = [torch.tensor([new.bos_token_id, *ids]) for ids in pieces]
-        predicted = windows[:, 1:].numel()
-        measured[name] = {
-            "perplexity": perplexity(after, own, predicted),
-            "original_perplexity": perplexity(before, windows, predicted),
-            "kl": None,
-            "kept": None,
-        }
-    table = after.get_input_embeddings()
-    return measured, table.num_embeddings, table.embedding_dim
 
 
 def _measure_in_onnx_runtime(
@@ -373,10 +446,13 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     of_kind: dict[bool, list[Record]] = {False: [], True: []}
     for name, row in rows.items():
         config = {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
-        of_kind[row.decoder].append(found.get(name) or not_run(name, config))
+        of_kind[bool(row.decoder)].append(found.get(name) or not_run(name, config))
     update_readme(readme, MARKER, table(of_kind[False]))
     if of_kind[True]:
-        update_readme(readme, DECODER, decoder_table(of_kind[True]))
+        update_readme(readme, DECODERS, decoder_table(of_kind[True]))
+        draw_decoders(
+            [one for one in of_kind[True] if "texts" in one["metrics"]], readme.with_name(DECODER_PICTURE)
+        )
     draw([record for record in of_kind[False] if record["metrics"]], readme.with_name(PICTURE))
     print(f"wrote the results into {readme}")
 
@@ -433,12 +509,8 @@ def decoder_table(records: Sequence[Record]) -> str:
 
         return describe
 
-    def loss(text: str) -> Callable[[Record], str]:
-        def describe(record: Record) -> str:
-            found = record["metrics"]["texts"][text]
-            return f"{100 * (found['perplexity'] / found['original_perplexity'] - 1):+.1f} %"
-
-        return describe
+    def higher(text: str) -> Callable[[Record], str]:
+        return lambda record: f"{loss(record, text):+.1f} %"
 
     def speed(when: str) -> Callable[[Record], str]:
         def describe(record: Record) -> str:
@@ -453,7 +525,7 @@ def decoder_table(records: Sequence[Record]) -> str:
 
     columns = [
         Column("row", lambda r: r["row"], always=True),
-        Column("bits a weight", lambda r: f"{r['counts']['stored_bits'] / r['counts']['weights']:.2f}"),
+        Column("bits a weight", lambda record: f"{bits_a_weight(record):.2f}"),
         Column("words", lambda r: f"{r['counts']['words']:,}"),
         Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
         Column("folder, MB", folder),
@@ -461,7 +533,7 @@ def decoder_table(records: Sequence[Record]) -> str:
     for text, title in DECODER_TEXTS.items():
         columns += [
             Column(f"{title}: perplexity", shown(text, "perplexity", lambda value: f"{value:.2f}")),
-            Column("loss", loss(text)),
+            Column("loss", higher(text)),
             Column("KL", shown(text, "kl", lambda value: f"{value:.4f}")),
             Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
         ]
@@ -480,3 +552,56 @@ def draw(records: Sequence[Record], path: Path) -> None:
         draw_points(axes, shown, metric, lambda record: names.get(record["row"], ""))
         axes.set_ylabel(f"{title} (%)")
     finish(figure, panels, path)
+
+
+def draw_decoders(records: Sequence[Record], path: Path) -> None:
+    """Draw the losses of measured decoders against the bits of a weight, a row for each original, as PNG.
+
+    Originals and trimmed decoders are left out.
+    """
+    styles = {name: numbered_style(index) for index, name in enumerate(SERIES)}
+    shown = [one for one in records if "texts" in one["metrics"] and series(one) in styles]
+    of_decoder = {name: [one for one in shown if one["row"].startswith(name)] for name in DECODER_NAMES}
+    wanted = [(name, text) for name, own in of_decoder.items() if own for text in DECODER_TEXTS]
+    if not wanted:
+        return
+    figure, panels = new_figure(len(wanted), "Decoders with a smaller table", False, len(DECODER_TEXTS))
+    for axes, (decoder, text) in zip(panels, wanted, strict=True):
+        for one in of_decoder[decoder]:
+            color, marker, _ = styles[series(one)]
+            place = bits_a_weight(one), max(_LEAST_LOSS, loss(one, text))
+            axes.scatter(*place, s=34, marker=marker, color=color, label=series(one), zorder=2)
+            given = one["config"].get("peer", {}).get("kind") or f"{one['config']['given']['bits']:g}"
+            axes.text(*place, given, fontsize=8, color=color)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("bits of a weight, all counted")
+        axes.set_title(f"{DECODER_NAMES[decoder]}, {DECODER_TEXTS[text]}", fontsize=10)
+        axes.grid(alpha=0.3, linewidth=0.6)
+        axes.margins(x=0.1, y=0.1)
+    panels[0].set_ylabel(f"higher perplexity (%); {_LEAST_LOSS:g} stands for less")
+    finish(figure, panels, path, styles)
+
+
+def series(record: Record) -> str:
+    """The name of a record's series in the picture of decoders; empty for originals and trimmed ones."""
+    config = record["config"]
+    if config["trim"] or config["embedding"]["method"] == "standard":
+        return ""
+    if "peer" in config:
+        return str(config["peer"]["package"])
+    name = "spectral" if config["given"].get("codec") == "spectral" else "rounded"
+    if config.get("recover"):
+        return f"{name}, recovered"
+    return f"{name}, calibrated" if config["calibrate"] is None else name
+
+
+def bits_a_weight(record: Record) -> float:
+    """The bits of codes and scales for each number of the table."""
+    return float(record["counts"]["stored_bits"] / record["counts"]["weights"])
+
+
+def loss(record: Record, text: str) -> float:
+    """By how many percent a decoder has a higher perplexity than the original."""
+    found = record["metrics"]["texts"][text]
+    return float(100 * (found["perplexity"] / found["original_perplexity"] - 1))

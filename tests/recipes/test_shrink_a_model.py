@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from recipes.common.recipe import find_recipe
-from recipes.common.results import FILE, write_result
+from recipes.common.results import FILE, read_results, write_result
 from recipes.common.tools import run_main
-from recipes.shrink_a_model import preprocess
-from recipes.shrink_a_model.decoder import cut_windows, round_table
+from recipes.shrink_a_model import models, preprocess
+from recipes.shrink_a_model.decoder import (
+    Decoder,
+    Sums,
+    compare_predictions,
+    cut_windows,
+    iq4_nl,
+    q2_0,
+    read_dense,
+    round_table,
+)
 from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
 from recipes.shrink_a_model.models import (
     PICTURE,
     ShrinkRow,
     chosen_rows,
     decoder_table,
-    measure_decoder,
     read_grid,
     table,
     write_report,
@@ -40,7 +49,10 @@ def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
     assert [row.name for row in chosen_rows(RECIPE, ["trimmed", "original"])] == ["original", "trimmed"]
     assert not rows["trimmed"].is_compressed and rows["automatic_8x"].is_compressed
     assert rows["automatic_8x"].ratio == 8 and not rows["automatic_8x"].embedding
-    assert [row.name for row in rows.values() if row.decoder] == [name for name in rows if "gemma" in name]
+    decoders = RECIPE.data_settings()[1]["decoders"]
+    for name, row in rows.items():
+        assert row.decoder == next((decoder for decoder in decoders if name.startswith(f"{decoder}_")), "")
+    assert rows["gemma_spectral_2_recovered"].recover == 20
     with pytest.raises(UserError, match="no row is called 'small'; there are: original, trimmed"):
         chosen_rows(RECIPE, ["small"])
 
@@ -101,7 +113,7 @@ def test_readme_table_matches_the_results() -> None:
     rows = read_grid(RECIPE)
     for is_decoder, made in ((False, table), (True, decoder_table)):
         measured = [
-            records[name] for name, row in rows.items() if name in records and row.decoder == is_decoder
+            records[name] for name, row in rows.items() if name in records and bool(row.decoder) == is_decoder
         ]
         assert measured and set(made(measured).splitlines()) <= set(text.splitlines())
 
@@ -114,7 +126,7 @@ def test_a_model_without_a_configuration_is_named(
     assert f"MODEL={tmp_path}: no config.json there; name the folder of a model" in capsys.readouterr().err
 
 
-# Longer than a block of positions.
+IQ4_NL_LEVELS = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 WINDOWS = torch.randint(2, DECODER_WORDS, (2, 90), generator=torch.Generator().manual_seed(0))
 
 
@@ -129,14 +141,13 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
     original, small = write_decoder(tmp_path / "original"), tmp_path / "small"
     compressed = shrink("gemma3", small).eval()
     add_tokenizer(small, bos_token="w299")
-    measured, words, dim = measure_decoder(small, original, {"text": WINDOWS})
-    assert (words, dim) == tuple(build("gemma3").get_input_embeddings().weight.shape)
+    found = text_of(small, original, WINDOWS)
     with torch.no_grad():
         before, after = (
             model(WINDOWS).logits[:, :-1].log_softmax(-1) for model in (build("gemma3"), compressed)
         )
     wanted = WINDOWS[:, 1:, None]
-    assert measured["text"] == pytest.approx(
+    assert found == pytest.approx(
         {
             "perplexity": math.exp(-float(after.gather(2, wanted).mean())),
             "original_perplexity": math.exp(-float(before.gather(2, wanted).mean())),
@@ -145,14 +156,43 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
         },
         rel=1e-4,
     )
-    assert measured["text"]["kl"] > 0.001
+    assert found["kl"] > 0.001
+
+
+def text_of(folder: Path, original: Path, windows: torch.Tensor) -> dict[str, float]:
+    """What is measured of a decoder in the windows of one text."""
+    first, sums = read_dense(original), Sums(folder.with_suffix(".json"), {})
+    compare_predictions(first, [read_dense(folder, first)], "text", windows, [sums])
+    found: dict[str, Any] = sums.means("text", windows[:, 1:].numel())
+    return found
+
+
+def test_decoders_share_what_is_equal(tmp_path: Path) -> None:
+    original, small = read_dense(write_decoder(tmp_path / "original")), tmp_path / "small"
+    shrink("gemma3", small)
+    add_tokenizer(small, bos_token="w299")
+    found = read_dense(small, original)
+    own, theirs = dict(found.model.named_parameters()), dict(original.model.named_parameters())
+    apart = [name for name in own if own[name].data_ptr() != theirs[name].data_ptr()]
+    assert apart == ["model.embed_tokens.weight"]
+    assert isinstance(found, Decoder) and found.table is found.model.get_input_embeddings().weight
+
+
+def test_an_interrupted_pass_goes_on(tmp_path: Path) -> None:
+    original = read_dense(write_decoder(tmp_path / "original"))
+    fresh, half = (Sums(tmp_path / f"{name}.json", {"model": "a"}) for name in ("fresh", "half"))
+    compare_predictions(original, [original], "text", WINDOWS[:1], [half])
+    half = Sums(half.path, {"model": "a"})
+    compare_predictions(original, [original, original], "text", WINDOWS, [fresh, half])
+    assert len(half.texts["text"]) == 2 and half.texts == fresh.texts
+    assert Sums(half.path, {"model": "b"}).texts == {}
 
 
 def test_a_decoder_keeps_its_own_predictions(tmp_path: Path) -> None:
     folder = write_decoder(tmp_path / "original")
-    found = measure_decoder(folder, folder, {"text": WINDOWS})[0]["text"]
-    assert found["kl"] == 0 and found["kept"] == 1
-    assert found["perplexity"] == found["original_perplexity"]
+    found = text_of(folder, folder, WINDOWS)
+    assert found["kl"] == pytest.approx(0, abs=1e-6) and found["kept"] == 1
+    assert found["perplexity"] == pytest.approx(found["original_perplexity"], rel=1e-6)
 
 
 def test_a_decoder_with_other_words_has_a_perplexity_per_token_of_the_original(tmp_path: Path) -> None:
@@ -162,7 +202,7 @@ def test_a_decoder_with_other_words_has_a_perplexity_per_token_of_the_original(t
     assert trim("--model", original, "--text", text, "--output", small) == 0
     tokenizer = preprocess.read_tokenizer(original)
     windows = cut_windows(tokenizer, text.read_text(), 2, 20)
-    found = measure_decoder(small, original, {"text": windows})[0]["text"]
+    found = text_of(small, original, windows)
     assert found["kl"] is None and found["kept"] is None
     assert 1 < found["perplexity"] < math.inf and found["original_perplexity"] > 1
 
@@ -194,8 +234,81 @@ def test_a_table_in_types_of_llama_cpp(tmp_path: Path) -> None:
     report = round_table(original, tmp_path / "rounded", "gguf", "Q8_0")["tables"][0]
     assert report["stored_bytes"]["after"] == 34 * len(model.get_input_embeddings().weight)
     assert 0 < report["fit"]["relative_error"] < 0.01
-    found = measure_decoder(tmp_path / "rounded", original, {"text": WINDOWS})[0]["text"]
+    found = text_of(tmp_path / "rounded", original, WINDOWS)
     assert 0 < found["kl"] < 0.001
+
+
+def test_blocks_in_q2_0_of_llama_cpp() -> None:
+    block = torch.zeros(1, 64)
+    block[0, :5] = torch.tensor([-2.0, 1.0, -1.0, 0.9, 2.0])
+    assert q2_0(block)[0, :6].tolist() == [-2, 2, -2, 0, 2, 0]
+
+
+def test_blocks_in_iq4_nl_of_llama_cpp() -> None:
+    levels = torch.tensor(IQ4_NL_LEVELS, dtype=torch.float32)
+    exact = torch.cat([levels, levels.flip(0)]) * torch.tensor([[0.5], [-0.25]])
+    halves = [place | 15 - place << 4 for place in range(16)]
+    found = iq4_nl(torch.cat([exact, torch.zeros(1, 32)]))
+    assert found[:, :2].contiguous().view(torch.half).flatten().tolist() == [0.5, -0.25, 0]
+    assert found[:, 2:].tolist() == [halves, halves, [8 | 8 << 4] * 16]
+
+
+def test_gguf_decodes_our_iq4_nl() -> None:
+    quants = pytest.importorskip("gguf").quants
+    blocks = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    kind = quants.GGMLQuantizationType.IQ4_NL
+    decoded = torch.from_numpy(quants.dequantize(iq4_nl(blocks).numpy(), kind))
+    assert 0.07 < float((decoded - blocks).norm() / blocks.norm()) < 0.08
+
+
+def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    data, asked = RECIPE.data, []
+    write_decoder(data / "gemma")
+    (data / "calibration.txt").write_text("w1 w2")
+    monkeypatch.setattr(models, "get_decoder", lambda name, settings, home: data / name)
+    monkeypatch.setattr(models, "write_calibration_text", lambda settings, home: data / "calibration.txt")
+    monkeypatch.setattr(models, "write_windows", lambda name, settings, home: None)
+    monkeypatch.setattr(models, "run_module", lambda name, arguments: asked.append(list(map(str, arguments))))
+    measured = str(data / "gemma_calibration.safetensors")
+    rows = read_grid(RECIPE)
+    for name in ("gemma_int2", "gemma_spectral_2_calibrated"):
+        models.shrink(RECIPE, rows[name])
+    Path(measured).touch()
+    for name in ("gemma_spectral_3_calibrated", "gemma_spectral_2_recovered"):
+        models.shrink(RECIPE, rows[name])
+    plain, first, second, recovered = [arguments[arguments.index("--force") + 1 :] for arguments in asked]
+    assert plain[:3] == ["--calibrate", "none", "--no-check"]
+    assert first[:2] == second[:2] == ["--calibration", measured]
+    assert "--no-check" in second and "--no-check" not in first
+    assert recovered[:4] == ["--recover", "20", "--calibration", measured] and "--no-check" not in recovered
+
+
+def test_the_picture_of_decoders(tmp_path: Path) -> None:
+    texts = dict.fromkeys(models.DECODER_TEXTS, {"perplexity": 40.0, "original_perplexity": 36.5})
+    compressed = {"trim": False, "embedding": {"method": "quantized"}, "calibrate": None}
+    configs = {
+        "gemma_original": {**compressed, "embedding": {"method": "standard"}},
+        "gemma_trimmed_int8": {**compressed, "trim": True},
+        "gemma_gguf_q4_0": {**compressed, "peer": {"package": "gguf", "kind": "Q4_0"}},
+        "gemma_int4": {**compressed, "given": {"codec": "uniform", "bits": 4}, "calibrate": "none"},
+        "smollm_a": {**compressed, "given": {"codec": "spectral", "bits": 1.5}},
+        "smollm_b": {
+            **compressed,
+            "given": {"codec": "spectral", "bits": 2},
+            "calibrate": None,
+            "recover": 20,
+        },
+    }
+    counts = {"stored_bits": 160, "weights": 80}
+    records: list[dict[str, Any]] = [
+        {"row": name, "config": config, "counts": counts, "metrics": {"texts": texts}}
+        for name, config in configs.items()
+    ]
+    shown = ["", "", "gguf", "rounded", "spectral, calibrated", "spectral, recovered"]
+    assert [models.series(record) for record in records] == shown
+    models.draw_decoders([*records, {"row": "left", "metrics": {}}], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_of_decoders_invents_no_numbers() -> None:
@@ -212,3 +325,21 @@ def test_the_table_of_decoders_invents_no_numbers() -> None:
         "| new | 2.00 | 10 | 0.0 | – | 40.00 | +9.6 % | 0.1000 | 80.0 % | 40.00 | +9.6 % | – |"
     )
     assert before == f"| old | not run | 10 | 0.0 | 3.0 |{' not run |' * 10}"
+
+
+def test_rows_of_decoders_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [ShrinkRow("gemma_original", decoder="gemma"), ShrinkRow("gemma_copy", decoder="gemma")]
+    for folder in (tmp_path / "data" / "gemma", *(models.model_folder(tmp_path, row.name) for row in rows)):
+        write_decoder(folder)
+    windows = preprocess.windows_file(tmp_path, "gemma")
+    np.savez(windows, wikitext2=WINDOWS.numpy(), ag_news=WINDOWS.numpy())
+    models.evaluate_decoders(tmp_path, rows)
+    assert "measuring gemma_original, gemma_copy" in capsys.readouterr().out
+    records = {record["row"]: record for record in read_results(tmp_path)}
+    assert set(records) == {row.name for row in rows}
+    assert records["gemma_copy"]["metrics"]["texts"]["ag_news"]["kept"] == 1
+    models.evaluate_decoders(tmp_path, rows)
+    assert capsys.readouterr().out == "gemma_original: up to date\ngemma_copy: up to date\n"
+    np.savez(windows, wikitext2=WINDOWS[:1].numpy(), ag_news=WINDOWS.numpy())
+    models.evaluate_decoders(tmp_path, rows[:1])
+    assert "measuring gemma_original" in capsys.readouterr().out
