@@ -92,6 +92,8 @@ _LOSS_PER_BIT = 4.0
 # Candidates for vocabularies larger than this are compared by the predictions of so many words: those of the
 # compared texts, then the most frequent ones up to the first number, then others at equal distances.
 SAMPLED_WORDS, _FREQUENT = 2**13, 2**12
+# The power of what words count: lower than 1, since other texts have other words.
+_POWER = 0.6
 # The bits for a number of the tables of a curve.
 _CURVE = (8.0, 4.0, 3.0, 2.0, 1.5, 1.0)
 # The last rank of each band of words by descending frequency; one more band has the rest.
@@ -745,8 +747,7 @@ class Session:
     def given(self, table: EmbeddingTable, takes_metric: bool = True) -> dict[str, Any]:
         """What is known about the words of a table, as arguments of `fit`.
 
-        The importance of a word is its part of the text plus its part of the predictions: an error costs the
-        input and the output side.
+        The importance of a word grows with its part of the predictions plus its part of the text.
         """
         counts, found = None, None
         if self.counts is not None:
@@ -757,8 +758,9 @@ class Session:
         importance = None
         if found is not None and bool(found.shares.any()):
             importance = found.shares / found.shares.sum()
-            if counts is not None:
-                importance = importance + counts / counts.sum()
+            if counts is not None:  # words that the text does not have count once
+                importance += (counts - 1) / (counts - 1).sum().clamp(min=1)
+            importance **= _POWER
         return known | {"metric": None if found is None else found.metric, "importance": importance}
 
     def smallest_within(self, max_loss: MaxLoss) -> Target:
