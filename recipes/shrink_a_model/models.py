@@ -82,6 +82,7 @@ PANELS = {
     "found": "headlines whose description is nearest",
 }
 # Titles of decoders, and of the texts that measure them.
+SUMMARY = ("int4", "gguf_iq4_nl", "int2", *(f"spectral_{bits}_calibrated" for bits in ("3", "2", "1_5", "1")))
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 # Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
@@ -539,6 +540,27 @@ def decoder_table(records: Sequence[Record]) -> str:
         ]
     columns += [Column("tokens/s", speed("after")), Column("tokens/s before", speed("before"))]
     return markdown_table(records, columns)
+
+
+def decoder_summary() -> str:
+    """The table of rows of the first decoder for the README of the project, by size: those in `SUMMARY`."""
+    name, text = next(iter(DECODER_NAMES)), next(iter(DECODER_TEXTS))
+    found = [
+        one
+        for one in read_results(Path(__file__).with_name(RESULTS))
+        if one["row"].removeprefix(f"{name}_") in SUMMARY and "texts" in one["metrics"]
+    ]
+
+    def higher(of: str) -> Callable[[Record], str]:
+        return lambda record: f"{loss(record, of):+.1f} %"
+
+    columns = [
+        Column("table", lambda one: " ".join(one["config"].get("peer", {"": series(one)}).values())),
+        Column("bits a weight", lambda one: f"{bits_a_weight(one):.2f}"),
+        *(Column(f"perplexity, {title}", higher(of)) for of, title in DECODER_TEXTS.items()),
+        Column("greedy choice kept", lambda one: f"{100 * one['metrics']['texts'][text]['kept']:.1f} %"),
+    ]
+    return markdown_table(sorted(found, key=bits_a_weight, reverse=True), columns)
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
