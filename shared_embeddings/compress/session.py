@@ -581,9 +581,10 @@ class Session:
             number: of the selection of rare words.
         """
         sizes = {len(table.table) for table in self.tables}
-        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS or not any(one.is_scored for one in self.tables):
+        is_whole = all(table.part is None for table in self.tables)
+        if len(sizes) > 1 or max(sizes) <= 2 * SAMPLED_WORDS or samples is None or samples.words is None:
             return None
-        if samples is None or samples.words is None:
+        if not is_whole or not any(table.is_scored for table in self.tables):
             return None
         [count], table = sizes, self.tables[0]
         order = torch.arange(count)

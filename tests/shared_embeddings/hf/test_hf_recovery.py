@@ -35,7 +35,9 @@ def words(tmp_path: Path) -> Path:
     return path
 
 
-def recovered(folder: Path, words: Path, *arguments: object, method: tuple[Any, ...] = CODES) -> dict[str, Any]:
+def recovered(
+    folder: Path, words: Path, *arguments: object, method: tuple[Any, ...] = CODES
+) -> dict[str, Any]:
     """The report of the command."""
     name, *options = method
     asked = [*options, "--text", words, "--report", folder / "report.json", "--force", *arguments]
@@ -60,7 +62,9 @@ def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: 
     assert not any("too few lines" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("method", [CODES, ("projective", "--rank", 4, "--store", "fp16")], ids=["codes", "rank"])
+@pytest.mark.parametrize(
+    "method", [CODES, ("projective", "--rank", 4, "--store", "fp16")], ids=["codes", "rank"]
+)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_models_in_16_bits(tmp_path: Path, words: Path, method: tuple[Any, ...], kind: torch.dtype) -> None:
     """What is measured is what the file has: in 16 bits, and with codes as before."""
@@ -96,7 +100,9 @@ def test_a_large_vocabulary_is_trained_alike_by_few_words(
     assert few["kl_after"] < few["kl_before"]
 
 
-def test_few_words_of_a_large_vocabulary(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_words_of_a_large_vocabulary(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session, "SAMPLED_WORDS", 100)
     monkeypatch.setattr(session, "_FREQUENT", 40)
     write("gpt2", tmp_path / "model")
