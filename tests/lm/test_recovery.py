@@ -133,6 +133,7 @@ def test_a_large_vocabulary_is_trained_alike_by_few_words(
         torch.testing.assert_close(few[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_the_best_candidate_is_trained(model: Path, tmp_path: Path) -> None:
     text, report = tmp_path / "corpus" / "train.txt", tmp_path / "report.json"
     asked = ["--model", model, "--output", tmp_path / "small.pt", "--bits", 8, "--text", text]
