@@ -4,7 +4,8 @@ The loss is the Kullback-Leibler divergence from the predictions of the original
 The layers of the model are trained, and embeddings whose numbers are not rounded to codes; codes, and with
 them the size and the format of the file, stay the same. Weights are float32 while they are trained. The
 divergence on other lines is measured several times with the values that the file would have, and the best
-ones are kept: at worst those before.
+ones are kept: at worst those before. The learning rate doubles each time, until the divergence rises: then it
+halves, and training goes on from the best values.
 
 Axes: ``n`` predictions, ``V`` words that are scored.
 """
@@ -41,8 +42,8 @@ from shared_embeddings.words.token_counts import text_lines
 
 # Predictions that are sampled together, and the least of a step.
 TOKENS, STEP = 12_000, 512
-# The largest learning rate of Adam for numbers of size one, and the least size of the numbers of a tensor.
-RATE, LEAST = 2e-3, 1e-3
+# The first learning rate of Adam for numbers of size one, and the least size of the numbers of a tensor.
+RATE, LEAST = 5e-4, 1e-3
 # The share of the training in which the rate rises, and the largest norm of the gradients.
 WARMUP, LARGEST = 0.1, 1.0
 # How often the divergence is measured, and after how many seconds the state is saved.
@@ -339,11 +340,11 @@ class Student:
         stored: Callable[[str, Tensor], Tensor],
     ) -> None:
         self.tensors, self._predict, self._measure, self._stored = tensors, predict, measure, stored
-        sizes = [float(one.detach().square().mean().sqrt()) for one in tensors.values()]
+        sizes = [float(one.detach().abs().median()) for one in tensors.values()]
         groups = [{"params": [one], "size": max(size, LEAST)} for one, size in zip(tensors.values(), sizes)]
         self._optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95), fused=True)
         self.steps = self.tokens = self.checks = 0
-        self.seconds = 0.0
+        self.seconds, self.factor, self.growth = 0.0, 1.0, 2.0
         self.before = self.divergence = measure()
         self.best = {name: stored(name, one.detach()).clone() for name, one in tensors.items()}
 
@@ -360,7 +361,7 @@ class Student:
                 tensor.grad.div_(count)
         nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["size"]
+            group["lr"] = self.factor * rate * group["size"]
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps, self.tokens = self.steps + 1, self.tokens + count
@@ -368,7 +369,11 @@ class Student:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Keep the current values if predictions are better with them, as they would be stored."""
+        """Keep the current values if predictions are better with them, as they would be stored.
+
+        The learning rate doubles each time, until they are worse: then it halves, and training goes on from
+        the best values.
+        """
         current = {name: one.clone() for name, one in self.tensors.items()}
         found = {name: self._stored(name, one) for name, one in self.tensors.items()}
         self.copy(found)
@@ -376,6 +381,10 @@ class Student:
         self.copy(current)
         if measured < self.divergence:
             self.divergence, self.best = measured, {name: one.clone() for name, one in found.items()}
+            self.factor *= self.growth
+        else:
+            self.copy(self.best)
+            self.factor, self.growth = self.factor / 2, 1.0
 
     @torch.no_grad()
     def copy(self, values: Mapping[str, Tensor]) -> None:
@@ -383,7 +392,7 @@ class Student:
         for name, tensor in self.tensors.items():
             tensor.copy_(values[name])
 
-    _NUMBERS = ("steps", "tokens", "checks", "seconds", "before", "divergence")
+    _NUMBERS = ("steps", "tokens", "checks", "seconds", "factor", "growth", "before", "divergence")
 
     def state(self) -> dict[str, Any]:
         """Everything that a training goes on with."""

@@ -601,14 +601,17 @@ class Session:
             number: of the selection of rare words.
         """
         sizes = {len(table.table) for table in self.tables}
-        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS or not any(one.is_scored for one in self.tables):
+        # Deeper embeddings score words by other rows.
+        is_whole = all(table.part is None for table in self.tables)
+        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS or not is_whole:
+            return None
+        if not any(table.is_scored for table in self.tables):
             return None
         read = torch.empty(0, dtype=torch.long)
         if samples is not None:
             if samples.words is None:
                 return None
             read = samples.words
-            return None
         [count], table = sizes, self.tables[0]
         order = torch.arange(count)
         if self.counts is not None:

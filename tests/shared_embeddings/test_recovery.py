@@ -111,8 +111,9 @@ def student_of(original: Original) -> tuple[Student, nn.Parameter]:
 def test_a_training_keeps_the_best_values_as_they_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the rate is too large at first; where it stays so, those before."""
     original = Original()
-    for rate, falls in ((2e-2, True), (1e4, False)):
+    for rate, falls in ((2e-2, True), (1e2, True), (1e12, False)):
         monkeypatch.setattr("shared_embeddings.compress.recovery.RATE", rate)
         student, weight = student_of(original)
         before, saved = weight.detach().clone(), Saved(tmp_path / "small", 0)
@@ -120,6 +121,7 @@ def test_a_training_keeps_the_best_values_as_they_are_stored(
         found = train(student, lessons, Plan(steps=20), saved, progress=False)
         assert found.steps == 20 and found.tokens == 20 * 600 and lessons.place == (13, 1)
         assert (found.kl_after < 0.9 * found.kl_before) == falls
+        assert (student.factor < 1.0) == (rate > 1.0)
         assert torch.equal(weight, before) != falls and torch.equal(weight, weight.half().float())
         assert found.kl_after == pytest.approx(student._measure(), rel=1e-6)
 

@@ -63,6 +63,7 @@ def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: 
     assert not any("too few lines" in note for note in found["notes"])
 
 
+@pytest.mark.slow_except("bf16-codes", "fp16-rank")
 @pytest.mark.parametrize(
     "method", [CODES, ("projective", "--rank", 4, "--store", "fp16")], ids=["codes", "rank"]
 )
@@ -85,6 +86,7 @@ def test_models_in_16_bits(tmp_path: Path, words: Path, method: tuple[Any, ...],
     assert hf.load(tmp_path / "small").dtype == kind
 
 
+@pytest.mark.slow_except("bert")
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])  # whose output layer has a bias
 def test_a_large_vocabulary_is_trained_alike_by_few_words(
     tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch, kind: str
