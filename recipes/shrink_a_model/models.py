@@ -581,6 +581,8 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
 
     Originals and trimmed decoders are left out.
     """
+    from matplotlib.ticker import LogFormatter
+
     styles = {name: numbered_style(index) for index, name in enumerate(SERIES)}
     shown = [one for one in records if "texts" in one["metrics"] and series(one) in styles]
     of_decoder = {name: [one for one in shown if one["row"].startswith(name)] for name in DECODER_NAMES}
@@ -597,11 +599,13 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
             axes.text(*place, given, fontsize=8, color=color)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter())  # leaves out labels where there are many
         axes.set_xlabel("bits of a weight, all counted")
         axes.set_title(f"{DECODER_NAMES[decoder]}, {DECODER_TEXTS[text]}", fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
-        axes.margins(x=0.1, y=0.1)
-    panels[0].set_ylabel(f"higher perplexity (%); {_LEAST_LOSS:g} stands for less")
+        axes.margins(x=0.15, y=0.1)
+    for axes in panels[:: len(DECODER_TEXTS)]:
+        axes.set_ylabel(f"higher perplexity (%); {_LEAST_LOSS:g} stands for less")
     finish(figure, panels, path, styles)
 
 
