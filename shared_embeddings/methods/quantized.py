@@ -25,6 +25,7 @@ from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
 from shared_embeddings.utils.options import option, require, require_at_least, require_seed
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on.
@@ -223,17 +224,20 @@ class QuantizedEmbedding(SharedEmbedding):
         if not codec.num_scales:  # torch does not check ids of empty rows
             self.check_ids(ids)
         scales = F.embedding(ids, self.word_scales)
-        # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
         found, start = codec.uncoded(scales, books), 0
         places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
         for rate, count in self.word_counts.items():
-            if rate:
-                mine = (places - start).clamp(0, count - 1) if self._is_mixed else ids
-                rows = codec.decode(self.codes(rate).index_select(0, mine), scales, rate, books)
-                if self._is_mixed:
-                    is_mine = (places >= start) & (places < start + count)
-                    rows = torch.where(is_mine.unsqueeze(1), rows, found)
-                found = rows
+            is_mine = (places >= start) & (places < start + count)
+            if rate and self._is_mixed and not needs_fixed_shapes(ids):
+                mine = is_mine.nonzero().flatten()
+                if len(mine):
+                    codes = self.codes(rate).index_select(0, places[mine] - start)
+                    found = found.index_copy(0, mine, codec.decode(codes, scales[mine], rate, books))
+            elif rate:
+                # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
+                every = (places - start).clamp(0, count - 1) if self._is_mixed else ids
+                rows = codec.decode(self.codes(rate).index_select(0, every), scales, rate, books)
+                found = torch.where(is_mine.unsqueeze(1), rows, found) if self._is_mixed else rows
             start += count
         return self._rotated_back(codec.restore(found, books))
 
