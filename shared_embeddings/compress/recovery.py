@@ -155,7 +155,7 @@ def recover(
     samples, module = pupil.held_out.samples, pupil.model.module
     assert samples is not None
     for embedding in pupil.embeddings.values():
-        # The scales of codes are stored too coarsely for small steps.
+        # The scales of codes are stored in steps that are too large for small changes.
         if find_spec(embedding.method).takes_metric:
             embedding.requires_grad_(False)
         else:

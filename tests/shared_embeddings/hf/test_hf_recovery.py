@@ -47,7 +47,7 @@ def recovered(
     return found
 
 
-@pytest.mark.slow_except("gpt2", "t5", "encoder")
+@pytest.mark.slow_except("gpt2", "t5")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "t5", "marian", "encoder"])
 def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
     if kind == "encoder":
