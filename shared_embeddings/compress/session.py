@@ -309,7 +309,11 @@ class Choice:
             if trial.kept is None
         ]
         if self.curve:
-            lines += ["", "the best candidate at other sizes:", *align(_rows(self.curve), texts=2)]
+            lines += [
+                "",
+                "the best one at other sizes, where another one may be better:",
+                *align(_rows(self.curve), texts=2),
+            ]
         return "\n".join(lines if self.report is None else [*lines, "", self.report.described()])
 
 
