@@ -160,8 +160,9 @@ def test_calibration_of_every_host(
     found = calibrate(model, model.tables(), [trained.text], 1, progress=False)
     sizes = {table.name: table.table.size(1) for table in model.tables()}
     assert found.keys() == (set() if trained.host == "vectors" else sizes.keys())
-    for name, metric in found.items():
+    for name, (metric, shares) in found.items():
         assert metric.shape == (sizes[name], sizes[name])
+        assert 0 <= float(shares.min()) and float(shares.sum()) < 1 + 1e-4
         values = torch.linalg.eigvalsh(metric.double())
         assert values[-1] > 0 and values[0] > -1e-4 * values[-1]
     output, file, made = tmp_path / "small.pt", tmp_path / "calibration.safetensors", []

@@ -212,6 +212,8 @@ class StandIn(nn.Module):
         embedding: the embedding.
     """
 
+    scored_words: Tensor | None = None  # all
+
     def __init__(self, name: str, embedding: SharedEmbedding) -> None:
         super().__init__()
         self.name = name
