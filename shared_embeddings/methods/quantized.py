@@ -230,7 +230,7 @@ class QuantizedEmbedding(SharedEmbedding):
             is_mine = (places >= start) & (places < start + count)
             if rate and self._is_mixed and not needs_fixed_shapes(ids):
                 mine = is_mine.nonzero().flatten()
-                if len(mine):
+                if len(mine) or not len(ids):  # gradients of no rows, too
                     codes = self.codes(rate).index_select(0, places[mine] - start)
                     found = found.index_copy(0, mine, codec.decode(codes, scales[mine], rate, books))
             elif rate:
