@@ -172,10 +172,14 @@ def test_packed_models_stay_packed(
 
 
 def ctranslate2_lines(ctranslate2: Any, model: Path, host: Host) -> list[str]:
-    """The greedy translations of the test set by an exported model."""
+    """The greedy translations of the test set by an exported model.
+
+    It computes in float32: products in int8 also round the hidden states, by rules of the processor.
+    """
     sources = [line.split() for line in (host.folder / "test.src").read_text().splitlines()]
     search = {"beam_size": 1, "max_decoding_length": 9, "min_decoding_length": 3}
-    results = ctranslate2.Translator(str(model)).translate_batch(sources, **search)
+    translator = ctranslate2.Translator(str(model), compute_type="float32")
+    results = translator.translate_batch(sources, **search)
     return [" ".join(result.hypotheses[0]) for result in results]
 
 
@@ -205,7 +209,7 @@ def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
     assert (exported / "model.bin").read_bytes().count(table.packed.codes.numpy().tobytes()) == 1
     theirs = ctranslate2_lines(ctranslate2, exported, host)
     ours = host.translate(small, "-beam_size", "1", "-min_length", "3")
-    assert sum(map(str.__eq__, theirs, ours)) >= 0.9 * len(ours)
+    assert theirs == ours
 
 
 @pytest.mark.parametrize("kind", ["tied", "output"])
