@@ -206,7 +206,8 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
     if odd:
         where = "only in the model" if odd[0] in own else "only in the checkpoint"
         raise UserError(
-            f"checkpoint {path}: belongs to another model ({odd[0]} is {where}); use its configuration"
+            f"checkpoint {path}: belongs to another model ({odd[0]} is {where}); use its configuration, or "
+            "compress the original again if an earlier version wrote it"
         )
     for name, tensor in state.items():
         if tensor.shape != own[name].shape:

@@ -25,7 +25,7 @@ from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
 from shared_embeddings.utils.options import option, require, require_at_least, require_seed
-from shared_embeddings.utils.tracing import needs_fixed_shapes
+from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on.
@@ -137,10 +137,10 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 class QuantizedEmbedding(SharedEmbedding):
     """Row w of the table is its decoded code, times its scales, rotated back.
 
-    Buffers: `codes<i>` ``(V_i, bytes)`` for the words whose rate is number i of `RATES`, in the order of the
-    vocabulary; `widths` ``(V,)``, the numbers i of all words, if they differ; `signs` ``(D,)`` of the
-    rotation, for codecs that rotate. Parameters: `row_scales` ``(V, 1)``, or `scales` ``(V, S)`` of groups,
-    and the codebooks of the codec. Training keeps the codes.
+    Buffers: `codes<i>`, or `paths<i>` of some codecs, ``(V_i, bytes)`` for the words whose rate is number i
+    of `RATES`, in the order of the vocabulary; `widths` ``(V,)``, the numbers i of all words, if they differ;
+    `signs` ``(D,)`` of the rotation, for codecs that rotate. Parameters: `row_scales` ``(V, 1)``, or `scales`
+    ``(V, S)`` of groups, and the codebooks of the codec. Training keeps the codes.
 
     Rows are decoded when they are looked up. Without gradients, scores are computed for one block of decoded
     rows after the other, so that there is never a V x D table in memory; with gradients there is.
@@ -167,7 +167,7 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate, count in self.word_counts.items():
             if rate:
                 codes = torch.empty(count, self.codec.row_bytes(rate), dtype=torch.uint8)
-                self.register_buffer(_codes_name(rate), codes)
+                self.register_buffer(self._codes_name(rate), codes)
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
             self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
@@ -217,7 +217,10 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate."""
-        return dense(self.get_buffer(_codes_name(rate)))
+        return dense(self.get_buffer(self._codes_name(rate)))
+
+    def _codes_name(self, rate: float) -> str:
+        return f"{self.codec.codes_name}{RATES.index(rate)}"
 
     def rows(self, ids: Tensor) -> Tensor:
         codec, books = self.codec, self.books()
@@ -265,16 +268,19 @@ class QuantizedEmbedding(SharedEmbedding):
                 found.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
                 found.append(F.linear(states, codec.uncoded(scales[:1], books)).expand(-1, len(scales)))
-        scores = torch.cat(found, dim=-1)
-        return scores.index_select(-1, self._slots().int()) if self._is_mixed else scores
+        return torch.cat(found, dim=-1).index_select(-1, self._slots().int()) if self._is_mixed else found[0]
 
     def _parts(self) -> Iterator[tuple[float, Tensor]]:
         """Each rate and the scales ``(V_i, S)`` of its words, in the order of the vocabulary."""
         if not self._is_mixed:
             yield next(iter(self.word_counts)), dense(self.word_scales)
             return
-        slots = self._slots().long()
-        words = torch.empty_like(slots).scatter_(0, slots, self.all_ids(slots.device))
+
+        def sort() -> Tensor:
+            slots = self._slots().long()
+            return torch.empty_like(slots).scatter_(0, slots, self.all_ids(slots.device)).int()
+
+        words = self.cached("words", sort)
         for rate, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
             yield rate, self.word_scales.index_select(0, ids)
 
@@ -313,8 +319,8 @@ class QuantizedEmbedding(SharedEmbedding):
             words = self.widths == RATES.index(rate) if self._is_mixed else torch.ones_like(is_kept)
             counts[rate] = int((is_kept & words).sum())
             if rate:
-                codes = state.pop(_codes_name(rate))[is_kept[words]]
-                state.update({_codes_name(rate): codes} if len(codes) else {})
+                codes = state.pop(self._codes_name(rate))[is_kept[words]]
+                state.update({self._codes_name(rate): codes} if len(codes) else {})
         kept = [rate for rate, count in counts.items() if count]
         if len(kept) == 1:
             state.pop("widths", None)
@@ -376,10 +382,6 @@ class QuantizedEmbedding(SharedEmbedding):
         return made
 
 
-def _codes_name(rate: float) -> str:
-    return f"codes{RATES.index(rate)}"
-
-
 def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     """The bytes of the codes, rates and codebooks for numbers of words by rate."""
     used = {rate: count for rate, count in counts.items() if count}
@@ -409,22 +411,25 @@ def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
     """Vectors ``(n, D)`` times the Kronecker product of the orthogonal matrices, or of their transposes."""
     mixed, done = values, 1
     for size in factors_of(values.size(1)):
-        matrix = _orthogonal(size, values)
+        matrix = _orthogonal(size, values.dtype, values.device)
+        matrix = matrix.t() if is_inverted else matrix
         # The axis of this factor has `done` entries of earlier factors before it.
-        parts = mixed.reshape(-1, size, values.size(1) // (done * size))
-        mixed = torch.matmul(matrix.t() if is_inverted else matrix, parts)
         done *= size
+        parts = mixed.reshape(-1, size, values.size(1) // done)
+        # Many products of a small matrix with one column would take long.
+        mixed = parts.squeeze(2) @ matrix.t() if parts.size(2) == 1 else torch.matmul(matrix, parts)
     return mixed.reshape(values.shape)
 
 
-def _orthogonal(size: int, like: Tensor) -> Tensor:
+@cache_tensor
+def _orthogonal(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A Hadamard matrix for a power of two, the cosine transform (DCT-II) otherwise."""
     if size & (size - 1) == 0:
-        matrix = torch.ones(1, 1, dtype=like.dtype, device=like.device)
+        matrix = torch.ones(1, 1, dtype=dtype, device=device)
         for _ in range(size.bit_length() - 1):
             matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
         return matrix / math.sqrt(size)
-    places = torch.arange(size, dtype=torch.float64, device=like.device)
+    places = torch.arange(size, dtype=torch.float64, device=device)
     matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
-    return matrix.to(like.dtype)
+    return matrix.to(dtype)

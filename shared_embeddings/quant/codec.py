@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shared_embeddings.quant import decoder, kernels
 from shared_embeddings.quant.allocation import rates_within
-from shared_embeddings.quant.decoder import DECODERS, RATES
+from shared_embeddings.quant.decoder import CODES, DECODERS, RATES
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.errors import UserError
 
@@ -82,6 +82,8 @@ class Codec(ABC):
             most, which 8 bits are enough for.
         about_layout: what the option `directions` lists, for the description of that option.
         example_bits: a typical rate, for tests.
+        codes_name: of the tensors with codes, before the number of a rate. Another name keeps a codec from
+            reading files whose codes meant something else.
         onnx_rates: those whose codes ONNX Runtime reads: ``(code - 2**(rate - 1)) * scale`` by groups.
         standalone: functions that decode rows with numpy only; the last one is called as
             `shared_embeddings.quant.decoder.DECODERS` says. They may use what that module imports and has.
@@ -95,6 +97,7 @@ class Codec(ABC):
     has_groups: ClassVar[bool] = False
     about_layout: ClassVar[str] = ""
     example_bits: ClassVar[float] = 4.0
+    codes_name: ClassVar[str] = "codes"
     onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
     rates: tuple[float, ...] = RATES[:9]
@@ -224,6 +227,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
         _registered[name] = codec
         if codec.standalone:
             DECODERS[name] = codec.standalone[-1]
+            CODES[name] = codec.codes_name
         return codec
 
     return add
@@ -241,6 +245,7 @@ def program(file: Path) -> str:
     functions = {function: inspect.getsource(function) for own in found.values() for function in own}
     parts += functions.values()
     parts += [f'DECODERS["{name}"] = {own[-1].__name__}\n' for name, own in found.items()]
+    parts += [f'CODES["{name}"] = "{CODES[name]}"\n' for name in found]
     text, count = _IMPORT.subn(lambda _: "\n\n".join(parts), file.read_text(encoding="utf-8"))
     assert count == 1, file
     return text

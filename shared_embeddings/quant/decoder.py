@@ -23,6 +23,8 @@ RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
 # It returns rows ``(n, D)`` before they are scaled and rotated back. Codecs without scales are called with a
 # rate of 0, too.
 DECODERS: dict[str, Callable[..., Any]] = {}
+# What their tensors of codes are called, before the number of a rate, if not "codes".
+CODES: dict[str, str] = {}
 # Options that files leave out.
 _DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}
 # Rows that are decoded together.
@@ -96,9 +98,12 @@ def decoded_table(
     if method != "quantized" or decode is None:
         name = f"codec {settings['codec']}" if method == "quantized" else f"method {method}"
         raise ValueError(f"embeddings of {name} need shared-embeddings: install it")
-    codes = {name: array for name, array in tensors.items() if name.startswith("codes")}
+    kind = CODES.get(settings["codec"], "codes")
+    codes = {name: np.asarray(array, np.uint8) for name, array in tensors.items() if name.startswith(kind)}
     numbers = {name: np.asarray(array, np.float32) for name, array in tensors.items() if name not in codes}
-    only = int(min(codes).removeprefix("codes")) if codes else 0
+    if any(name.startswith("codes") for name in numbers):
+        raise ValueError("the codes are of an earlier version: compress the model again")
+    only = int(min(codes).removeprefix(kind)) if codes else 0
     places = numbers.get("widths", np.full(num_embeddings, only))
     scales = numbers.get("row_scales", numbers.get("scales"))
     table = np.zeros((num_embeddings, embedding_dim), np.float32)
@@ -106,7 +111,7 @@ def decoded_table(
         words = np.flatnonzero(places == place)
         if not rate and scales is not None:
             continue
-        rows = np.asarray(codes.get(f"codes{place}", np.zeros((len(words), 0))), np.uint8)
+        rows = codes.get(f"{kind}{place}", np.zeros((len(words), 0), np.uint8))
         for start in range(0, len(words), _BLOCK):
             ids = words[start : start + _BLOCK]
             found = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
@@ -127,13 +132,15 @@ def rotated_back(rows: Any, signs: Any) -> Any:
 
 
 def factors_of(dim: int) -> list[int]:
-    """The sizes of the orthogonal matrices for D dimensions: an odd number, then powers of two up to 64."""
+    """The sizes of the orthogonal matrices for D dimensions: an odd number, then powers of two up to 64,
+    ascending. The order of the latter changes nothing, but products along the last axis are fast.
+    """
     odd = dim // (dim & -dim)
     rest, factors = dim // odd, [odd] if odd > 1 else []
-    while rest > 1:
-        factors.append(min(rest, 64))
-        rest //= factors[-1]
-    return factors
+    sixties = 0
+    while rest > 64:
+        rest, sixties = rest // 64, sixties + 1
+    return factors + [rest] * (rest > 1) + [64] * sixties
 
 
 @functools.cache

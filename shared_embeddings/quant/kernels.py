@@ -12,11 +12,14 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+# The most pairs of a run in a `LanePlan`: sums of their products fit into 32 bits.
+LANE_PAIRS = 256
 # Numbers that are worth another thread.
 _NUMBERS_PER_THREAD = 2**17
 
@@ -34,6 +37,52 @@ def usable(*tensors: Tensor) -> bool:
 @functools.cache
 def _has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def has_lanes() -> bool:
+    """Whether this processor has the instructions of `shared_embeddings.quant.lanes`."""
+    if not _has_numba():
+        return False
+    features: Any = importlib.import_module("llvmlite.binding").get_host_cpu_features()
+    return bool(features.get("avx2", False))
+
+
+class LanePlan(NamedTuple):
+    """How 16 rows at a time are decoded: numbers in pairs, in runs of pairs whose factors are equal.
+
+    A number is found by its state, the last bits of a window of 16. Its product with a factor has a hash
+    in the upper 8 of 16 bits, and the entry is the sum of those for its upper and lower half.
+    """
+
+    places: Tensor  # of the window of each pair ``(P,)``, in words of 16 rows
+    shifts: Tensor  # left of the first word of a window, right of the next one, 8 times each ``(P, 16)``
+    bounds: Tensor  # the first pair of each run, and the number of pairs ``(R + 1,)``
+    factors: Tensor  # of the first and second numbers, 16 times, and bits between the two, ``(R, 40)``
+    tables: Tensor  # bytes ``(2, 32)``: the 16 coarse and fine entries, twice, in sum increased by 127
+    columns: Tensor  # of both numbers of a pair ``(P, 2)``; -1 for no second one
+    dim: int  # D
+
+
+def lane_entries(codes: Tensor, plan: LanePlan) -> Tensor:
+    """The entries ``(n, D)`` of all numbers of rows, whole numbers in float32."""
+    out = torch.empty(len(codes), plan.dim)
+    _run("lane_entries", plan.dim, [codes], [*plan[:6]], out)
+    return out
+
+
+def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
+    """Products ``(N, n)`` of states ``(N, D)``, in 16 bits, with `lane_entries` times `scales` ``(n, 1)``."""
+    most = hidden.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-30) / 32767
+    # The last column is for pairs without a second number.
+    whole = F.pad((hidden / most).round().int(), (0, 1))[:, plan.columns]
+    pairs = (whole[..., 0] & 0xFFFF | whole[..., 1] << 16).int()
+    sums = F.pad(whole.sum(dim=-1).cumsum(dim=1), (1, 0))[:, plan.bounds]
+    offsets = (-127 * sums.diff(dim=1)).int()
+    out = torch.empty(len(hidden), len(codes))
+    arrays = [*plan[:5], pairs, offsets, most.flatten()]
+    _run("lane_scores", len(plan.places), [codes, scales], arrays, out.t())
+    return out.to(hidden.dtype)
 
 
 def decode_entries(codes: Tensor, ends: Tensor, books: Tensor, numbers: Tensor | None = None) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from shared_embeddings.quant import lanes
+
 # Sums that `nearest_sums` keeps in every stage.
 BEAM = 4
 _FAR = np.float32(1e30)
@@ -320,3 +322,122 @@ def _trace(
             if cost < least:
                 least, state = cost, other
         out[step] = state
+
+
+# Numbers of paths, 16 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the arguments
+# after codes and scales: where pairs of numbers are, and what decodes them.
+
+_AT_ONCE = 32  # bytes
+
+
+@_compiled
+def lane_entries(
+    codes: Any, places: Any, shifts: Any, bounds: Any, factors: Any, tables: Any, columns: Any, out: Any
+) -> None:
+    """Entries ``(n, D)`` of the states along paths, as whole numbers. Pairs have `columns` ``(P, 2)``."""
+    flat, spare, words, values = _memory_of_lanes(codes, places)
+    middle = np.float32(127)
+    for first in range(0, codes.shape[0], lanes.ROWS):
+        count = min(lanes.ROWS, codes.shape[0] - first)
+        _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
+        for pair in range(columns.shape[0]):
+            for number in range(2):
+                column = columns[pair, number]
+                if column >= 0:
+                    for row in range(count):
+                        value = np.float32(values[pair * _AT_ONCE + 2 * row + number])
+                        out[first + row, column] = value - middle
+
+
+@_compiled
+def lane_scores(
+    codes: Any,
+    scales: Any,
+    places: Any,
+    shifts: Any,
+    bounds: Any,
+    factors: Any,
+    tables: Any,
+    pairs: Any,
+    offsets: Any,
+    units: Any,
+    out: Any,
+) -> None:
+    """Products ``(n, N)`` of rows of `lane_entries`, times `scales` ``(n, 1)``, with vectors in 16 bits.
+
+    `pairs` ``(N, P)`` are the two numbers of vectors for each pair of entries; `offsets` ``(N, R)`` what
+    to add for each run, since entries are stored as positive numbers; `units` ``(N,)`` the size of one.
+    """
+    flat, spare, words, values = _memory_of_lanes(codes, places)
+    sums = np.empty(lanes.ROWS, np.float32)
+    for first in range(0, codes.shape[0], lanes.ROWS):
+        count = min(lanes.ROWS, codes.shape[0] - first)
+        _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
+        for token in range(pairs.shape[0]):
+            low, high = lanes.no_floats(), lanes.no_floats()
+            for run in range(bounds.shape[0] - 1):
+                some = lanes.repeat_int(offsets[token, run])
+                others = some
+                for pair in range(bounds[run], bounds[run + 1]):
+                    entries = lanes.load_bytes(values, pair * _AT_ONCE)
+                    numbers = pairs[token, pair]
+                    some = lanes.add_ints(some, lanes.pair_products(lanes.low_words(entries), numbers))
+                    others = lanes.add_ints(others, lanes.pair_products(lanes.high_words(entries), numbers))
+                low = lanes.add_floats(low, lanes.as_floats(some))
+                high = lanes.add_floats(high, lanes.as_floats(others))
+            lanes.store(sums, 0, low)
+            lanes.store(sums, 8, high)
+            for row in range(count):
+                # Of each four rows, the first and third are in `low`.
+                score = sums[row // 8 * 4 + row // 4 % 2 * 8 + row % 4]
+                out[first + row, token] = score * units[token] * scales[first + row, 0]
+
+
+@_compiled
+def _memory_of_lanes(codes: Any, places: Any) -> Any:
+    """The bytes of all codes; 16 rows to pad the last ones; words of 16 rows; bytes of all their entries."""
+    blocks = (codes.shape[1] + _AT_ONCE - 1) // _AT_ONCE
+    spare = np.zeros(lanes.ROWS * codes.shape[1] + _AT_ONCE, np.uint8)
+    # Zeros come before the first word of a row; windows after the last bit read two more words.
+    words = np.zeros((blocks * lanes.ROWS + 4) * lanes.ROWS, np.uint16)
+    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * _AT_ONCE, np.uint8)
+
+
+@_compiled
+def _read_lanes(
+    codes: Any,
+    flat: Any,
+    first: int,
+    spare: Any,
+    places: Any,
+    shifts: Any,
+    bounds: Any,
+    factors: Any,
+    tables: Any,
+    words: Any,
+    values: Any,
+) -> None:
+    """Write the entries of 16 rows from `first` on to `values`, increased by 127: 32 bytes for each pair."""
+    stride = codes.shape[1]
+    start, source = first * stride, flat
+    if start + spare.shape[0] > flat.shape[0]:
+        spare[: flat.shape[0] - start] = flat[start:]
+        start, source = 0, spare
+    for byte in range(0, stride, _AT_ONCE):
+        lanes.transpose(source, start + byte, stride, words, lanes.ROWS * (1 + byte // 2))
+        for line in range(0, lanes.ROWS * _AT_ONCE, 64):  # of the next rows
+            lanes.prefetch(flat, start + lanes.ROWS * (stride + byte) + line)
+    coarse, fine = lanes.load_bytes(tables, 0), lanes.load_bytes(tables, _AT_ONCE)
+    for run in range(bounds.shape[0] - 1):
+        of_first, of_second = lanes.load_words(factors, 40 * run), lanes.load_words(factors, 40 * run + 16)
+        back = lanes.load_count(factors, 40 * run + 32)
+        for pair in range(bounds[run], bounds[run + 1]):
+            before = lanes.load_words(words, places[pair])
+            after = lanes.load_words(words, places[pair] + lanes.ROWS)
+            before = lanes.shift_left(before, lanes.load_count(shifts, 16 * pair))
+            window = lanes.either(before, lanes.shift_right(after, lanes.load_count(shifts, 16 * pair + 8)))
+            hashed = lanes.product(lanes.shift_right(window, back), of_first)
+            both = lanes.high_bytes(hashed, lanes.product(window, of_second))
+            entries = lanes.look_up(coarse, lanes.high_nibbles(both))
+            entries = lanes.add_bytes(entries, lanes.look_up(fine, lanes.low_nibbles(both)))
+            lanes.store(values, pair * _AT_ONCE, entries)

@@ -79,6 +79,12 @@ class EmbeddingsQuantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
         state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
         packing, names = packing_of(state), model.state_dict().keys()
+        missing = sorted(name for name in names if name.startswith(f"{ENTRY}.") and name not in state)
+        if missing and files:  # transformers would make them up
+            raise UserError(
+                f"weights {files[0]}: lack {missing[0]}; compress the original again if an earlier version "
+                "wrote them"
+            )
         if packing is None:
             return
         state = {name: part for name, part in state.items() if name.startswith((HEADER, *packing.names))}

@@ -192,7 +192,10 @@ def test_logits_are_products_with_the_output_table_and_the_bias(case: Case, trai
             wanted = gradients(emb, (expected * weight).sum(), hidden)
             assert_same_gradients(gradients(emb, (actual * weight).sum(), hidden), wanted)
         with torch.no_grad():
-            torch.testing.assert_close(emb.logits(hidden), expected.detach(), rtol=1e-4, atol=1e-5)
+            # Loops for some codes read hidden states in 16 bits.
+            largest = max([1.0, *expected.abs().flatten().tolist()])
+            near = {"rtol": 1e-4, "atol": 5e-5 * largest}
+            torch.testing.assert_close(emb.logits(hidden), expected.detach(), **near)
 
 
 @each_softmax_case
