@@ -10,21 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared_embeddings.compress import recovery, session
+from shared_embeddings.compress import session
 from shared_embeddings.hosts import hf
-from tests.helpers import every_word
+from tests.helpers import CODES, every_word
 from tests.shared_embeddings.hf.models import add_tokenizer, build, compress, write
 
+pytestmark = pytest.mark.usefixtures("short_recovery")
 transformers = pytest.importorskip("transformers")
-CODES = ("quantized", "--bits", 2, "--codec", "trellis")
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in a sample, and fewer in a step, at a rate for so few steps."""
-    monkeypatch.setattr(recovery, "TOKENS", 600)
-    monkeypatch.setattr(recovery, "STEP", 100)
-    monkeypatch.setattr(recovery, "RATE", 1e-2)
 
 
 @pytest.fixture
