@@ -9,7 +9,6 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -40,7 +39,8 @@ from shared_embeddings.compress.host import (
     StoredModel,
     TrainedModel,
     find_host,
-    plain_embeddings,
+    place_plain,
+    scoring_only,
 )
 from shared_embeddings.compress.measure import (
     NOT_CHECKED,
@@ -358,12 +358,17 @@ class Session:
         self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
         self.tables = self.trained.tables()
         self._before = _footprint(self.trained, self.trained.tensors())
+        self._table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
 
     @functools.cached_property
-    def counts(self) -> Mapping[str, int] | None:
-        """The counts of the model's words: given, or those in the texts."""
+    def counts(self) -> dict[str, Tensor]:
+        """The counts ``(V,)`` of the words of each table, by name; empty without counts or texts."""
         given, texts = self.settings.counts, self.settings.texts
-        return self.trained.count_text(texts) if given is None and texts is not None else given
+        if given is None and texts is not None:
+            given = self.trained.count_text(texts)
+        if given is None:
+            return {}
+        return {table.name: counts_of(table.words, given, table.sentence_marks) for table in self.tables}
 
     @functools.cached_property
     def calibrations(self) -> Mapping[str, Calibration]:
@@ -381,13 +386,9 @@ class Session:
         self.announce("calibrating")
         # Other lines than those that are compared.
         seed, texts, sample = settings.seed + 1, settings.texts, self.sample
-        with contextlib.ExitStack() as stack:
-            if sample is not None:  # scores of all words would take most of the time
-                plain = plain_embeddings(self.trained, self.tables)
-                self.trained.place(plain)
-                for table in self.tables:
-                    if table.is_scored:
-                        stack.enter_context(plain[table.name].scoring_only(*sample))
+        # Scores of all words of a large vocabulary would take most of the time.
+        scored = [] if sample is None else place_plain(self.trained, self.tables)
+        with scoring_only(scored, sample):
             found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
         if file is not None:
             write_calibration(file, self.tables, found)
@@ -616,10 +617,8 @@ class Session:
             if samples.words is None:
                 return None
             read = samples.words
-        [count], table = sizes, self.tables[0]
-        order = torch.arange(count)
-        if self.counts is not None:
-            order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
+        [count], counts = sizes, self.counts.get(self.tables[0].name)
+        order = torch.arange(count) if counts is None else counts.argsort(descending=True)
         # All that are certain to be there stand for themselves, and each of the others for some.
         certain = torch.cat([read, order[:_FREQUENT]]).unique()
         every = count // (SAMPLED_WORDS - _FREQUENT)
@@ -631,48 +630,47 @@ class Session:
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         """Fit, place and measure one candidate; a trial with a reason if it is impossible or fails."""
-        _ = self.comparison  # of the original, whose failure is no fault of the candidate either
+        comparison = self.comparison  # of the original, whose failure is no fault of the candidate either
         try:
-            return self._measured(method, candidate, target)
+            words = self.sample
+            if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
+                words = None  # the quality of all words is measured, or the fit has no codes for words
+            if words is not None:
+                return self._tried_on_words(method, candidate, target, words)
+            return self._tried_on_all(method, candidate, target)
         except OSError:
             raise
         except Exception as error:
             return _failed(method, candidate, error)
 
-    def _measured(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
-        given, store = candidate
-        comparison, sample = self.comparison, self.sample
-        if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
-            sample = None  # the quality of all words is measured, or the fit has no codes for words
-        if sample is None:
-            fitted = self.fit(method, given, store, target)
-            report = self.place(fitted)
-            tables = report.tables
-            sizes = [table.stored_bytes for table in tables]
-            options, error = tables[0].fit.options, tables[0].relative_error
-            kept, quality = report.kept, report.quality
-        else:
-            assert comparison is not None
-            fitted, quality, sizes, embeddings = None, None, [], {}
-            for table in self.tables:
-                chosen = self.options_for(table, method, given, store, target)
-                given_to_fit = {"seed": self.settings.seed, "progress": False, "only": sample.ids}
-                arguments = self.given(table) | given_to_fit | chosen
-                embedding, found = fit(method, table.table, **arguments)  # type: ignore[arg-type]
-                embedding.to(table.table.dtype).eval()
-                _hold(embedding, store)
-                embeddings[table.name] = embedding
-                after = -(-accounting.stored_bits(embedding, store) // 8)
-                sizes.append(Sizes(-(-table.stored_bits // 8), after))
-            with contextlib.ExitStack() as stack:
-                self.trained.place(embeddings)
-                for table in self.tables:
-                    if table.is_scored:
-                        stack.enter_context(embeddings[table.name].scoring_only(*sample))
-                kept = comparison.kept(sample)
-            options, error = found.options, found.relative_error
-        total = Sizes(sum(size.before for size in sizes), sum(size.after for size in sizes))
-        return Trial(method, given, store, "", kept, quality, total, error, options, fitted)
+    def _tried_on_all(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
+        """The trial of a candidate that is fitted to all words."""
+        fitted = self.fit(method, *candidate, target)
+        report = self.place(fitted)
+        quality, kept = report.quality, report.kept
+        sizes = Sizes(self._table_bytes, sum(report.stored_bytes.after for report in fitted.reports))
+        error, chosen = fitted.reports[0].relative_error, fitted.reports[0].fit.options
+        return Trial(method, *candidate, "", kept, quality, sizes, error, chosen, fitted)
+
+    def _tried_on_words(
+        self, method: str, candidate: Candidate, target: Target | None, words: ScoredWords
+    ) -> Trial:
+        """The trial of a candidate that is fitted to some words only; it has no embeddings of all."""
+        assert self.comparison is not None
+        fitting: dict[str, Any] = {"seed": self.settings.seed, "progress": False, "only": words.ids}
+        embeddings, after = dict[str, SharedEmbedding](), 0
+        for table in self.tables:
+            chosen = self.options_for(table, method, *candidate, target)
+            embedding, found = fit(method, table.table, **self.given(table) | fitting | chosen)
+            embedding.to(table.table.dtype).eval()
+            _hold(embedding, candidate.store)
+            embeddings[table.name] = embedding
+            after += -(-accounting.stored_bits(embedding, candidate.store) // 8)
+        self.trained.place(embeddings)
+        with scoring_only([embeddings[table.name] for table in self.tables if table.is_scored], words):
+            kept = self.comparison.kept(words)
+        sizes, error = Sizes(self._table_bytes, after), found.relative_error
+        return Trial(method, *candidate, kept=kept, sizes=sizes, relative_error=error, chosen=found.options)
 
     def tried(self, candidates: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
         """The trials of candidates at a size, with a progress bar; the best one has its embeddings."""
@@ -756,13 +754,9 @@ class Session:
 
         The importance of a word grows with its part of the predictions plus its part of the text.
         """
-        counts, found = None, None
-        if self.counts is not None:
-            counts = counts_of(table.words, self.counts, table.sentence_marks)
+        counts, importance = self.counts.get(table.name), None
         known = {"padding_idx": table.padding_idx, "words": table.words, "token_counts": counts}
-        if takes_metric:
-            found = self.calibrations.get(table.name)
-        importance = None
+        found = self.calibrations.get(table.name) if takes_metric else None
         if found is not None and bool(found.shares.any()):
             importance = found.shares / found.shares.sum()
             if counts is not None:  # words that the text does not have count once
