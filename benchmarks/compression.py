@@ -51,8 +51,8 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
 
 def measured(trial: Trial, predictions: Kept) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
-    quality = trial.quality
-    assert quality is not None
+    quality, kept = trial.quality, trial.kept
+    assert quality is not None and kept is not None
     return {
         "bytes": trial.sizes.after,
         "smaller": trial.sizes.smaller,
@@ -62,7 +62,7 @@ def measured(trial: Trial, predictions: Kept) -> dict[str, Any]:
         "how": re.sub(r"\S*/", "", quality.how),  # without folders of this machine
         "before": quality.before,
         "after": quality.after,
-        "kept": trial.share,
+        "kept": -1.0 if kept.share is None else kept.share,
         "predictions": predictions.share,
         "kl": predictions.kl,
     }

@@ -1,4 +1,4 @@
-"""Shared by all tests: a fixed seed, one thread, and marks for slow parameters."""
+"""Shared by all tests: a fixed seed, one thread, marks for slow parameters, and short recoveries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shared_embeddings.compress import host as host_module
+from shared_embeddings.compress import recovery
 from tests.helpers import SEED, hosts_of_this_tree
 
 # A shell ignores interrupts in background jobs, and processes that the tests interrupt would inherit it.
@@ -46,6 +47,14 @@ def _fresh_torch() -> None:
 def installed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands find the hosts of this source tree, whatever is installed."""
     monkeypatch.setattr(host_module, "entry_points", hosts_of_this_tree)
+
+
+@pytest.fixture
+def short_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens in a sample of `recovery`, and fewer in a step, at a rate for so few steps."""
+    monkeypatch.setattr(recovery, "TOKENS", 600)
+    monkeypatch.setattr(recovery, "STEP", 100)
+    monkeypatch.setattr(recovery, "RATE", 1e-2)
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ from shared_embeddings.registry import options
 from shared_embeddings.spec import Options
 
 SEED = 20201119
+# A method that rounds to codes, with its options.
+CODES = ("quantized", "--bits", 2, "--codec", "trellis")
 
 
 def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:

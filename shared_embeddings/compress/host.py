@@ -9,9 +9,10 @@ Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` words that are kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.compress.measure import Measured
+from shared_embeddings.compress.measure import Measured, ScoredWords
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.registry import build
@@ -268,8 +269,16 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
     return table
 
 
-def plain_embeddings(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> dict[str, SharedEmbedding]:
-    """An embedding `standard` for each table of a model by name, which shares its memory."""
+def place_plain(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> list[SharedEmbedding]:
+    """Put an embedding `standard` for each table, which shares its memory, into a model.
+
+    Args:
+        model: the model.
+        tables: its own tables.
+
+    Returns:
+        The embeddings of tables that are scored.
+    """
     plain: dict[str, SharedEmbedding] = {}
     for table in tables:
         options: dict[str, Any] = model.options_for(table.name, "standard", {})
@@ -281,7 +290,18 @@ def plain_embeddings(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> d
         if found.bias is not None:
             found.bias = nn.Parameter(table.table.new_zeros(words))
         plain[table.name] = found.eval().requires_grad_(False)
-    return plain
+    model.place(plain)
+    return [plain[table.name] for table in tables if table.is_scored]
+
+
+@contextlib.contextmanager
+def scoring_only(embeddings: Iterable[SharedEmbedding], words: ScoredWords | None) -> Iterator[None]:
+    """Within this context, embeddings score these words only; all words for None."""
+    with contextlib.ExitStack() as stack:
+        if words is not None:
+            for embedding in embeddings:
+                stack.enter_context(embedding.scoring_only(*words))
+        yield
 
 
 def copy_output_bias(embedding: SharedEmbedding, bias: Tensor) -> list[str]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from shared_embeddings.checkpoints import state_digest
-from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, plain_embeddings
+from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, place_plain, scoring_only
 from shared_embeddings.compress.measure import Batch, Comparison, Samples, ScoredWords, sampled_lines
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.embedding import SharedEmbedding
@@ -176,11 +176,7 @@ def recover(
         words = pupil.words(samples, 0)
         if words is not None and not all(scores_rows(embedding, words.ids) for embedding in scored):
             words = None
-        plain: list[SharedEmbedding] = []
-        if words is not None:
-            shared = plain_embeddings(original, tables)
-            original.place(shared)
-            plain = [shared[table.name] for table in tables if table.is_scored]
+        plain = [] if words is None else place_plain(original, tables)
         lessons = Lessons(
             original, rest, seed + 2, [*scored, *plain], pupil.words if plain else lambda *_: None
         )
@@ -216,14 +212,11 @@ def _divergence_of(
     held_out: Comparison, scored: Sequence[SharedEmbedding], words: ScoredWords | None
 ) -> float:
     """The divergence of the predictions of a model; infinite if they are NaN."""
-    with contextlib.ExitStack() as stack:
-        for embedding in () if words is None else scored:
-            assert words is not None
-            stack.enter_context(embedding.scoring_only(*words))
-        try:
+    try:
+        with scoring_only(scored, words):
             found = held_out.kept(words).kl
-        except UserError:
-            return math.inf
+    except UserError:
+        return math.inf
     assert found is not None
     return found
 
@@ -292,10 +285,7 @@ class Lessons:
         self._open.close()
         self._samples = samples = self._original.samples(self._texts, self._seed + number, TOKENS)
         self._open.enter_context(samples.running())
-        words = self._words(samples, number)
-        for embedding in self._scored if words is not None else ():
-            assert words is not None
-            self._open.enter_context(embedding.scoring_only(*words))
+        self._open.enter_context(scoring_only(self._scored, self._words(samples, number)))
         self.place = number, part
         return samples
 

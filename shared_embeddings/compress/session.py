@@ -9,7 +9,6 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -28,19 +27,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings import accounting
-from shared_embeddings.compress.calibration import (
-    Calibration,
-    calibrate,
-    read_calibration,
-    write_calibration,
-)
+from shared_embeddings.compress.calibration import Calibration, calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import (
     EmbeddingTable,
     StoredModel,
     TrainedModel,
     find_host,
-    plain_embeddings,
+    place_plain,
+    scoring_only,
 )
 from shared_embeddings.compress.measure import (
     NOT_CHECKED,
@@ -69,7 +64,7 @@ from shared_embeddings.quant.packed_tensor import inner_tensors, install
 from shared_embeddings.quant.storage import check_store, hold, pack
 from shared_embeddings.registry import methods
 from shared_embeddings.registry import options as find_spec
-from shared_embeddings.spec import Candidate
+from shared_embeddings.spec import Candidate, Options
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, first_line, staged
@@ -207,18 +202,17 @@ def choose(
     saved = None if output is None else session.saved(output, (target, max_loss))
     if target is None:
         target = session.smallest_within(max_loss or MaxLoss(1.0))
-    possible, trials = session.promising(target)
-    trials += session.tried(possible, target)
-    best, *others = sorted(trials, key=lambda trial: trial.rank)
+    trials = sorted(session.tried(list(candidates()), target), key=lambda trial: trial.rank)
+    best = trials[0]
     if best.kept is None:
         # One reason for all is about the model.
         is_one = len({trial.reason for trial in trials}) == 1
         raise UserError(f"{'' if is_one else 'no method is possible at this size; '}{best.reason}")
     curve = session.curve(best)
     if output is None:
-        return Choice([best, *others], curve)
+        return Choice(trials, curve)
     fitted = best.fitted or session.fit(best.method, best.options, best.store, target)
-    return Choice([best, *others], curve, session.finish(fitted, output, files, saved))
+    return Choice(trials, curve, session.finish(fitted, output, files, saved))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,11 +235,10 @@ class MaxLoss:
     def loss(self, trial: Trial) -> float:
         """The loss of a trial; infinite if it could not be measured."""
         kept = trial.kept
-        if kept is None or kept.share is None or (self.in_nats and kept.kl is None):
+        if kept is None or kept.share is None:
             return math.inf
         if self.in_nats:
-            assert kept.kl is not None
-            return kept.kl
+            return math.inf if kept.kl is None else kept.kl
         return 1.0 - kept.share if kept.perplexities is None else kept.rise
 
 
@@ -264,32 +257,21 @@ class Trial:
     """One candidate at one size."""
 
     method: str  # of the candidate
-    options: Mapping[str, object]  # of the candidate
+    options: Options  # of the candidate
     store: str
     reason: str = ""  # why it was not measured: the method is impossible at this size, or it failed
     kept: Kept | None = None  # what the model keeps; None if that was not measured
     quality: QualityReport | None = None  # if there is validation data
     sizes: Sizes = Sizes(0, 0)  # the bytes of all tables as stored
     relative_error: float = 0.0  # of the first table
-    chosen: Mapping[str, object] = dataclasses.field(default_factory=dict)  # its options as fitted
+    chosen: Options = dataclasses.field(default_factory=dict)  # its options as fitted
     fitted: Fitted | None = None  # the embeddings of all words, for the best
-
-    @property
-    def share(self) -> float:
-        """The share of the quality or predictions that the model kept; -1 if it could not be measured."""
-        share = None if self.kept is None else self.kept.share
-        return -1.0 if share is None else share
-
-    @property
-    def kl(self) -> float | None:
-        """The divergence of the model's predictions; None if its quality was measured instead."""
-        return None if self.kept is None else self.kept.kl
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
         """What orders trials, best first: by divergence or else by share, then by bytes."""
-        loss = -self.share if self.kl is None else self.kl
-        return self.kept is None, self.share < 0, loss, self.sizes.after
+        share, kl = (None, None) if self.kept is None else (self.kept.share, self.kept.kl)
+        return self.kept is None, share is None, -(share or 0.0) if kl is None else kl, self.sizes.after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,41 +286,36 @@ class Choice:
         """A table of the trials and one of the sizes, then the report of the best if it was written."""
         lines = align(_rows(self.trials), texts=2)
         lines += [
-            f"not tried: {as_yaml(trial.method, dict(trial.options))}: {trial.reason}"
+            f"not tried: {as_yaml(trial.method, trial.options)}: {trial.reason}"
             for trial in self.trials
             if trial.kept is None
         ]
         if self.curve:
-            lines += [
-                "",
-                "the best one at other sizes, where another one may be better:",
-                *align(_rows(self.curve), texts=2),
-            ]
+            title = "the best one at other sizes, where another one may be better:"
+            lines += ["", title, *align(_rows(self.curve), texts=2)]
         return "\n".join(lines if self.report is None else [*lines, "", self.report.described()])
 
 
 def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     """The cells of a table of trials that were measured, below their titles."""
-    of_quality = next((trial.quality.measure for trial in trials if trial.quality is not None), None)
-    rows: list[tuple[str, ...]] = [
-        ("method", "store", "bytes", "smaller", "error", of_quality or "perplexity", "KL", "kept")
-    ]
+    measure = next((trial.quality.measure for trial in trials if trial.quality is not None), "perplexity")
+    rows: list[tuple[str, ...]] = [("method", "store", "bytes", "smaller", "error", measure, "KL", "kept")]
     for trial in trials:
         if (kept := trial.kept) is None:
             continue
         options = {name: value for name, value in trial.chosen.items() if len(str(value)) <= 20}
-        value, found = "–", None if kept.perplexities is None else kept.perplexities[1]
+        value = "–"
         if trial.quality is not None:
             value = f"{trial.quality.after:.2f}"
-        elif found is not None:
-            value = f"{found:.2f} ({kept.rise:+.1%})"
+        elif kept.perplexities is not None:
+            value = f"{kept.perplexities[1]:.2f} ({kept.rise:+.1%})"
         cells = (
             f"{trial.sizes.after:,}",
             f"{trial.sizes.smaller:.1f}x",
             f"{trial.relative_error:.3f}",
             value,
             "–" if kept.kl is None else f"{kept.kl:.4f}",
-            "unknown" if trial.share < 0 else f"{100 * trial.share:.1f}%",
+            "unknown" if kept.share is None else f"{100 * kept.share:.1f}%",
         )
         rows.append((as_yaml(trial.method, options), trial.store, *cells))
     return rows
@@ -358,12 +335,17 @@ class Session:
         self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
         self.tables = self.trained.tables()
         self._before = _footprint(self.trained, self.trained.tensors())
+        self._table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
 
     @functools.cached_property
-    def counts(self) -> Mapping[str, int] | None:
-        """The counts of the model's words: given, or those in the texts."""
+    def counts(self) -> dict[str, Tensor]:
+        """The counts ``(V,)`` of the words of each table, by name; empty without counts or texts."""
         given, texts = self.settings.counts, self.settings.texts
-        return self.trained.count_text(texts) if given is None and texts is not None else given
+        if given is None and texts is not None:
+            given = self.trained.count_text(texts)
+        if given is None:
+            return {}
+        return {table.name: counts_of(table.words, given, table.sentence_marks) for table in self.tables}
 
     @functools.cached_property
     def calibrations(self) -> Mapping[str, Calibration]:
@@ -381,13 +363,9 @@ class Session:
         self.announce("calibrating")
         # Other lines than those that are compared.
         seed, texts, sample = settings.seed + 1, settings.texts, self.sample
-        with contextlib.ExitStack() as stack:
-            if sample is not None:  # scores of all words would take most of the time
-                plain = plain_embeddings(self.trained, self.tables)
-                self.trained.place(plain)
-                for table in self.tables:
-                    if table.is_scored:
-                        stack.enter_context(plain[table.name].scoring_only(*sample))
+        # Scores of all words of a large vocabulary would take most of the time.
+        scored = [] if sample is None else place_plain(self.trained, self.tables)
+        with scoring_only(scored, sample):
             found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
         if file is not None:
             write_calibration(file, self.tables, found)
@@ -432,46 +410,33 @@ class Session:
             print(f"{text} ...", file=sys.stderr, flush=True)
 
     def options_for(
-        self,
-        table: EmbeddingTable,
-        method: str,
-        given: Mapping[str, object],
-        store: str,
-        target: Target | None,
-    ) -> dict[str, object]:
+        self, table: EmbeddingTable, method: str, given: Options, store: str, target: Target | None
+    ) -> Options:
         """The options of a method for a table: those given, and those that meet the target."""
-        if target is None:
-            return self.trained.options_for(table.name, method, given)
-        (words, width), kind = table.table.shape, table.table.dtype
-        limit = target.limit(table.table, [other.table for other in self.tables])
-        found = dict(
-            options_within(method, words, width, limit, store, table.has_output_bias, kind, dict(given))
-        )
-        if not table.is_scored and "output" not in given:
-            found.pop("output", None)
+        found = dict(given)
+        if target is not None:
+            (words, width), kind = table.table.shape, table.table.dtype
+            limit = target.limit(table.table, [other.table for other in self.tables])
+            found = options_within(method, words, width, limit, store, table.has_output_bias, kind, given)
+            if not table.is_scored and "output" not in given:
+                found.pop("output", None)
         return self.trained.options_for(table.name, method, found)
 
     def fit(
-        self,
-        method: str,
-        given: Mapping[str, object],
-        store: str,
-        target: Target | None = None,
-        steps: int | None = None,
+        self, method: str, given: Options, store: str, target: Target | None = None, steps: int | None = None
     ) -> Fitted:
         """Fit an embedding of a method to every table."""
         # All options are checked, and the original is measured, before the first fit, which may take long.
         chosen = {table.name: self.options_for(table, method, given, store, target) for table in self.tables}
         _ = self.comparison
-        takes_metric = find_spec(method).takes_metric
         fitting = {"seed": self.settings.seed, "steps": steps, "progress": self.settings.progress}
         every = [table.table for table in self.tables]
         fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
-            given = self.given(table, takes_metric)
-            embedding, report = fit_table(table, method, store, given | fitting | chosen[table.name])
+            known = self.given(table, find_spec(method).takes_metric)
+            embedding, report = fit_table(table, method, store, known | fitting | chosen[table.name])
             fitted.embeddings[table.name] = embedding
-            if given.get("metric") is not None:
+            if known["metric"] is not None:
                 fitted.notes.append(
                     f"table {table.name} is rounded for predictions: its relative error is larger than with "
                     "--calibrate none"
@@ -489,23 +454,6 @@ class Session:
                 )
         return fitted
 
-    def put(self, fitted: Fitted) -> list[str]:
-        """Place embeddings in the model instead of those before; returns notes about other changes."""
-        notes = self.trained.place(fitted.embeddings)
-        self._pack(fitted)
-        return notes
-
-    def _pack(self, fitted: Fitted) -> None:
-        """Pack the tensors of the model as they will be written."""
-        tensors = self.trained.tensors()
-        own = {part.data_ptr() for one in fitted.embeddings.values() for part in one.state_dict().values()}
-        names = [name for name, tensor in tensors.items() if tensor.data_ptr() in own]
-        self._packed = pack(tensors, names, fitted.store)
-
-    def place(self, fitted: Fitted) -> CompressionReport:
-        """Place embeddings in the model and measure it; the report lacks the bytes on disk."""
-        return self.measured(fitted, self.put(fitted))
-
     def finish(
         self, fitted: Fitted, output: Path, files: Sequence[Path], saved: Saved | None
     ) -> CompressionReport:
@@ -513,24 +461,19 @@ class Session:
 
         `files` and `saved` are from `check_files` and `saved`.
         """
-        notes, recovery = self.put(fitted), None
+        notes, recovery = self.trained.place(fitted.embeddings), None
         if saved is not None:
             recovery, more = self.recover(fitted, saved)
             notes += more
-        report = dataclasses.replace(self.measured(fitted, notes), recovery=recovery)
-        report = self.write(report, output, files)
-        if saved is not None:
-            saved.remove()
-        return report
-
-    def measured(self, fitted: Fitted, notes: Sequence[str]) -> CompressionReport:
-        """Measure the model with embeddings in place; the report lacks the bytes on disk."""
-        trimmed = self.settings.trimmed
-        weights, memory, parameters = map(Sizes, self._before, _footprint(self.trained, self._packed))
-        quality, kept = (None, NOT_CHECKED) if self.comparison is None else self.comparison.result()
-        return CompressionReport(
+        tensors, trimmed = self.trained.tensors(), self.settings.trimmed
+        own = {part.data_ptr() for one in fitted.embeddings.values() for part in one.state_dict().values()}
+        names = [name for name, tensor in tensors.items() if tensor.data_ptr() in own]
+        packed = pack(tensors, names, fitted.store)
+        weights, memory, parameters = map(Sizes, self._before, _footprint(self.trained, packed))
+        quality, kept = self._result()
+        report = CompressionReport(
             model=os.fspath(self.model) if trimmed is None else trimmed.model,
-            output="",
+            output=os.fspath(output),
             host=self.host,
             method=fitted.method,
             store=fitted.store,
@@ -542,42 +485,41 @@ class Session:
             kept=kept,
             tables=fitted.reports,
             notes=[*fitted.notes, *notes],
+            recovery=recovery,
             trimmed=trimmed,
         )
+        report = self._write(report, packed, files)
+        if saved is not None:
+            saved.remove()
+        return report
+
+    def _result(self) -> tuple[QualityReport | None, Kept]:
+        """The quality of the model with the embeddings that are placed, and what it keeps."""
+        return (None, NOT_CHECKED) if self.comparison is None else self.comparison.result()
 
     def recover(self, fitted: Fitted, saved: Saved) -> tuple[RecoveryReport, list[str]]:
         """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
         self.announce("reading the original again")
         original = find_host(self.model)[1].read(self.model)
-        settings = self.settings
+        settings, plan = self.settings, self.settings.recovery
+        assert plan is not None
         pupil = Pupil(self.trained, fitted.embeddings, fitted.store, self.held_out, self.words_of)
-        assert settings.recovery is not None
         found = recover(
-            pupil,
-            original,
-            self.tables,
-            settings.recovery,
-            saved,
-            settings.texts,
-            settings.seed,
-            settings.progress,
+            pupil, original, self.tables, plan, saved, settings.texts, settings.seed, settings.progress
         )
         for embedding in fitted.embeddings.values():
             _hold(embedding, fitted.store)
-        self._pack(fitted)
         return found
 
-    def write(self, report: CompressionReport, output: Path, files: Sequence[Path]) -> CompressionReport:
-        """Write the model with the embeddings that are placed, and their report; all files appear, or none.
-
-        `files` are those of the output, from `check_files`.
-        """
+    def _write(
+        self, report: CompressionReport, tensors: Mapping[str, Tensor], files: Sequence[Path]
+    ) -> CompressionReport:
+        """Write the model, and the report with the bytes that it takes on disk; all files appear, or none."""
         beside, report_file = self.settings.beside, self.settings.report_file
         reports = [] if report_file is None else [report_file]
-        report = dataclasses.replace(report, output=os.fspath(output))
         try:
             with staged([*files, *beside.values(), *reports]) as places:
-                self.trained.write(places[0], self._packed, report.card())
+                self.trained.write(places[0], tensors, report.card())
                 for source, place in zip(beside, places[len(files) :]):
                     shutil.copyfile(source, place)
                 written = sum(map(bytes_on_disk, places[: len(files)]))
@@ -588,7 +530,8 @@ class Session:
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise OSError(
-                f"output {output}: cannot be written ({reason}); free some space, or choose another path"
+                f"output {report.output}: cannot be written ({reason}); "
+                "free some space, or choose another path"
             ) from error
         return report
 
@@ -607,19 +550,12 @@ class Session:
         sizes = {len(table.table) for table in self.tables}
         # Deeper embeddings score words by other rows.
         is_whole = all(table.part is None for table in self.tables)
-        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS or not is_whole:
+        is_scored = any(table.is_scored for table in self.tables)
+        read = torch.empty(0, dtype=torch.long) if samples is None else samples.words
+        if len(sizes) > 1 or max(sizes) <= 4 * SAMPLED_WORDS or not is_whole or not is_scored or read is None:
             return None
-        if not any(table.is_scored for table in self.tables):
-            return None
-        read = torch.empty(0, dtype=torch.long)
-        if samples is not None:
-            if samples.words is None:
-                return None
-            read = samples.words
-        [count], table = sizes, self.tables[0]
-        order = torch.arange(count)
-        if self.counts is not None:
-            order = counts_of(table.words, self.counts, table.sentence_marks).argsort(descending=True)
+        [count], counts = sizes, self.counts.get(self.tables[0].name)
+        order = torch.arange(count) if counts is None else counts.argsort(descending=True)
         # All that are certain to be there stand for themselves, and each of the others for some.
         certain = torch.cat([read, order[:_FREQUENT]]).unique()
         every = count // (SAMPLED_WORDS - _FREQUENT)
@@ -631,86 +567,83 @@ class Session:
 
     def attempt(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
         """Fit, place and measure one candidate; a trial with a reason if it is impossible or fails."""
-        _ = self.comparison  # of the original, whose failure is no fault of the candidate either
+        comparison = self.comparison  # of the original, whose failure is no fault of the candidate either
         try:
-            return self._measured(method, candidate, target)
+            words = self.sample
+            if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
+                words = None  # the quality of all words is measured, or the fit has no codes for words
+            if words is not None:
+                return self._tried_on_words(method, candidate, target, words)
+            return self._tried_on_all(method, candidate, target)
         except OSError:
             raise
         except Exception as error:
             return _failed(method, candidate, error)
 
-    def _measured(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
-        given, store = candidate
-        comparison, sample = self.comparison, self.sample
-        if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
-            sample = None  # the quality of all words is measured, or the fit has no codes for words
-        if sample is None:
-            fitted = self.fit(method, given, store, target)
-            report = self.place(fitted)
-            tables = report.tables
-            sizes = [table.stored_bytes for table in tables]
-            options, error = tables[0].fit.options, tables[0].relative_error
-            kept, quality = report.kept, report.quality
-        else:
-            assert comparison is not None
-            fitted, quality, sizes, embeddings = None, None, [], {}
-            for table in self.tables:
-                chosen = self.options_for(table, method, given, store, target)
-                given_to_fit = {"seed": self.settings.seed, "progress": False, "only": sample.ids}
-                arguments = self.given(table) | given_to_fit | chosen
-                embedding, found = fit(method, table.table, **arguments)  # type: ignore[arg-type]
-                embedding.to(table.table.dtype).eval()
-                _hold(embedding, store)
-                embeddings[table.name] = embedding
-                after = -(-accounting.stored_bits(embedding, store) // 8)
-                sizes.append(Sizes(-(-table.stored_bits // 8), after))
-            with contextlib.ExitStack() as stack:
-                self.trained.place(embeddings)
-                for table in self.tables:
-                    if table.is_scored:
-                        stack.enter_context(embeddings[table.name].scoring_only(*sample))
-                kept = comparison.kept(sample)
-            options, error = found.options, found.relative_error
-        total = Sizes(sum(size.before for size in sizes), sum(size.after for size in sizes))
-        return Trial(method, given, store, "", kept, quality, total, error, options, fitted)
+    def _tried_on_all(self, method: str, candidate: Candidate, target: Target | None) -> Trial:
+        """The trial of a candidate that is fitted to all words."""
+        fitted = self.fit(method, *candidate, target)
+        self.trained.place(fitted.embeddings)
+        quality, kept = self._result()
+        sizes = Sizes(self._table_bytes, sum(report.stored_bytes.after for report in fitted.reports))
+        error, chosen = fitted.reports[0].relative_error, fitted.reports[0].fit.options
+        return Trial(method, *candidate, "", kept, quality, sizes, error, chosen, fitted)
 
-    def tried(self, candidates: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
-        """The trials of candidates at a size, with a progress bar; the best one has its embeddings."""
+    def _tried_on_words(
+        self, method: str, candidate: Candidate, target: Target | None, words: ScoredWords
+    ) -> Trial:
+        """The trial of a candidate that is fitted to some words only; it has no embeddings of all."""
+        assert self.comparison is not None
+        fitting: dict[str, Any] = {"seed": self.settings.seed, "progress": False, "only": words.ids}
+        embeddings, after = dict[str, SharedEmbedding](), 0
+        for table in self.tables:
+            chosen = self.options_for(table, method, *candidate, target)
+            embedding, found = fit(method, table.table, **self.given(table) | fitting | chosen)
+            embedding.to(table.table.dtype).eval()
+            _hold(embedding, candidate.store)
+            embeddings[table.name] = embedding
+            after += -(-accounting.stored_bits(embedding, candidate.store) // 8)
+        self.trained.place(embeddings)
+        with scoring_only([embeddings[table.name] for table in self.tables if table.is_scored], words):
+            kept = self.comparison.kept(words)
+        sizes, error = Sizes(self._table_bytes, after), found.relative_error
+        return Trial(method, *candidate, kept=kept, sizes=sizes, relative_error=error, chosen=found.options)
+
+    def tried(self, rivals: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
+        """The trials of candidates at a size, with a progress bar; the best one may have its embeddings."""
+        possible, others = self._promising(rivals, target)
         trials: list[Trial] = []
         hidden = not self.settings.progress
-        bar = tqdm(candidates, "candidates", delay=BAR_DELAY, disable=hidden, leave=False)
+        bar = tqdm(possible, "candidates", delay=BAR_DELAY, disable=hidden, leave=False)
         for method, candidate in bar:
             bar.set_postfix_str(as_yaml(method, candidate.options), refresh=True)
-            trial = self.attempt(method, candidate, target)
-            best = min([*trials, trial], key=lambda one: one.rank)
+            trials.append(self.attempt(method, candidate, target))
+            best = min(trials, key=lambda one: one.rank)
             # Only the best embeddings stay in memory.
-            trials = [
-                one if one is best else dataclasses.replace(one, fitted=None) for one in (*trials, trial)
-            ]
-        return trials
+            trials = [one if one is best else dataclasses.replace(one, fitted=None) for one in trials]
+        return [*others, *trials]
 
     def curve(self, best: Trial) -> list[Trial]:
         """The best candidate at other sizes, where divergences are measured."""
-        if best.kl is None:
+        if best.kept is None or best.kept.kl is None:
             return []
-        candidate = Candidate(dict(best.options), best.store)
+        candidate = Candidate(best.options, best.store)
         found = [self.attempt(best.method, candidate, Target(bits=bits)) for bits in _CURVE]
         return [dataclasses.replace(trial, fitted=None) for trial in found if trial.kept is not None]
 
-    def promising(
-        self, target: Target, rivals: Sequence[tuple[str, Candidate]] | None = None
-    ) -> tuple[list[tuple[str, Candidate]], list[Trial]]:
+    def _promising(
+        self, rivals: Sequence[tuple[str, Candidate]], target: Target
+    ) -> tuple[Sequence[tuple[str, Candidate]], list[Trial]]:
         """The candidates whose predictions are compared, and trials with a reason of the others.
 
         Where a table is large, these are the ones with the smallest errors on a sample of its rows.
         """
-        every, trials = list(candidates() if rivals is None else rivals), []
-        if max(len(table.table) for table in self.tables) <= 2 * SAMPLED_ROWS or len(every) <= FITTED:
-            return every, []
+        if max(len(table.table) for table in self.tables) <= 2 * SAMPLED_ROWS or len(rivals) <= FITTED:
+            return rivals, []
+        trials: list[Trial] = []
         errors: list[tuple[float, str, Candidate]] = []
-        for number, (method, candidate) in enumerate(every, 1):
-            described = f"{method} {dict(candidate.options)}"
-            self.announce(f"sample of rows {number} of {len(every)}: {described}")
+        for number, (method, candidate) in enumerate(rivals, 1):
+            self.announce(f"sample of rows {number} of {len(rivals)}: {method} {candidate.options}")
             try:
                 found = [self._sampled_error(table, method, candidate, target) for table in self.tables]
             except OSError:
@@ -733,36 +666,26 @@ class Session:
         options = self.options_for(table, method, candidate.options, candidate.store, target)
         ids = torch.arange(0, len(table.table), max(1, len(table.table) // SAMPLED_ROWS))
         ids = ids[ids != (-1 if table.padding_idx is None else table.padding_idx)]
-        given = self.given(table)
-        counts, importance, metric = (given[name] for name in ("token_counts", "importance", "metric"))
-        rows, weights = table.table[ids].float(), torch.ones(len(ids))
-        if importance is not None:
-            weights = importance[ids]
-        elif counts is not None:
+        known, rows = self.given(table), table.table[ids].float()
+        counts, weights = (
+            None if one is None else one[ids] for one in (known["token_counts"], known["importance"])
+        )
+        asked = {"token_counts": counts, "importance": weights, "metric": known["metric"]}
+        embedding, _ = fit(method, rows, seed=self.settings.seed, progress=False, **asked, **options)
+        if weights is None:
             # Words weigh as much as in `quantized` by default.
-            weights = counts[ids] ** vars(find_spec("quantized"))["count_exponent"]
-        asked = {
-            "token_counts": None if counts is None else counts[ids],
-            "importance": None if importance is None else importance[ids],
-            "metric": metric,
-            "seed": self.settings.seed,
-            "progress": False,
-        }
-        embedding, _ = fit(method, rows, **asked, **options)  # type: ignore[arg-type]
-        return Errors(embedding.eval(), rows.__getitem__, metric).weighted(weights)
+            exponent = vars(find_spec("quantized"))["count_exponent"]
+            weights = torch.ones(len(ids)) if counts is None else counts**exponent
+        return Errors(embedding.eval(), rows.__getitem__, known["metric"]).weighted(weights)
 
     def given(self, table: EmbeddingTable, takes_metric: bool = True) -> dict[str, Any]:
         """What is known about the words of a table, as arguments of `fit`.
 
         The importance of a word grows with its part of the predictions plus its part of the text.
         """
-        counts, found = None, None
-        if self.counts is not None:
-            counts = counts_of(table.words, self.counts, table.sentence_marks)
+        counts, importance = self.counts.get(table.name), None
         known = {"padding_idx": table.padding_idx, "words": table.words, "token_counts": counts}
-        if takes_metric:
-            found = self.calibrations.get(table.name)
-        importance = None
+        found = self.calibrations.get(table.name) if takes_metric else None
         if found is not None and bool(found.shares.any()):
             importance = found.shares / found.shares.sum()
             if counts is not None:  # words that the text does not have count once
@@ -781,9 +704,7 @@ class Session:
         rivals, losses = list(candidates()), dict[float, float]()  # by ratio
         reason = "allow a larger loss"
         while high / low > CLOSE:
-            possible, trials = self.promising(Target(ratio=ratio), rivals)
-            trials += self.tried(possible, Target(ratio=ratio))
-            found = sorted(trials, key=max_loss.loss)
+            found = sorted(self.tried(rivals, Target(ratio=ratio)), key=max_loss.loss)
             losses[ratio] = max_loss.loss(found[0])
             reason = found[0].reason or reason
             if losses[ratio] > max_loss.limit:
@@ -792,9 +713,8 @@ class Session:
                 low = ratio
                 if losses[ratio] >= _NEAR * max_loss.limit > 0:
                     break
-            rivals = [(one.method, Candidate(dict(one.options), one.store)) for one in found if one.kept][
-                :FITTED
-            ] or rivals
+            best = [(one.method, Candidate(one.options, one.store)) for one in found if one.kept is not None]
+            rivals = best[:FITTED] or rivals
             ratio = _next_ratio(losses, max_loss.limit, low, high, bits)
         if low not in losses:
             raise UserError(f"all methods lose more than that at all sizes that were tried; {reason}")
@@ -813,10 +733,7 @@ def _footprint(trained: TrainedModel, written: Mapping[str, Tensor]) -> tuple[in
 
 
 def check_files(
-    trained: StoredModel,
-    output: Path,
-    settings: Settings,
-    named: Mapping[str, Path] | None = None,
+    trained: StoredModel, output: Path, settings: Settings, named: Mapping[str, Path] | None = None
 ) -> list[Path]:
     """The files of a compressed model, after checking that they can be written.
 
@@ -888,10 +805,7 @@ def _next_ratio(losses: Mapping[float, float], max_loss: float, low: float, high
 
 
 def fit_table(
-    table: EmbeddingTable,
-    method: str,
-    store: str,
-    options: Mapping[str, Any],
+    table: EmbeddingTable, method: str, store: str, options: Mapping[str, Any]
 ) -> tuple[SharedEmbedding, TableReport]:
     """Fit an embedding to a table of a trained model, with the values that `store` keeps.
 
@@ -954,10 +868,7 @@ class Errors:
 
     @torch.no_grad()
     def __init__(
-        self,
-        embedding: SharedEmbedding,
-        wanted: Callable[[Tensor], Tensor],
-        metric: Tensor | None = None,
+        self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor], metric: Tensor | None = None
     ) -> None:
         # Small tensors that stay between large ones would keep the allocator from using memory again.
         self._missed, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,21 @@ def test_the_original_is_measured_once(trained: tuple[Path, Path], monkeypatch: 
     monkeypatch.setattr(CheckpointModel, "quality", counted)
     ended = choose(model, "--bits", 8, "--compare", "--validation", text)
     assert ended.status == 0 and len(measured) == 1 + len(rows(ended.out))
+
+
+def test_words_are_counted_once_for_all_candidates(
+    trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = trained
+    counts_of, counted = session.counts_of, []
+
+    def count(words: Sequence[str], *given: Any) -> torch.Tensor:
+        counted.append(len(words))
+        return counts_of(words, *given)
+
+    monkeypatch.setattr(session, "counts_of", count)
+    ended = choose(model, "--bits", 8, "--compare", "--text", text)
+    assert ended.status == 0 and len(rows(ended.out)) > 1 == len(counted)
 
 
 @pytest.mark.slow

@@ -14,21 +14,12 @@ from lm.checkpoint import load_model
 from shared_embeddings.compress import recovery, session
 from shared_embeddings.compress.recovery import Lessons, Student
 from shared_embeddings.utils.interrupts import RESUME
-from tests.helpers import every_word
+from tests.helpers import CODES, every_word
 from tests.lm.runs import Ended, compress, tool, write_corpus, write_model
 
-pytestmark = pytest.mark.usefixtures("installed_host")
+pytestmark = pytest.mark.usefixtures("short_recovery")
 
 WORDS = " ".join(f"w{number}" for number in range(60))
-CODES = ("quantized", "--bits", 2, "--codec", "trellis")
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in a sample, and fewer in a step, at a rate for so few steps."""
-    monkeypatch.setattr(recovery, "TOKENS", 600)
-    monkeypatch.setattr(recovery, "STEP", 100)
-    monkeypatch.setattr(recovery, "RATE", 1e-2)
 
 
 @pytest.fixture

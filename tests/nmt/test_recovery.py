@@ -9,21 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from shared_embeddings.compress import recovery
+from tests.helpers import CODES
 from tests.nmt.conftest import Host, Trained
 from tests.nmt.test_compression import STANDARD, UNTIED, compress, scores
 
-pytestmark = pytest.mark.usefixtures("installed_host")
-
-CODES = ("quantized", "--bits", 2, "--codec", "trellis")
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in a sample, and fewer in a step, at a rate for so few steps."""
-    monkeypatch.setattr(recovery, "TOKENS", 600)
-    monkeypatch.setattr(recovery, "STEP", 100)
-    monkeypatch.setattr(recovery, "RATE", 1e-2)
+pytestmark = pytest.mark.usefixtures("short_recovery")
 
 
 def check_falls(model: Path, folder: Path, *arguments: object, method: tuple[Any, ...] = CODES) -> None:

@@ -170,8 +170,11 @@ def build(kind: str) -> Any:
 
 
 def write(kind: str, folder: Path) -> Any:
-    """A folder with the model; returns the model."""
-    model = build(kind)
+    """A folder with the model, or with an "encoder", which has no output layer; returns the model."""
+    if kind == "encoder":
+        model = transformers.BertModel(build("bert").config).eval()
+    else:
+        model = build(kind)
     model.save_pretrained(folder)
     return model
 

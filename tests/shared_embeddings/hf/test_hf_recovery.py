@@ -10,21 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared_embeddings.compress import recovery, session
+from shared_embeddings.compress import session
 from shared_embeddings.hosts import hf
-from tests.helpers import every_word
+from tests.helpers import CODES, every_word
 from tests.shared_embeddings.hf.models import add_tokenizer, build, compress, write
 
-transformers = pytest.importorskip("transformers")
-CODES = ("quantized", "--bits", 2, "--codec", "trellis")
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in a sample, and fewer in a step, at a rate for so few steps."""
-    monkeypatch.setattr(recovery, "TOKENS", 600)
-    monkeypatch.setattr(recovery, "STEP", 100)
-    monkeypatch.setattr(recovery, "RATE", 1e-2)
+pytestmark = pytest.mark.usefixtures("short_recovery")
 
 
 @pytest.fixture
@@ -50,11 +41,7 @@ def recovered(
 @pytest.mark.slow_except("gpt2", "t5")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "t5", "marian", "encoder"])
 def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
-    if kind == "encoder":
-        config = write("bert", tmp_path / "model").config
-        transformers.BertModel(config).save_pretrained(tmp_path / "model")
-    else:
-        write(kind, tmp_path / "model")
+    write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     found = recovered(tmp_path, words, "--recover-steps", 8)
     trained = found["recovery"]
