@@ -65,7 +65,7 @@ def test_the_divergence_falls_at_equal_bytes(tmp_path: Path, kind: str, method: 
         if more:
             trained = found["recovery"]
             assert trained["steps"] == 12 and trained["tokens"] >= 1200
-            assert trained["kl_after"] < 0.98 * trained["kl_before"]
+            assert trained["kl_after"] < 0.995 * trained["kl_before"]
             assert trained["kl_after"] == pytest.approx(found["kept"]["kl"], rel=1e-4)
             assert "recovery: 12 steps on" in ended.out and not small.with_name("small0.pt.recovery").exists()
     assert sizes[0] == sizes[1] and divergences[1] == pytest.approx(trained["kl_before"], rel=1e-4)

@@ -147,7 +147,11 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
         return
     with torch.device("meta"):
         built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **found.options)
-    codes = sum(built.buffer_bits(name, codes) for name, codes in built.named_buffers() if "codes" in name)
+    codes = sum(
+        built.buffer_bits(name, codes)
+        for name, codes in built.named_buffers()
+        if name.startswith(("codes", "paths"))
+    )
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)
     assert parameters == found.count <= budget
