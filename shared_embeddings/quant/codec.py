@@ -37,7 +37,7 @@ Kind = TypeVar("Kind", bound="type[Codec]")
 STEPS_PER_OCTAVE = 16
 # Rows that are computed with together, so that no dense table is in memory.
 BLOCK = 512
-# More hidden states than this are scored faster by a product with decoded rows.
+# The default of `Codec.few_states`.
 FEW_STATES = 4
 # The methods that programs without this library decode.
 DECODED_METHODS = ("standard", "projective", "quantized")
@@ -82,6 +82,7 @@ class Codec(ABC):
             most, which 8 bits are enough for.
         about_layout: what the option `directions` lists, for the description of that option.
         example_bits: a typical rate, for tests.
+        few_states: more hidden states than this are scored faster by a product with decoded rows.
         codes_name: of the tensors with codes, before the number of a rate. Another name keeps a codec from
             reading files whose codes meant something else.
         onnx_rates: those whose codes ONNX Runtime reads: ``(code - 2**(rate - 1)) * scale`` by groups.
@@ -97,6 +98,7 @@ class Codec(ABC):
     has_groups: ClassVar[bool] = False
     about_layout: ClassVar[str] = ""
     example_bits: ClassVar[float] = 4.0
+    few_states: ClassVar[int] = FEW_STATES
     codes_name: ClassVar[str] = "codes"
     onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
@@ -196,7 +198,7 @@ class Codec(ABC):
 
     def scores(self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """The products ``(N, n)`` of projected hidden states ``(N, R)`` with decoded rows, in blocks."""
-        if len(hidden) <= FEW_STATES and kernels.usable(hidden, codes, scales, *books.values()):
+        if len(hidden) <= self.few_states and kernels.usable(hidden, codes, scales, *books.values()):
             found = self.direct_scores(hidden, codes, scales, rate, books)
             if found is not None:
                 return found

@@ -158,6 +158,7 @@ class TrellisCodec(Codec):
     """See the module."""
 
     about = "paths through a trellis, the most exact of these"
+    few_states = 32
     codes_name = "paths"
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
         *(path_levels, path_factors, path_books),
