@@ -1,8 +1,8 @@
 """Memory and time of quantized tables in text generation, compared with plain tables in fp32 and bf16.
 
 Every table is measured in its own process: the memory that it holds there, and the time to look up 64 words,
-to score all words for one token, and for 256 tokens. Times are medians of runs that alternate with those of
-plain tables, and are printed relative to these.
+to score all words for one token, for eight and for 256 tokens. Times are medians of runs that alternate with
+those of plain tables, and are printed relative to these. Output layers of other programs are measured, too.
 
     OMP_NUM_THREADS=1 python -m benchmarks.decoding --threads 1
 """
@@ -10,14 +10,20 @@ plain tables, and are printed relative to these.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import onnxruntime
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 import shared_embeddings as se
 from benchmarks.measuring import (
@@ -31,29 +37,85 @@ from benchmarks.measuring import (
     resident,
 )
 from recipes.common.tools import run_main
+from shared_embeddings.export.onnx import IR_VERSION, OPSET
 from shared_embeddings.quant.codec import codecs
+from shared_embeddings.quant.codecs.trellis import TrellisCodec
 from shared_embeddings.quant.storage import packed_bytes
 
 Uses = dict[str, Callable[[], object]]
 SIZES = {"translation": (37_000, 512), "large": (262_144, 640), "tiny": (2_000, 64)}
 LOOKED_UP, BATCH = 64, 256
+# Hidden states that are scored at once.
+SCORED = {"token": 1, "few": 8, "batch": BATCH}
 
 
 class Table(NamedTuple):
-    """A table to measure: a type of plain numbers, or options of `quantized`."""
+    """A table to measure: a type of plain numbers, one of the `PEERS`, or options of `quantized`."""
 
     name: str
     plain: str | None
     options: dict[str, Any]
 
 
+def scored(score: Callable[[int], object]) -> Uses:
+    """The uses of a table that scores all words for a number of hidden states."""
+    return {name: functools.partial(score, count) for name, count in SCORED.items()}
+
+
+def torch_int8_uses(size: tuple[int, int]) -> tuple[Uses, int]:
+    """The uses of an output layer in int8 of torch, which also rounds hidden states, and its bytes."""
+    plain = nn.Sequential(nn.Linear(size[1], size[0], bias=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its successor, torchao, has no layer of this kind for CPUs
+        layer = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, torch.qint8)
+    hidden = torch.randn(BATCH, size[1])
+    return scored(lambda count: layer(hidden[:count])), size[0] * size[1]
+
+
+def onnx_runtime_uses(size: tuple[int, int]) -> tuple[Uses, int]:
+    """The uses of an output layer in 4 bits of ONNX Runtime (MatMulNBits), and its bytes: a scale in fp32 for
+    32 numbers. Hidden states are rounded to int8.
+    """
+    words, dim = size
+    codes = np.random.default_rng(0).integers(0, 256, (words, dim // 32, 16), np.uint8)
+    scales = np.full(words * dim // 32, 0.01, np.float32)
+    kind: Any = {"K": dim, "N": words, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    node = helper.make_node(
+        "MatMulNBits", ["hidden", "codes", "scales"], ["scores"], domain="com.microsoft", **kind
+    )
+    given = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", dim])
+    found = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", words])
+    stored = [numpy_helper.from_array(array, name) for array, name in ((codes, "codes"), (scales, "scales"))]
+    sets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(
+        helper.make_graph([node], "layer", [given], [found], stored), opset_imports=sets
+    )
+    model.ir_version = IR_VERSION
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    hidden = np.random.default_rng(1).standard_normal((BATCH, dim), np.float32)
+    uses = scored(lambda count: session.run(None, {"hidden": hidden[:count]}))
+    return uses, codes.nbytes + scales.nbytes
+
+
+# Output layers of other programs by name.
+PEERS: dict[str, Callable[[tuple[int, int]], tuple[Uses, int]]] = {
+    "torch, dynamic int8": torch_int8_uses,
+    "ONNX Runtime, 4 bits": onnx_runtime_uses,
+}
+
+
 TABLES = [
     Table("plain, fp32", "float32", {}),
     Table("plain, bf16", "bfloat16", {}),
+    *(Table(name, None, {}) for name in PEERS),
     *(
         Table(f"{name}, {bits} bits", None, {"codec": name, "bits": float(bits)})
         for name, codec in codecs().items()
-        for bits in ((8, 4, 2) if codec.has_groups else (4, 2))
+        for bits in (
+            (8, 4, 2) if codec.has_groups else (4, 3, 2, 1) if issubclass(codec, TrellisCodec) else (4, 2)
+        )
     ),
     *(
         Table(f"{name}, 4 bits, groups of 128", None, {"codec": name, "bits": 4.0, "group_size": 128})
@@ -70,8 +132,7 @@ def plain_uses(kind: str, size: tuple[int, int]) -> tuple[Uses, int]:
     hidden = torch.randn(BATCH, size[1]).to(weight.dtype)
     uses: Uses = {
         "look_up": lambda: F.embedding(ids, weight),
-        "token": lambda: F.linear(hidden[:1], weight),
-        "batch": lambda: F.linear(hidden, weight),
+        **scored(lambda count: F.linear(hidden[:count], weight)),
     }
     return uses, weight.nbytes
 
@@ -82,8 +143,7 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
     ids, hidden = torch.randint(size[0], (LOOKED_UP,)), torch.randn(BATCH, size[1])
     uses: Uses = {
         "look_up": lambda: embedding(ids),
-        "token": lambda: embedding.logits(hidden[:1]),
-        "batch": lambda: embedding.logits(hidden),
+        **scored(lambda count: embedding.logits(hidden[:count])),
     }
     numbers = sum(
         packed_bytes(tensor, embedding.options.default_store, name)
@@ -95,23 +155,29 @@ def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses
 @torch.no_grad()
 def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]:
     """The memory of a table in this process, and its times compared with plain tables."""
-    if not table.plain:
+    if table.options:
         # Compiled loops take 160 MiB of this process, for tables of any size.
         for use in quantized_uses(table.options, (1000, 128))[0].values():
             use()
     before = resident()
-    uses, file_bytes = plain_uses(table.plain, size) if table.plain else quantized_uses(table.options, size)
+    if table.name in PEERS:
+        uses, file_bytes = PEERS[table.name](size)
+    else:
+        uses, file_bytes = (
+            plain_uses(table.plain, size) if table.plain else quantized_uses(table.options, size)
+        )
     # The first uses fill caches.
     for name in ("look_up", "token"):
-        uses[name]()
+        if name in uses:
+            uses[name]()
     gc.collect()
     held = resident() - before
     plain = {kind: plain_uses(kind, size)[0] for kind in ("float32", "bfloat16")}
     times = {}
     for name, use in uses.items():
-        if name == "batch" and table.plain == "bfloat16":
+        if name in ("few", "batch") and table.plain == "bfloat16":
             continue  # many times slower on CPUs without instructions for it
-        kinds = [kind for kind in plain if name != "batch" or kind == "float32"]
+        kinds = [kind for kind in plain if name not in ("few", "batch") or kind == "float32"]
         taken = median_times([use, *(plain[kind][name] for kind in kinds)], repeats)
         times[name] = {"seconds": taken[0], **dict(zip(kinds, taken[1:]))}
     return {"name": table.name, "resident_bytes": held, "file_bytes": file_bytes, "times": times}
@@ -121,8 +187,9 @@ def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of the results at one size."""
     words, dim = SIZES[size]
     titles = ["table", "file, MiB", "in memory, MiB", f"look-up of {LOOKED_UP}, / fp32"]
-    titles += ["one token, / bf16", "one token, / fp32", f"{BATCH} tokens, / fp32"]
-    compared = (("look_up", "float32"), ("token", "bfloat16"), ("token", "float32"), ("batch", "float32"))
+    titles += ["one token, / bf16", "one token, / fp32", "8 tokens, / fp32", f"{BATCH} tokens, / fp32"]
+    compared = [("look_up", "float32"), ("token", "bfloat16"), ("token", "float32")]
+    compared += [("few", "float32"), ("batch", "float32")]
     rows = []
     for one in results:
         times = one["times"]

@@ -249,8 +249,9 @@ class Comparison:
             if found.value > 0:  # a BLEU of 0 cannot get worse
                 return
         try:
-            self.samples = model.samples(texts, seed, PREDICTIONS)
-            self._before = list(_log_shares(self.samples))
+            samples = model.samples(texts, seed, PREDICTIONS)
+            self._before = list(_log_shares(samples))
+            self.samples = samples
         except ValueError as error:
             self.reason = str(error)
 

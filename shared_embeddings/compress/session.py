@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from shared_embeddings import accounting
 from shared_embeddings.compress.calibration import Calibration, calibrate, read_calibration, write_calibration
-from shared_embeddings.compress.fit import fit
+from shared_embeddings.compress.fit import FitReport, fit
 from shared_embeddings.compress.host import (
     EmbeddingTable,
     StoredModel,
@@ -595,10 +595,11 @@ class Session:
         """The trial of a candidate that is fitted to some words only; it has no embeddings of all."""
         assert self.comparison is not None
         fitting: dict[str, Any] = {"seed": self.settings.seed, "progress": False, "only": words.ids}
-        embeddings, after = dict[str, SharedEmbedding](), 0
+        embeddings, fits, after = dict[str, SharedEmbedding](), list[FitReport](), 0
         for table in self.tables:
             chosen = self.options_for(table, method, *candidate, target)
             embedding, found = fit(method, table.table, **self.given(table) | fitting | chosen)
+            fits.append(found)
             embedding.to(table.table.dtype).eval()
             _hold(embedding, candidate.store)
             embeddings[table.name] = embedding
@@ -606,8 +607,8 @@ class Session:
         self.trained.place(embeddings)
         with scoring_only([embeddings[table.name] for table in self.tables if table.is_scored], words):
             kept = self.comparison.kept(words)
-        sizes, error = Sizes(self._table_bytes, after), found.relative_error
-        return Trial(method, *candidate, kept=kept, sizes=sizes, relative_error=error, chosen=found.options)
+        sizes, error = Sizes(self._table_bytes, after), fits[0].relative_error
+        return Trial(method, *candidate, kept=kept, sizes=sizes, relative_error=error, chosen=fits[0].options)
 
     def tried(self, rivals: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
         """The trials of candidates at a size, with a progress bar; the best one may have its embeddings."""

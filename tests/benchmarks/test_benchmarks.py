@@ -138,13 +138,17 @@ def test_invalid_arguments(benchmark, asked: list[str], capsys) -> None:
 
 
 def test_tables_are_measured_next_to_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = [table for table in decoding.TABLES if table.name in ("plain, bf16", "uniform, 4 bits")]
+    names = ("plain, bf16", *decoding.PEERS, "uniform, 4 bits")
+    chosen = [table for table in decoding.TABLES if table.name in names]
     results = [decoding.measure(table, decoding.SIZES["tiny"], 1) for table in chosen]
-    assert [one["file_bytes"] for one in results] == [2000 * 64 * 2, 2000 * (32 + 2 * 2)]
-    assert [set(one["times"]) for one in results] == [{"look_up", "token"}, {"look_up", "token", "batch"}]
+    sizes = [2000 * 64 * 2, 2000 * 64, 2000 * (32 + 2 * 4), 2000 * (32 + 2 * 2)]
+    assert [one["file_bytes"] for one in results] == sizes
+    scored = {"token", "few", "batch"}
+    used = [{"look_up", "token"}, scored, scored, {"look_up", *scored}]
+    assert [set(one["times"]) for one in results] == used
     lines = decoding.as_table("tiny", results).splitlines()
-    assert lines[0] == "V = 2,000, D = 64" and len(lines) == 6
-    assert {line.count("|") for line in lines[2:]} == {8}
+    assert lines[0] == "V = 2,000, D = 64" and len(lines) == 8
+    assert {line.count("|") for line in lines[2:]} == {9}
 
 
 def of_layers(record: Record) -> str:
