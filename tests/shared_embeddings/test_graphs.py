@@ -87,7 +87,8 @@ def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
         assert_same_gradients(gradients(embedding, found, hidden), wanted)
     embedding.eval()
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(loss, backend="eager")(), loss())
+        # Loops for some codes, which graphs do not have, read hidden states in 16 bits.
+        torch.testing.assert_close(torch.compile(loss, backend="eager")(), loss(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -104,7 +105,8 @@ def test_vectors_and_scores_can_be_exported(case: Case) -> None:
         torch.testing.assert_close(exported(longer), embedding(longer), rtol=1e-4, atol=1e-6)
         exported = torch.export.export(Scores(embedding), (hidden,), dynamic_shapes=shapes).module()
         other = case.hidden(4, 7).detach()
-        torch.testing.assert_close(exported(other), embedding.logits(other), rtol=1e-4, atol=1e-5)
+        # Loops for some codes, which graphs do not have, read hidden states in 16 bits.
+        torch.testing.assert_close(exported(other), embedding.logits(other), rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
