@@ -81,8 +81,12 @@ PANELS = {
     "top10": "nearest 10 neighbors as in the original",
     "found": "headlines whose description is nearest",
 }
+# The rows of the table in the README of the project, without the name of the decoder.
+SUMMARY = (
+    *("torchao_int4", "int4", "gguf_iq4_nl", "int3"),
+    *(f"spectral_{bits}_calibrated" for bits in ("4", "3", "2", "1_5")),
+)
 # Titles of decoders, and of the texts that measure them.
-SUMMARY = ("int4", "gguf_iq4_nl", "int2", *(f"spectral_{bits}_calibrated" for bits in ("3", "2", "1_5", "1")))
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
 # Rows that share a pass, whose tables are in memory: 0.7 GB each with the words of Gemma.
