@@ -371,43 +371,48 @@ def packed_states(states: Tensor, steps: Steps) -> Tensor:
     return pack_bits(torch.cat(bits, dim=1), 1)
 
 
+class _Pair(NamedTuple):
+    """Two numbers whose states a window of 16 bits has, or one."""
+
+    bits: int  # between the two
+    books: tuple[int, int]
+    end: int  # of the window
+    columns: tuple[int, int]  # -1 for no second one
+
+
 @functools.cache
 def lane_plan(steps: Steps) -> kernels.LanePlan:
-    """How `kernels.lane_scores` reads what `packed_states` wrote, in pairs of numbers whose states a window
-    of 16 bits has.
-    """
-    numbers, _, ends = _places_of(steps, torch.device("cpu")).tolist()
-    pairs: list[tuple[int, int, int, int, int, int]] = []
+    """How `kernels.lane_scores` reads what `packed_states` wrote."""
+    books, _, ends = _places_of(steps, torch.device("cpu")).tolist()
+    pairs: list[_Pair] = []
     column = 0
     while column < len(ends):
-        other = column + 1
-        if other == len(ends) or ends[other] - ends[column] > 16 - STATE_BITS:
-            pairs.append((0, numbers[column], numbers[column], ends[column], column, -1))
-            column = other
-        else:
-            between = ends[other] - ends[column]
-            pairs.append((between, numbers[column], numbers[other], ends[other], column, other))
-            column += 2
-    pairs.sort(key=lambda pair: pair[:3])
+        last = min(column + 1, len(ends) - 1)
+        last = last if ends[last] - ends[column] <= 16 - STATE_BITS else column
+        second = last if last > column else -1
+        pairs.append(
+            _Pair(ends[last] - ends[column], (books[column], books[last]), ends[last], (column, second))
+        )
+        column = last + 1
+    pairs.sort(key=lambda pair: pair[:2])
     factors, bounds = [], []
-    for key, run in itertools.groupby(enumerate(pairs), lambda one: one[1][:3]):
-        own = [number for number, _ in run]
+    for (bits, own), run in itertools.groupby(enumerate(pairs), lambda one: one[1][:2]):
+        first, second = (path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in own)
         # Sums of more products may not fit into 32 bits.
-        for first in own[:: kernels.LANE_PAIRS]:
-            bounds.append(first)
-            each = [path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in key[1:]]
-            factors.append([each[0]] * 16 + [each[1]] * 16 + [key[0]] + [0] * 7)
-    windows = [(end % 16, end // 16) for _, _, _, end, _, _ in pairs]
-    shifts = [[left] + [0] * 7 + [16 - left] + [0] * 7 for left, _ in windows]
+        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS):
+            bounds.append(number)
+            factors.append([first] * 16 + [second] * 16 + [bits] + [0] * 7)
+    shifts = [[pair.end % 16] + [0] * 7 + [16 - pair.end % 16] + [0] * 7 for pair in pairs]
     coarse, fine = torch.from_numpy(path_levels()).int()
     tables = torch.stack([coarse - coarse[0], fine - fine[0]]).repeat(1, 2)
+    on_cpu = functools.partial(torch.tensor, device="cpu")
     return kernels.LanePlan(
-        places=torch.tensor([16 * word for _, word in windows]),
-        shifts=torch.tensor(shifts, dtype=torch.int32).to(torch.uint16),
-        bounds=torch.tensor([*bounds, len(pairs)]),
-        factors=torch.tensor(factors, dtype=torch.int32).to(torch.uint16),
+        places=on_cpu([16 * (pair.end // 16) for pair in pairs]),
+        shifts=on_cpu(shifts).to(torch.uint16),
+        bounds=on_cpu([*bounds, len(pairs)]),
+        factors=on_cpu(factors).to(torch.uint16),
         tables=tables.to(torch.uint8),
-        columns=torch.tensor([pair[4:] for pair in pairs]),
+        columns=on_cpu([pair.columns for pair in pairs]),
         dim=len(ends),
     )
 
