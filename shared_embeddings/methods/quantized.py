@@ -242,23 +242,31 @@ class QuantizedEmbedding(SharedEmbedding):
                 rows = codec.decode(self.codes(rate).index_select(0, every), scales, rate, books)
                 found = torch.where(is_mine.unsqueeze(1), rows, found) if self._is_mixed else rows
             start += count
-        return self._rotated_back(codec.restore(found, books))
+        return self._restored(found)
 
     def all_rows(self) -> Tensor:
-        return self._rotated_back(self.output_factors().codes)
+        return torch.cat([self._restored(rows) for rows in self._decoded().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
-        """The rows ``(V, D)`` before they are rotated back, and the rotation ``(D, D)`` if there is one."""
+        """The decoded rows ``(V, R)``, and the linear map ``(R, D)`` that restores them and rotates them back."""
+        rows = self._decoded()
+        is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
+        return OutputFactors(rows, None if is_plain else self._restored(torch.eye(rows.size(1)).to(rows)))
+
+    def _decoded(self) -> Tensor:
+        """The rows ``(V, R)`` of all words as the codec stores them."""
         codec, books, found = self.codec, self.books(), []
         for rate, scales in self._parts():
             codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
             for some, factors in zip(codes, scales.split(BLOCK)):
-                rows = codec.decode(some, factors, rate, books) if rate else codec.uncoded(factors, books)
-                found.append(codec.restore(rows, books))
+                found.append(
+                    codec.decode(some, factors, rate, books) if rate else codec.uncoded(factors, books)
+                )
         rows = torch.cat(found)
-        rows = rows.index_select(0, self._slots().int()) if self._is_mixed else rows
-        basis = self._rotated_back(torch.eye(self.embedding_dim).to(rows)) if codec.rotates else None
-        return OutputFactors(rows, basis)
+        return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
+
+    def _restored(self, rows: Tensor) -> Tensor:
+        return self._rotated_back(self.codec.restore(rows, self.books()))
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         codec, books, found = self.codec, self.books(), []
