@@ -502,7 +502,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def decoder_table(records: Sequence[Record]) -> str:
-    """The Markdown table of the rows of the decoder."""
+    """The Markdown table of the measured rows of decoders, and the names of the others."""
 
     def shown(text: str, metric: str, form: Callable[[float], str]) -> Callable[[Record], str]:
         def describe(record: Record) -> str:
@@ -540,7 +540,9 @@ def decoder_table(records: Sequence[Record]) -> str:
             Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
         ]
     columns += [Column("tokens/s", speed("after")), Column("tokens/s before", speed("before"))]
-    return markdown_table(records, columns)
+    done = [one for one in records if "texts" in (one.get("metrics") or {})]
+    others = ", ".join(f"`{one['row']}`" for one in records if one not in done)
+    return markdown_table(done, columns) + (f"\nNot run: {others}." if others else "")
 
 
 def decoder_summary() -> str:

@@ -248,7 +248,7 @@ class QuantizedEmbedding(SharedEmbedding):
         return torch.cat([self._restored(rows) for rows in self._decoded().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
-        """The decoded rows ``(V, R)``, and the linear map ``(R, D)`` that restores them and rotates them back."""
+        """The decoded rows ``(V, R)``, and the map ``(R, D)`` that restores them and rotates them back."""
         rows = self._decoded()
         is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
         return OutputFactors(rows, None if is_plain else self._restored(torch.eye(rows.size(1)).to(rows)))

@@ -115,7 +115,8 @@ def test_readme_table_matches_the_results() -> None:
         measured = [
             records[name] for name, row in rows.items() if name in records and bool(row.decoder) == is_decoder
         ]
-        assert measured and set(made(measured).splitlines()) <= set(text.splitlines())
+        lines = {line for line in made(measured).splitlines() if line.startswith("|")}
+        assert measured and lines <= set(text.splitlines())
 
 
 def test_a_model_without_a_configuration_is_named(
@@ -320,11 +321,11 @@ def test_the_table_of_decoders_invents_no_numbers() -> None:
         {"row": "new", "config": {}, "counts": counts, "metrics": metrics},
         {"row": "old", "config": {}, "counts": old, "metrics": {"kept": {"share": 0.9}}},
     ]
-    new, before = decoder_table(records).splitlines()[2:]
+    new, *_, others = decoder_table(records).splitlines()[2:]
     assert new.startswith(
         "| new | 2.00 | 10 | 0.0 | – | 40.00 | +9.6 % | 0.1000 | 80.0 % | 40.00 | +9.6 % | – |"
     )
-    assert before == f"| old | not run | 10 | 0.0 | 3.0 |{' not run |' * 10}"
+    assert others == "Not run: `old`."
 
 
 def test_rows_of_decoders_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
