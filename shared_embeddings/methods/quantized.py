@@ -242,16 +242,18 @@ class QuantizedEmbedding(SharedEmbedding):
                 rows = codec.decode(self.codes(rate).index_select(0, every), scales, rate, books)
                 found = torch.where(is_mine.unsqueeze(1), rows, found) if self._is_mixed else rows
             start += count
-        return self._restored(found)
+        return self._restored(found, books)
 
     def all_rows(self) -> Tensor:
-        return torch.cat([self._restored(rows) for rows in self._decoded().split(BLOCK)])
+        books = self.books()
+        return torch.cat([self._restored(rows, books) for rows in self._decoded().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, R)``, and the map ``(R, D)`` that restores them and rotates them back."""
         rows = self._decoded()
         is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
-        return OutputFactors(rows, None if is_plain else self._restored(torch.eye(rows.size(1)).to(rows)))
+        eye = torch.eye(rows.size(1)).to(rows)
+        return OutputFactors(rows, None if is_plain else self._restored(eye, self.books()))
 
     def _decoded(self) -> Tensor:
         """The rows ``(V, R)`` of all words as the codec stores them."""
@@ -265,8 +267,8 @@ class QuantizedEmbedding(SharedEmbedding):
         rows = torch.cat(found)
         return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
 
-    def _restored(self, rows: Tensor) -> Tensor:
-        return self._rotated_back(self.codec.restore(rows, self.books()))
+    def _restored(self, rows: Tensor, books: Books) -> Tensor:
+        return self._rotated_back(self.codec.restore(rows, books))
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         codec, books, found = self.codec, self.books(), []

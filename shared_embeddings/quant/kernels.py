@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 # The most pairs of a run in a `LanePlan`: sums of their products fit into 32 bits.
 LANE_PAIRS = 256
+# What the sums of its tables are increased by.
+_MIDDLE = 127
 # Numbers that are worth another thread.
 _NUMBERS_PER_THREAD = 2**17
 
@@ -59,16 +61,17 @@ class LanePlan(NamedTuple):
     shifts: Tensor  # left of the first word of a window, right of the next one, 8 times each ``(P, 16)``
     bounds: Tensor  # the first pair of each run, and the number of pairs ``(R + 1,)``
     factors: Tensor  # of the first and second numbers, 16 times, and bits between the two, ``(R, 40)``
-    tables: Tensor  # bytes ``(2, 32)``: the 16 coarse and fine entries, twice, in sum increased by 127
+    tables: Tensor  # bytes ``(2, 32)``: the 16 coarse and fine entries, twice, in sum increased by `_MIDDLE`
     columns: Tensor  # of both numbers of a pair ``(P, 2)``; -1 for no second one
     dim: int  # D
+    unit: float  # the size of one in `tables`
 
 
 def lane_entries(codes: Tensor, plan: LanePlan) -> Tensor:
-    """The entries ``(n, D)`` of all numbers of rows, whole numbers in float32."""
+    """The entries ``(n, D)`` of all numbers of rows."""
     out = torch.empty(len(codes), plan.dim)
-    _run("lane_entries", plan.dim, [codes], [*plan[:6]], out)
-    return out
+    _run("lane_entries", plan.dim, [codes], [*plan[:6], _MIDDLE], out)
+    return out.mul_(plan.unit)
 
 
 def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
@@ -78,9 +81,9 @@ def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -
     whole = F.pad((hidden / most).round().int(), (0, 1))[:, plan.columns]
     pairs = (whole[..., 0] & 0xFFFF | whole[..., 1] << 16).int()
     sums = F.pad(whole.sum(dim=-1).cumsum(dim=1), (1, 0))[:, plan.bounds]
-    offsets = (-127 * sums.diff(dim=1)).int()
+    offsets = (-_MIDDLE * sums.diff(dim=1)).int()
     out = torch.empty(len(hidden), len(codes))
-    arrays = [*plan[:5], pairs, offsets, most.flatten()]
+    arrays = [*plan[:5], pairs, offsets, most.flatten() * plan.unit]
     _run("lane_scores", len(plan.places), [codes, scales], arrays, out.t())
     return out.to(hidden.dtype)
 

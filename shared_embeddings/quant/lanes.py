@@ -59,7 +59,7 @@ def _operation(result: Any, build: Callable[..., Any]) -> Any:
     return _intrinsic(one if build.__code__.co_argcount == 2 else two)
 
 
-def _in_memory(result: Any, build: Callable[..., Any], *others: Any) -> Any:
+def _in_memory(result: Any, build: Callable[..., Any]) -> Any:
     """An operation at a place of a contiguous array, from its pointer and possibly other vectors."""
 
     def at(context: Any, builder: Any, signature: Any, values: Any) -> Any:

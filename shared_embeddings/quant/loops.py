@@ -332,11 +332,21 @@ _AT_ONCE = 32  # bytes
 
 @_compiled
 def lane_entries(
-    codes: Any, places: Any, shifts: Any, bounds: Any, factors: Any, tables: Any, columns: Any, out: Any
+    codes: Any,
+    places: Any,
+    shifts: Any,
+    bounds: Any,
+    factors: Any,
+    tables: Any,
+    columns: Any,
+    middle: int,
+    out: Any,
 ) -> None:
-    """Entries ``(n, D)`` of the states along paths, as whole numbers. Pairs have `columns` ``(P, 2)``."""
+    """Entries ``(n, D)`` of the states along paths, as whole numbers: what tables have, less `middle`.
+
+    Pairs have `columns` ``(P, 2)``.
+    """
     flat, spare, words, values = _memory_of_lanes(codes, places)
-    middle = np.float32(127)
     for first in range(0, codes.shape[0], lanes.ROWS):
         count = min(lanes.ROWS, codes.shape[0] - first)
         _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
@@ -346,7 +356,7 @@ def lane_entries(
                 if column >= 0:
                     for row in range(count):
                         value = np.float32(values[pair * _AT_ONCE + 2 * row + number])
-                        out[first + row, column] = value - middle
+                        out[first + row, column] = value - np.float32(middle)
 
 
 @_compiled
@@ -417,7 +427,7 @@ def _read_lanes(
     words: Any,
     values: Any,
 ) -> None:
-    """Write the entries of 16 rows from `first` on to `values`, increased by 127: 32 bytes for each pair."""
+    """Write entries of 16 rows from `first` on to `values`, as tables have them: 32 bytes for a pair."""
     stride = codes.shape[1]
     start, source = first * stride, flat
     if start + spare.shape[0] > flat.shape[0]:

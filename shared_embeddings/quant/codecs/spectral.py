@@ -36,11 +36,8 @@ from shared_embeddings.quant.codecs.trellis import (
     find_path,
     gains_for,
     packed_states,
-    path_books,
     path_entries,
-    path_factors,
     path_gain,
-    path_levels,
     path_scores,
     read_entries,
     steps_for,
@@ -83,7 +80,7 @@ class SpectralCodec(TrellisCodec):
         "with 0, 1, ... 8, 1/2 and 1/4 bits"
     )
     example_bits = 2.5
-    standalone = (path_gain, path_levels, path_factors, path_books, path_entries, decode_spectral)
+    standalone = (path_gain, *TrellisCodec.standalone[:-1], decode_spectral)
 
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         super().__init__(dim, group_size, layout)

@@ -33,8 +33,6 @@ from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.tracing import cache_tensor, has_values
 
 STATE_BITS = 11
-# The size of a level in `path_books`.
-_UNIT = 1 / 49.56
 _STATES = 2**STATE_BITS
 # The free bits of a row's first state; the bits before them are zero.
 START_BITS = 8
@@ -127,11 +125,17 @@ def path_factors() -> list[int]:
     return [875, 847, 793, 941]
 
 
+def path_unit() -> float:
+    """The size of one in `path_levels`, with which entries have a variance of one."""
+    return 1 / 49.56
+
+
+@functools.cache
 def path_books() -> Any:
     """The entries ``(4, 2048)`` of all states for the first to fourth number that shares a state."""
     coarse, fine = path_levels()
     hashed = np.outer(path_factors(), np.arange(2048)) % 2048 >> 3
-    return (coarse[hashed >> 4] + fine[hashed & 15]) * np.float32(1 / 49.56)
+    return (coarse[hashed >> 4] + fine[hashed & 15]) * np.float32(path_unit())
 
 
 def path_entries(codes: Any, rates: list[float]) -> Any:
@@ -161,7 +165,7 @@ class TrellisCodec(Codec):
     few_states = 32
     codes_name = "paths"
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
-        *(path_levels, path_factors, path_books),
+        *(path_levels, path_factors, path_unit, path_books),
         *(path_entries, decode_trellis),
     )
 
@@ -414,13 +418,14 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
         tables=tables.to(torch.uint8),
         columns=on_cpu([pair.columns for pair in pairs]),
         dim=len(ends),
+        unit=path_unit(),
     )
 
 
 def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     """The entries ``(n, D)`` of the states that `packed_states` wrote."""
     if kernels.usable(codes) and kernels.has_lanes():
-        return kernels.lane_entries(codes, lane_plan(steps)) * _UNIT
+        return kernels.lane_entries(codes, lane_plan(steps))
     book = codebook(codes.device)
     numbers, _, ends = _places_of(steps, codes.device)
     if kernels.usable(codes):
@@ -435,6 +440,6 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
 def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
     if kernels.has_lanes():
-        return kernels.lane_scores(hidden, codes, scales * _UNIT, lane_plan(steps))
+        return kernels.lane_scores(hidden, codes, scales, lane_plan(steps))
     numbers, _, ends = _places_of(steps, codes.device)
     return kernels.entry_scores(hidden, codes, scales, ends, codebook(codes.device), numbers)
