@@ -20,7 +20,7 @@ from shared_embeddings.fitting.factorization import (
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.methods.projective import LowRankOptions
 from shared_embeddings.registry import register
-from shared_embeddings.utils.layers import code_std, entry_std, zero_padding_row
+from shared_embeddings.utils.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.utils.options import option
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
@@ -31,8 +31,6 @@ CODE_LIFT = 2.0
 # than this share, or by the rounding error of 32-bit rows.
 _ACCEPTED_LOSS = 1e-3
 _ROUNDING = 1e-5
-
-_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +46,8 @@ class FunnelOptions(LowRankOptions["FunnelEmbedding"]):
 @register("funnel", FunnelOptions)
 class FunnelEmbedding(SharedEmbedding):
     """Row w of the table is ``f(codes[w]) @ basis`` (Distilled Embedding, Eq. 3).
+
+    Negative codes, which a ReLU sets to zero, still get a gradient (`relu_of_codes`).
 
     Parameters: `codes` ``(V, R)``, `basis` ``(R, D)``.
     """
@@ -98,7 +98,7 @@ class FunnelEmbedding(SharedEmbedding):
         return self.basis
 
     def _activated(self, codes: Tensor) -> Tensor:
-        return _ACTIVATIONS[self.options.activation](codes)
+        return ACTIVATIONS[self.options.activation](codes)
 
     @classmethod
     def fit(cls, task: FitTask) -> FunnelEmbedding:

@@ -30,7 +30,7 @@ from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_ten
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import code_bits, code_dtype, entry_std
+from shared_embeddings.utils.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
 from shared_embeddings.utils.options import (
     OptionError,
     option,
@@ -47,7 +47,6 @@ _LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")
 _STEP = 1.004
 # The target of ignored tokens, after ids have been converted to places.
 _IGNORED = -100
-_ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 class GroupLayout(NamedTuple):
@@ -513,7 +512,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         return list(F.linear(hidden, basis).split(self.layout.ranks, dim=-1)), codes
 
     def _activated(self, codes: Tensor) -> Tensor:
-        return codes if self.options.activation is None else _ACTIVATIONS[self.options.activation](codes)
+        return codes if self.options.activation is None else ACTIVATIONS[self.options.activation](codes)
 
     def _places(self) -> Tensor:
         """The place ``(V,)`` of each word in the order of groups and ids, for the current assignment."""

@@ -1,12 +1,12 @@
-"""Parts that methods and hosts share: dropout with cheap masks, the scale of new parameters, types of word
-codes, computing in float32.
+"""Parts that methods and hosts share: dropout with cheap masks, activations and the scale of new parameters,
+types of word codes, computing in float32.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -76,6 +76,28 @@ def set_updates(model: nn.Module, done: int) -> None:
 # small translation model with rank D / 4 was 218 without this factor, 149 with 1/2, 100 with 1/5, and 154
 # with a full table.
 CODE_SCALE = 1 / 3
+
+
+# The slope of a ReLU below zero in the backward pass. A code belongs to one word, and without a gradient
+# nothing revives it: after 600 steps of SGD, 89 % of the codes of the 500 most frequent words of a small
+# AWD-LSTM were zero. Its perplexity was 277; with slopes of 0.1, 0.3, 0.5 and 1: 166, 162, 158, 174.
+RELU_SLOPE = 0.5
+
+
+def relu_of_codes(codes: Tensor) -> Tensor:
+    """max(0, x); in the backward pass, gradients of negative codes are multiplied by `RELU_SLOPE`."""
+    if not (torch.is_grad_enabled() and codes.requires_grad):
+        return torch.relu(codes)
+    below = RELU_SLOPE * codes.detach().clamp(max=0.0)
+    return F.leaky_relu(codes, RELU_SLOPE) - below
+
+
+# Of the codes of words, before a basis: f of Distilled Embedding, Eq. 3.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu_of_codes,
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+}
 
 
 def entry_std(embedding_dim: int) -> float:

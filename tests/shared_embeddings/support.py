@@ -21,6 +21,29 @@ from shared_embeddings.utils import files
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 
 
+class ReLUOfCodes(torch.autograd.Function):
+    """A ReLU whose gradient below zero is half of that above."""
+
+    @staticmethod
+    def forward(ctx: Any, codes: Tensor) -> Tensor:
+        ctx.save_for_backward(codes)
+        return codes.clamp(min=0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (codes,) = ctx.saved_tensors
+        return torch.where(codes > 0, gradient, gradient / 2)
+
+
+# f of Distilled Embedding, Eq. 3.
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda codes: codes,
+    "relu": ReLUOfCodes.apply,
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+}
+
+
 def gradients(module: nn.Module, loss: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
     """Gradients of ``loss`` for every trainable parameter, by name, and for ``inputs``; zero where unused."""
     names, tensors = [], []

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.methods.alone import AloneOptions
 
 from .cases import CASES, Case, by_name
-from .support import MemoryMeter, assert_same_gradients, gradients, tensor_train_row, zero_row
+from .support import ACTIVATIONS, MemoryMeter, assert_same_gradients, gradients, tensor_train_row, zero_row
 
 
 def millions(method: str, num_embeddings: int, embedding_dim: int, **options: object) -> float:
@@ -76,7 +75,6 @@ NAIVE: dict[str, Callable[[Any, int], Tensor]] = {
     "uncle": naive_uncle,
     "alone": naive_alone,
 }
-ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.method in NAIVE], ids=str)
@@ -107,6 +105,17 @@ def test_funnel_worked_example() -> None:
     assert emb.table().tolist() == expected
     assert emb(torch.tensor([1, 0])).tolist() == [expected[1], expected[0]]
     assert emb.logits(torch.tensor([1.0, 2, 3])).tolist() == [7, -3, 0]
+
+
+def test_codes_below_zero_are_trained() -> None:
+    """The gradient of row 0 is (1, 1) @ V = (3, 0) for its codes; half of that for those below zero."""
+    emb = se.build("funnel", num_embeddings=2, embedding_dim=2, rank=2)
+    with torch.no_grad():
+        emb.codes.copy_(torch.tensor([[-1.0, 2], [-3, -4]]))
+        emb.basis.copy_(torch.tensor([[1.0, 2], [1, -1]]))
+    emb.table().sum().backward()
+    assert emb.codes.grad.tolist() == [[1.5, 0], [1.5, 0]]
+    assert emb.basis.grad.tolist() == [[0, 0], [2, 2]]
 
 
 def test_projective_worked_example() -> None:

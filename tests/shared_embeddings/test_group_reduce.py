@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
@@ -17,10 +16,9 @@ from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.methods import group_reduce as group_reduction
 
 from .cases import CASES, Case
-from .support import assert_same_gradients, dense_loss, dense_scores, gradients, zero_row
+from .support import ACTIVATIONS, assert_same_gradients, dense_loss, dense_scores, gradients, zero_row
 
 SIZES: dict[str, Any] = {"num_embeddings": 37, "embedding_dim": 24}
-ACTIVATIONS = {None: lambda codes: codes, "relu": torch.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 def build(**options: Any) -> se.SharedEmbedding:
