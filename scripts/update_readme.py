@@ -1,7 +1,8 @@
-"""Update the tables of README.md: ``make readme``, after a method or the results of decoders changed."""
+"""Update the tables of README.md and docs/claims.md: ``make readme``, after a method or results changed."""
 
 from pathlib import Path
 
+from recipes.claims import TARGET, claims_table
 from recipes.common.table import update_readme
 from recipes.shrink_a_model.models import decoder_summary
 from shared_embeddings.cli.main import methods_table
@@ -10,3 +11,4 @@ README = Path(__file__).parents[1] / "README.md"
 
 update_readme(README, "methods", methods_table())
 update_readme(README, "decoder", decoder_summary())
+update_readme(TARGET, "claims", claims_table())
