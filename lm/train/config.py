@@ -78,7 +78,7 @@ class TrainingOptions:
         None,
     )
     embedding_quantization: Mapping[str, Any] | None = option(
-        "{bits: 2, codec: lloyd_max} rounds the table of method standard in training, with straight-through "
+        "{bits: 2, codec: uniform} rounds the table of method standard in training, with straight-through "
         "gradients; 'shared-embeddings compress' stores it with these options. Also "
         "quantize_from_step, refresh_every, share.",
         None,

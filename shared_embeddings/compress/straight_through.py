@@ -31,7 +31,7 @@ from shared_embeddings.utils.options import (
 )
 
 OPTION = "embedding_quantization"
-EXAMPLE = "{bits: 2, codec: lloyd_max}"
+EXAMPLE = "{bits: 2, codec: uniform}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Schedule:
 
     quantize_from_step: int = option("The first step with rounded rows.", 0)
     refresh_every: int = option(
-        "Steps between searches for codes, which take seconds with codec residual or trellis. In between, "
+        "Steps between searches for codes, which take seconds with codec trellis. In between, "
         "the rounding errors stay the same.",
         1,
     )

@@ -1,4 +1,4 @@
-"""The plain table in few bits for each number: rounded, vector quantized or trellis coded."""
+"""The plain table in few bits for each number: rounded or trellis coded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
-from shared_embeddings.utils.options import option, require, require_at_least, require_seed
+from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_seed
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -36,7 +36,7 @@ _SAMPLE = 2**15
 class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     """Options of `quantized`."""
 
-    paper = "QTIP (Tseng et al., 2024); Lloyd-Max; residual vector quantization"
+    paper = "QTIP (Tseng et al., 2024); reverse water-filling; rounding"
     summary = "every number of the table in few bits"
     grid_choice = f"codec {DEFAULT_CODEC}, the most bits; 32 bits of codes count as a parameter"
     fit_bound = 0.3
@@ -85,6 +85,16 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
             f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
         )
         require_seed(self.seed)
+
+    @classmethod
+    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+        """Refuse codecs of earlier versions."""
+        if (codec := given.get("codec")) in ("lloyd_max", "residual"):
+            raise OptionError(
+                f"quantized: codec '{codec}' was removed, '{DEFAULT_CODEC}' is more exact; choose it, or "
+                "compress the original model again"
+            )
+        return given
 
     def codec_for(self, embedding_dim: int) -> Codec:
         return codecs()[self.codec](embedding_dim, self.group_size, self.directions)

@@ -66,15 +66,11 @@ def read_windows(packed: Tensor, count: int, width: int, stride: int, start: int
     return torch.stack(numbers, dim=-1).flatten(1)[:, :count]
 
 
-def field_ends(count: int, width: int) -> Tensor:
-    """The bits up to the end of each of `count` numbers, on a CPU."""
-    return width * torch.arange(1, count + 1, device="cpu")
-
-
 def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor:
     """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
     if kernels.usable(packed, book):
-        return kernels.decode_entries(packed, field_ends(count, width), book.unsqueeze(0))
+        ends = width * torch.arange(1, count + 1, device="cpu")
+        return kernels.decode_entries(packed, ends, book.unsqueeze(0))
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)

@@ -169,18 +169,6 @@ def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) ->
     return out.to(hidden.dtype)
 
 
-def nearest_sums(pieces: Tensor, stages: Tensor) -> Tensor:
-    """Codes ``(n, s)`` of sums of entries that are near to pieces, by a beam search.
-
-    Args:
-        pieces: ``(n, p)``.
-        stages: the entries of every stage ``(s, 256, p)``.
-    """
-    out = torch.empty(len(pieces), len(stages), dtype=torch.uint8)
-    _run("nearest_sums", stages.numel(), [pieces], [stages.transpose(1, 2)], out)
-    return out
-
-
 def nearest_paths(
     rows: Tensor, steps: Sequence[tuple[int, int]], weights: Tensor, starts: Tensor, count: int, books: Tensor
 ) -> Tensor:

@@ -14,8 +14,6 @@ import numpy as np
 
 from shared_embeddings.quant import lanes
 
-# Sums that `nearest_sums` keeps in every stage.
-BEAM = 4
 _FAR = np.float32(1e30)
 
 _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
@@ -108,67 +106,6 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
             unread -= widths[field]
             for token in range(out.shape[1]):
                 out[row, token] += tables[token, field, code]
-
-
-@_compiled
-def nearest_sums(pieces: Any, stages: Any, out: Any) -> None:
-    """Codes ``(n, s)`` of sums of entries in `stages` ``(s, p, e)`` near to `pieces` ``(n, p)``."""
-    count, dim, entries = stages.shape
-    norms = np.zeros((count, entries), np.float32)
-    for stage in range(count):
-        for column in range(dim):
-            for entry in range(entries):
-                norms[stage, entry] += stages[stage, column, entry] * stages[stage, column, entry]
-    left, spare = np.empty((BEAM, dim), np.float32), np.empty((BEAM, dim), np.float32)
-    codes, others = np.empty((BEAM, count), np.uint8), np.empty((BEAM, count), np.uint8)
-    errors, costs = np.empty(entries, np.float32), np.empty(BEAM, np.float32)
-    parents, chosen = np.empty(BEAM, np.int64), np.empty(BEAM, np.int64)
-    for row in range(pieces.shape[0]):
-        for column in range(dim):
-            left[0, column] = pieces[row, column]
-        beams = 1
-        for stage in range(count):
-            kept = 1 if stage == count - 1 else BEAM
-            for place in range(kept):
-                costs[place] = _FAR
-            for beam in range(beams):
-                _insert_nearest(
-                    left[beam], beam, norms[stage], stages[stage], errors, costs[:kept], parents, chosen
-                )
-            for place in range(kept):
-                for column in range(dim):
-                    spare[place, column] = left[parents[place], column] - stages[stage, column, chosen[place]]
-                for before in range(stage):
-                    others[place, before] = codes[parents[place], before]
-                others[place, stage] = chosen[place]
-            left, spare, codes, others, beams = spare, left, others, codes, kept
-        for stage in range(count):
-            out[row, stage] = codes[0, stage]
-
-
-@_compiled
-def _insert_nearest(
-    left: Any, beam: int, norms: Any, entries: Any, errors: Any, costs: Any, parents: Any, chosen: Any
-) -> None:
-    """Insert the entries nearest to what is `left` of a piece into the candidates, ascending by cost."""
-    size = np.float32(0.0)
-    for column in range(left.shape[0]):
-        size += left[column] * left[column]
-    for entry in range(norms.shape[0]):
-        errors[entry] = norms[entry] + size
-    for column in range(left.shape[0]):
-        factor = -2 * left[column]
-        for entry in range(norms.shape[0]):
-            errors[entry] += factor * entries[column, entry]
-    last = costs.shape[0] - 1
-    for entry in range(norms.shape[0]):
-        if errors[entry] < costs[last]:
-            place = last
-            while place > 0 and errors[entry] < costs[place - 1]:
-                costs[place], parents[place] = costs[place - 1], parents[place - 1]
-                chosen[place] = chosen[place - 1]
-                place -= 1
-            costs[place], parents[place], chosen[place] = errors[entry], beam, entry
 
 
 @_compiled

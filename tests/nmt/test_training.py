@@ -327,7 +327,7 @@ def test_language_model(host: Host) -> None:
 
 
 STANDARD = {"method": "standard"}
-ROUNDED = {"bits": 1, "codec": "lloyd_max"}
+ROUNDED = {"bits": 1, "codec": "uniform"}
 
 
 def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:

@@ -437,12 +437,12 @@ def loader_of(folder: Path) -> Any:
 def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
     """Rotations that do not depend on the table need more bits for the same error."""
     errors = {}
-    for codec in ("principal", "lloyd_max"):
+    for codec in ("principal", "trellis"):
         report = compress(
             text, "quantized", tmp_path / f"{codec}.safetensors", options={"bits": 2.0, "codec": codec}
         )
         errors[codec] = report.tables[0].fit.relative_error
-    assert errors["principal"] < 0.5 * errors["lloyd_max"]
+    assert errors["principal"] < 0.5 * errors["trellis"]
 
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:

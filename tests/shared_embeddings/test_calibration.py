@@ -78,7 +78,7 @@ def test_feedback_lowers_the_weighted_error_at_equal_bytes(codec: str, bits: flo
     assert calibrated.counts()["stored_bits"] == plain.counts()["stored_bits"]
 
 
-@pytest.mark.parametrize("codec", ["trellis", "spectral", "residual"])
+@pytest.mark.parametrize("codec", ["trellis", "spectral"])
 def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, matrix, errors = drawn(40, 64), uneven_metric(64), []
     for is_usable in (True, False):

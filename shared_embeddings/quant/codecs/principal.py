@@ -10,6 +10,7 @@ Axes: ``n`` rows, ``D`` dimensions, ``R`` directions with bits.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.quant.codec import Books, Codec, Encoded, Fitted, register, squared_norms
-from shared_embeddings.quant.codecs.lloyd_max import nearest_entries, normal_error, normal_levels
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
+from shared_embeddings.utils.tracing import cache_tensor
 
 _MOST_BITS = 8
 # The bits of a number of the basis as stored.
@@ -34,6 +35,8 @@ _SAMPLE = 2**23
 _STEPS = 8
 # Bins of the distribution of factors.
 _BINS = 4096
+# Iterations of `normal_levels`.
+_ITERATIONS = 3000
 
 
 def decode_principal(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
@@ -250,6 +253,37 @@ def _fields(counts: Sequence[int]) -> Iterator[_Field]:
 def _entries(bits: int) -> slice:
     """Where the levels of `bits` bits are."""
     return slice(2**bits - 2, 2 ** (bits + 1) - 2)
+
+
+@cache_tensor
+def normal_levels(bits: int) -> Tensor:
+    """The 2**bits ascending levels with the least squared error for normal numbers (Max, 1960)."""
+    count = 2**bits
+    levels = torch.special.ndtri((torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) / count)
+    for _ in range(_ITERATIONS):
+        borders = _borders(levels)
+        density = torch.exp(-borders.square() / 2) / math.sqrt(2 * math.pi)
+        # The mean of a normal number between two borders.
+        levels = -density.diff() / torch.special.ndtr(borders).diff()
+    return levels.float()
+
+
+def normal_error(bits: int) -> float:
+    """The mean squared error of `normal_levels` for normal numbers with a variance of one."""
+    levels = normal_levels(bits).double()
+    # A level is the mean of the numbers that it represents.
+    return 1.0 - float((torch.special.ndtr(_borders(levels)).diff() * levels.square()).sum())
+
+
+def _borders(levels: Tensor) -> Tensor:
+    """The borders of the intervals around ascending levels, with both infinities."""
+    edge = torch.full((1,), torch.inf, dtype=levels.dtype, device=levels.device)
+    return torch.cat([-edge, (levels[1:] + levels[:-1]) / 2, edge])
+
+
+def nearest_entries(values: Tensor, levels: Tensor) -> Tensor:
+    """The numbers of the nearest of ascending levels."""
+    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
 def _companded(values: Tensor, bits: int) -> Tensor:

@@ -148,7 +148,7 @@ def test_dense_export_of_rotated_codes(dtype: torch.dtype, tmp_path: Path) -> No
     settings = {**FAMILIES["ElectraForMaskedLM"], "embedding_size": 24}
     whole = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**settings)).to(dtype)
     whole.save_pretrained(model)
-    assert compress(model, "quantized", small, "--bits", 3, "--codec", "lloyd_max", "--no-check") == 0
+    assert compress(model, "quantized", small, "--bits", 3, "--codec", "trellis", "--no-check") == 0
     assert export(small, plain, *DENSE) == 0
     wanted = hf.load(small)
     loaded, info = transformers.ElectraForMaskedLM.from_pretrained(plain, output_loading_info=True)
