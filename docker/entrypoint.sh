@@ -10,7 +10,7 @@ usage: docker run [option of docker ...] IMAGE COMMAND [argument ...]
 COMMAND is one of
   recipes/NAME/SCRIPT.sh   a script of a recipe: $(cd "$project" && echo recipes/*/train.sh)
   distributed COMMAND ...  training on all GPUs of one or several machines; see 'distributed help'
-  onmt_train, onmt_translate, onmt_build_vocab, onmt_server, lm_prepare, lm_train, lm_eval, lm_generate,
+  onmt_train, onmt_translate, onmt_build_vocab, onmt_server, lm_prepare, lm_train, lm_evaluate, lm_generate,
   shared-embeddings, tensorboard, python, bash and anything else on PATH
   help                     this text
 

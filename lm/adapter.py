@@ -130,7 +130,7 @@ class CheckpointModel(WordTokens):
         return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
-        """The perplexity of a text, as ``lm_eval`` computes it by default."""
+        """The perplexity of a text, as ``lm_evaluate`` computes it by default."""
         path = validation.one_text()
         text = read_data(path, "valid" if path.is_dir() else None, self.words)
         score = evaluate(self.module, text.tokens)

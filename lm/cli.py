@@ -1,4 +1,4 @@
-"""The commands ``lm_prepare``, ``lm_train``, ``lm_eval`` and ``lm_generate``.
+"""The commands ``lm_prepare``, ``lm_train``, ``lm_evaluate`` and ``lm_generate``.
 
 See `shared_embeddings.utils.command_line.run` for their errors and exit statuses.
 """
@@ -27,7 +27,7 @@ def train() -> None:
 
 def evaluate() -> None:
     """Compute the perplexity of a trained model."""
-    run_module("lm_eval", "lm.evaluate.command", _explain)
+    run_module("lm_evaluate", "lm.evaluate.command", _explain)
 
 
 def generate() -> None:

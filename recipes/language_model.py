@@ -44,7 +44,7 @@ from shared_embeddings.words.classes import make_classes, regroup
 
 SMALL = "small"
 LAST, BEST = "last.pt", "best.pt"
-# Options of lm_train and lm_eval that the scripts set.
+# Options of lm_train and lm_evaluate that the scripts set.
 OWN_OPTIONS = {
     "train": ("config", "data", "embedding", "output_dir"),
     "eval": ("data", "model", "output", "split"),
@@ -60,7 +60,7 @@ TRAIN_USAGE = """usage: train.sh ROW [--smoke] [option of lm_train ...]
 Trains ROW in $RUNS/{recipe}/ROW, or resumes its training. Run preprocess.sh first, and train.sh for the
 teacher of ROW if it has one. With --smoke, trains a tiny network in $RUNS/{recipe}/smoke/ROW on the data of
 preprocess.sh --smoke."""
-EVAL_USAGE = """usage: eval.sh ROW [--smoke] [option of lm_eval ...]
+EVAL_USAGE = """usage: eval.sh ROW [--smoke] [option of lm_evaluate ...]
 
 Evaluates ROW on the validation and the test text and writes a line to $RUNS/{recipe}/results.jsonl. Run
 train.sh first; use --smoke for both or neither."""
@@ -287,7 +287,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
 
 def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
-    """Evaluate a trained row on both texts with these options of ``lm_eval``; return the results file."""
+    """Evaluate a trained row on both texts with these options of ``lm_evaluate``; return the results file."""
     data, run = data_folder(recipe, row), recipe.home / row.name
     checksum = recipe.describe_data(data)["checksum"]
     folders = trained_folders(recipe, row)

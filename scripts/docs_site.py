@@ -128,7 +128,7 @@ def commands() -> str:
     names = re.findall(r"^    ([a-z]+) ", listed, re.MULTILINE)
     parts = [("shared-embeddings", listed)]
     parts += [(f"shared-embeddings {name}", help_of(main, name)) for name in names]
-    modules = {"lm_prepare": prepare, "lm_train": train, "lm_eval": evaluate, "lm_generate": generate}
+    modules = {"lm_prepare": prepare, "lm_train": train, "lm_evaluate": evaluate, "lm_generate": generate}
     parts += [(name, help_of(module.main)) for name, module in modules.items()]
     return "\n\n".join(f"### {name}\n\n```text\n{text.rstrip()}\n```" for name, text in parts)
 

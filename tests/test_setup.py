@@ -231,7 +231,7 @@ def test_the_import_is_light() -> None:
 @pytest.mark.slow
 def test_commands_without_extras_run_or_name_the_extra(tmp_path: Path) -> None:
     hidden = [*sum(extras.EXTRAS.values(), ()), "onmt", "recipes"]
-    light = {"shared-embeddings", "lm_train", "lm_eval", "lm_generate", "lm_prepare"}
+    light = {"shared-embeddings", "lm_train", "lm_evaluate", "lm_generate", "lm_prepare"}
     for command in sorted(COMMANDS):
         found = run_hiding(hidden, command, "--help")
         if command in light:

@@ -1,4 +1,4 @@
-"""The command ``lm_eval``: computes the perplexity of a trained model on a text."""
+"""The command ``lm_evaluate``: computes the perplexity of a trained model on a text."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("lm_eval", description=main.__doc__)
+    parser = Parser("lm_evaluate", description=main.__doc__)
     add = parser.add_argument
     add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
     source = "folder written by lm_prepare, or a UTF-8 text"

@@ -93,7 +93,7 @@ class Settings:
     train: Content = field(default_factory=dict)  # options of ``onmt_train`` or ``lm_train``
     average: int = 1  # number of averaged checkpoints (translation and headlines)
     translate: Content = field(default_factory=dict)  # options of ``onmt_translate``
-    evaluate: Content = field(default_factory=dict)  # options of ``lm_eval``
+    evaluate: Content = field(default_factory=dict)  # options of ``lm_evaluate``
     # Options of a second training from the best model of the first (language models).
     finetune: Content | None = None
     distill: Content | None = None  # ``teacher`` (a row), and other options of ``embedding_distillation``

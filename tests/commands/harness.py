@@ -54,7 +54,7 @@ CALLS = {
     "shared-embeddings trim": "trim --model {<<model} --text {<text} --source-text {<source} "
     "--target-text {<target} --keep {<keep} --held-out {<held} --output {>output}",
     "lm_prepare": "-train {<train} {<more} -valid {<valid} -test {<test} -output elsewhere",
-    "lm_eval": "-model {<model} -data {<<data} -reference {<reference} -output {>output}",
+    "lm_evaluate": "-model {<model} -data {<<data} -reference {<reference} -output {>output}",
     "lm_generate": "-model {<model}",
     "onmt_average_models": "-models {<model} {<more} -output {>output}",
     "onmt_release_model": "-model {<model} -output {>output}",
@@ -236,7 +236,7 @@ WRITERS = {
     "lm_prepare with a split": Writer(
         "lm_prepare", "-train {inputs}/train.txt -output @data", "-force", is_folder=True
     ),
-    "lm_eval": Writer("lm_eval", "-model {inputs}/lm.pt -data {inputs}/text -output @out.json"),
+    "lm_evaluate": Writer("lm_evaluate", "-model {inputs}/lm.pt -data {inputs}/text -output @out.json"),
     "classes": Writer(
         "shared-embeddings",
         "classes --text {inputs}/text --vocab {inputs}/words --num-classes 2 --dim 3 --epochs 1 "

@@ -35,7 +35,7 @@ from tests.commands.harness import (
 from tests.shared_embeddings.support import Killed, kill_at_move
 
 # The other writers load larger libraries or models.
-QUICK = ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "lm_prepare", "lm_eval", "trim")
+QUICK = ("onmt_characters", "onmt_rerank", "onmt_character_vocab", "lm_prepare", "lm_evaluate", "trim")
 QUICK += ("lm_prepare with a split", "suggest")
 TO_FILES = [name for name, writer in WRITERS.items() if not writer.is_folder]
 FULL = os.makedev(1, 7)

@@ -65,13 +65,13 @@ def test_programs_that_import_the_library_keep_their_signal_handlers(tmp_path: P
     ("line", "command"),
     [
         ("python /usr/bin/onmt_translate -src x", "onmt_translate"),
-        ("python -u bin/lm_eval", "lm_eval"),
+        ("python -u bin/lm_evaluate", "lm_evaluate"),
         ("python -X dev -m lm.train.command -config y", "lm.train.command"),
         ("python -W error -m recipes smoke", "recipes"),
         ("python -m pytest -m lm.train.command", None),
         ("python bin/pytest -m lm", None),
         ("python train.py -m nmt.cli", None),
-        ("python -c pass lm_eval", None),
+        ("python -c pass lm_evaluate", None),
         ("python", None),
     ],
 )

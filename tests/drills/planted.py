@@ -173,7 +173,7 @@ def damage(what: str, folder: str, work: Path, home: Path) -> None:
 HUGE = 10**8
 READING_FOLDERS = {"compress a folder": "gpt2", "trim a folder": "folder", "export a folder": "small"}
 READING = {
-    "lm.pt": ("compress a language model", "trim", "export", "lm_eval", "lm_train from a model"),
+    "lm.pt": ("compress a language model", "trim", "export", "lm_evaluate", "lm_train from a model"),
     "nmt.pt": (
         "compress a translation model",
         "trim a translation model",

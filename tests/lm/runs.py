@@ -113,7 +113,7 @@ class Ended(NamedTuple):
 COMMANDS: dict[str, Callable[[], object]] = {
     "lm_prepare": cli.prepare,
     "lm_train": cli.train,
-    "lm_eval": cli.evaluate,
+    "lm_evaluate": cli.evaluate,
     "lm_generate": cli.generate,
     "shared-embeddings": lambda: main(sys.argv[1:]),
 }

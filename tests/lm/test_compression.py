@@ -78,7 +78,7 @@ def test_compressed_model_can_be_evaluated_and_trained(tmp_path: Path) -> None:
     without = [*asked, "--fit-steps", 1, "--output-bias", "false"]
     assert compress(model, "funnel", tmp_path / "without.pt", *without).status == 0
     assert any("output bias is dropped" in note for note in json.loads(report.read_text())["notes"])
-    assert command("lm_eval", "-model", small, "-data", data).status == 0
+    assert command("lm_evaluate", "-model", small, "-data", data).status == 0
     own = load_model(small).config["embedding"]
     train(settings(data, tmp_path / "further", init_from=str(small), embedding=own, steps=2))
     assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
@@ -200,7 +200,7 @@ def test_packed_models_are_evaluated_and_trained(tmp_path: Path) -> None:
     embedding = load_model(small).model.embedding
     assert {type(parameter) for parameter in embedding.parameters()} == {PackedTensor}
     assert 0 < json.loads(report.read_text())["tables"][0]["storage"]["added_error"] < 0.05
-    assert command("lm_eval", "-model", small, "-data", data).status == 0
+    assert command("lm_evaluate", "-model", small, "-data", data).status == 0
     assert command("lm_generate", "-model", small, "-length", 3).status == 0
     packed = {"method": "projective", "rank": 12}
     train(settings(data, tmp_path / "on", init_from=str(small), embedding=packed, **sizes))

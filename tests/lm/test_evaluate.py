@@ -39,11 +39,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(home: Path, *arguments: object, data: Path | None = None) -> tuple[dict[str, Any], str]:
-    """The record of ``lm_eval``, and what it prints."""
+    """The record of ``lm_evaluate``, and what it prints."""
     path = home / "results.json"
     where = data or home / "corpus" / "data"
     ended = command(
-        "lm_eval", "-model", home / "model.pt", "-data", where, "-output", path, "-force", *arguments
+        "lm_evaluate", "-model", home / "model.pt", "-data", where, "-output", path, "-force", *arguments
     )
     assert ended.status == 0, ended.err
     return json.loads(path.read_text()), ended.out
@@ -140,7 +140,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
 )
 def test_invalid_settings(home: Path, arguments: list[object], message: str) -> None:
     data = [] if "-data" in arguments else ["-data", home / "corpus" / "data"]
-    assert command("lm_eval", "-model", home / "model.pt", *data, *arguments).says(message)
+    assert command("lm_evaluate", "-model", home / "model.pt", *data, *arguments).says(message)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_invalid_data(data: bytes | str, message: str, home: Path, tmp_path: Pat
         path.write_bytes(data)
     else:
         path = write_corpus(tmp_path / "other", data) if " " in data else tmp_path / data
-    assert command("lm_eval", "-model", home / "model.pt", "-data", path).says(message)
+    assert command("lm_evaluate", "-model", home / "model.pt", "-data", path).says(message)
 
 
 def test_diverged_models_fail(home: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_diverged_models_fail(home: Path, tmp_path: Path) -> None:
     large = tmp_path / "large.pt"
     alter(home / "model.pt", lambda content: [t.fill_(3e38) for t in content["model"].values()], large)
     output, data = tmp_path / "results.json", home / "corpus" / "data"
-    assert command("lm_eval", "-model", large, "-data", data, "-output", output).says("diverged")
+    assert command("lm_evaluate", "-model", large, "-data", data, "-output", output).says("diverged")
     assert not output.exists()
 
 

@@ -109,7 +109,7 @@ def resume(home: Path, model: Path, folder: Path) -> list[object]:
 
 
 USES: dict[str, tuple[str, Callable[[Path, Path, Path], list[object]]]] = {
-    "eval": ("lm_eval", lambda home, model, _: ["-model", model, "-data", home / "data"]),
+    "eval": ("lm_evaluate", lambda home, model, _: ["-model", model, "-data", home / "data"]),
     "generate": ("lm_generate", lambda home, model, _: ["-model", model, "-length", 2]),
     "start": ("lm_train", start),
     "distil": ("lm_train", distil),
@@ -279,7 +279,7 @@ def train(folder: Path) -> Command:
 
 def evaluate(folder: Path) -> Command:
     return Command(
-        "lm_eval",
+        "lm_evaluate",
         cli.evaluate,
         {"-model": [str(folder / "model.pt")], "-data": [str(folder / "test.txt")]},
         inputs=("-model", "-reference"),

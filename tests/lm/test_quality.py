@@ -30,10 +30,10 @@ WORDS = " ".join(f"w{number}" for number in range(60))
 
 
 def evaluated(model: Path, data: Path, *arguments: object) -> float:
-    """The output of ``lm_eval``."""
+    """The output of ``lm_evaluate``."""
     record = model.parent / "record.json"
     asked = ["-model", model, "-data", data, "-output", record, "-force"]
-    assert command("lm_eval", *asked, *arguments).status == 0
+    assert command("lm_evaluate", *asked, *arguments).status == 0
     return float(json.loads(record.read_text())["metrics"]["perplexity"])
 
 

@@ -116,7 +116,7 @@ def test_ids_report_and_evaluation(tmp_path: Path, text: Path) -> None:
     # Of the 11 tokens including three line ends, "i" was removed.
     assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in ended.out
     # One of the 11 tokens.
-    assert "<unk>: 1 tokens (9.09%)" in command("lm_eval", "-model", output, "-data", text).out
+    assert "<unk>: 1 tokens (9.09%)" in command("lm_evaluate", "-model", output, "-data", text).out
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ step 30 epoch 0.3 loss 6.7 ppl 812.41 lr 1 | 1,300 tokens/s, 38.5 ms per step, 0
 
 
 class Commands:
-    """Replaces lm_train and lm_eval: records its arguments, and writes their output files."""
+    """Replaces lm_train and lm_evaluate: records its arguments, and writes their output files."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []
