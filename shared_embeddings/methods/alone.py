@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, entry_std
+from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
 from shared_embeddings.utils.options import (
     option,
     require,
@@ -111,7 +112,8 @@ class AloneEmbedding(SharedEmbedding):
     `shared_embeddings.set_updates` so that the dropout ends after `relu_dropout_steps` updates.
 
     New parameters have another scale than in the authors' code, which draws W1 and W2 as Xavier and o with a
-    std from D + H: here hidden units have variance one, and rows a std of D**-0.5, as in a new plain table.
+    std from D + H: here rows have a std of D**-0.5, as in a new plain table, and hidden units are as small as
+    the codes of a narrow table. A step that moves W2 would move rows by many times their size otherwise.
 
     Parameters: `base` o ``(D_o,)``, a buffer if it is not trained; `first` W1 ``(H, D_o)``; `second` W2
     ``(D, H)``. They are the paper's "volatile" count; `stored_bits` adds the codebooks, and log2(c) bits for
@@ -144,7 +146,7 @@ class AloneEmbedding(SharedEmbedding):
         self.reset_parameters()
 
     def init_weights(self) -> None:
-        """Draw the filters with the seed, and normal parameters such that hidden units have variance one."""
+        """Draw the filters with the seed, normal parameters for small hidden units, and rows of a table."""
         options, shape = self.options, self.codebooks.shape
         # From the options' seed only, identical on every device.
         generator = torch.Generator(device="cpu").manual_seed(options.seed)
@@ -163,11 +165,26 @@ class AloneEmbedding(SharedEmbedding):
         nn.init.normal_(self.base)
         with torch.no_grad():
             self.base.mul_(self.base.square().mean().rsqrt())
-        nn.init.normal_(self.first, std=(base_dim * kept) ** -0.5)
+        small, whole = code_std(self.embedding_dim), entry_std(self.embedding_dim)
+        nn.init.normal_(self.first, std=small * (base_dim * kept) ** -0.5)
         # A ReLU keeps half of the variance.
-        nn.init.normal_(
-            self.second, std=entry_std(self.embedding_dim) * (self.options.hidden_dim / 2) ** -0.5
-        )
+        nn.init.normal_(self.second, std=whole / small * (self.options.hidden_dim / 2) ** -0.5)
+
+    @classmethod
+    def fit(cls, task: FitTask) -> AloneEmbedding:
+        """By gradient descent, from hidden units with a variance of one, which leave a smaller error here."""
+        embedding: AloneEmbedding = task.build()
+        small = code_std(embedding.embedding_dim)
+        embedding._scale_hidden(1 / small)
+        reconstruct(embedding, task)
+        embedding._scale_hidden(small)
+        return embedding
+
+    @torch.no_grad()
+    def _scale_hidden(self, factor: float) -> None:
+        """Multiply the hidden units, and divide W2, by a positive factor: rows stay the same."""
+        self.first.mul_(factor)
+        self.second.div_(factor)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.row_function()(ids)
