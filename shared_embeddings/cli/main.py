@@ -359,11 +359,12 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
     argument("--seed", type=int, default=0, help="(default: 0)")
     argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
+    argument("--verbose", action="store_true", help="also print all sizes, errors and speeds")
     add_flags(command, "force")
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
-    from shared_embeddings.compress.session import Settings
+    from shared_embeddings.compress.session import Choice, Settings
     from shared_embeddings.words.token_counts import read_counts
 
     if known.token_counts is not None and known.text is not None:
@@ -397,11 +398,15 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     output = None if known.compare else Path(known.output[0])
     run = _choose if known.method is None else _compress_with
     if known.trim_to is None:
-        return run(known, rest, known.model, output, settings).described()
-    from shared_embeddings.compress.trim import trimmed_copy
+        found = run(known, rest, known.model, output, settings)
+    else:
+        from shared_embeddings.compress.trim import trimmed_copy
 
-    with trimmed_copy(known.model, output, known.trim_to, settings) as (small, inner):
-        return run(known, rest, small, output, inner).described()
+        with trimmed_copy(known.model, output, known.trim_to, settings) as (small, inner):
+            found = run(known, rest, small, output, inner)
+    report = found.report if isinstance(found, Choice) else found
+    details = [report.described(), ""] if known.verbose and report is not None else []
+    return "\n".join([*details, found.summary()])
 
 
 def _recovery(known: argparse.Namespace) -> Plan | None:

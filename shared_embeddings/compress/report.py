@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.compress.measure import Kept, QualityReport
 from shared_embeddings.compress.sizing import as_yaml
 from shared_embeddings.utils.files import write_text
+
+# Embeddings that take more than twice as long for a token as before are slow.
+_SLOW = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,8 @@ class TableReport:
 
     def method(self) -> str:
         """The method and its options, without long lists, such as the classes of all words."""
-        options = {name: value for name, value in self.fit.options.items() if len(str(value)) <= 60}
+        found = self.fit.options.items()
+        options = {name: value for name, value in found if not isinstance(value, list) or len(value) <= 5}
         return as_yaml(self.fit.method, options)
 
     def lines(self) -> Iterator[str]:
@@ -97,7 +102,6 @@ class TableReport:
         fit, stored = self.fit, self.storage
         of_part = "" if self.part is None else f", {self.part}"
         yield f"table {self.name} ({', '.join(self.uses)}){of_part}: {self.method()}"
-        yield _line("  parameters", self.parameters)
         yield _line("  bytes", self.stored_bytes)
         yield _line("  bytes in memory", self.decoding.memory)
         yield f"  {self.decoding.described()}"
@@ -234,7 +238,7 @@ class CompressionReport:
 
     def card(self) -> str:
         """What was done and what it cost, in Markdown, for the card of the written model."""
-        rows = {"bytes of weights": self.bytes_of_weights, "parameters": self.parameters}
+        rows = {"bytes of weights": self.bytes_of_weights}
         for table in self.tables:
             rows[f"bytes of table {table.name} ({', '.join(table.uses)})"] = table.stored_bytes
             rows[f"bytes of table {table.name} in memory"] = table.decoding.memory
@@ -251,25 +255,56 @@ class CompressionReport:
             lines.append(f"- {self.recovery.described()}")
         return "\n".join([*lines, f"- {self.kept.described()}", ""])
 
+    def summary(self) -> str:
+        """The result in a few lines: sizes, how much of the model was kept, and what to look at."""
+        before = (
+            self.bytes_of_weights.before if self.trimmed is None else self.trimmed.bytes_of_weights.before
+        )
+        weights = Sizes(before, self.bytes_of_weights.after)
+        speeds = [table.decoding.after / table.decoding.before for table in self.tables]
+        parts = [
+            f"{self.output}: weights of {_readable(weights.after)} instead of {_readable(weights.before)} "
+            f"({weights.smaller:.1f}x smaller)"
+        ]
+        if self.kept.share is not None:
+            parts.append(f"{math.floor(100 * self.kept.share)}% of the {self.kept.of} kept")
+        if speeds:
+            parts.append(f"one token at a time {min(speeds):.2g}x as fast")
+        lines = ["; ".join(parts)] + ([] if self.trimmed is None else [self._all_bytes(self.trimmed)])
+        for table in self.tables:
+            sizes = table.stored_bytes
+            lines.append(
+                f"table {table.name} ({', '.join(table.uses)}): {_readable(sizes.after)} instead of "
+                f"{_readable(sizes.before)} ({sizes.smaller:.1f}x smaller), {table.method()}"
+            )
+        if (found := self.quality) is not None:
+            lines.append(f"{found.measure} {found.after:.2f}, {found.before:.2f} before ({found.how})")
+        if self.recovery is not None:
+            lines.append(self.recovery.described())
+        lines += [f"note: {note}" for note in self.notes]
+        if min(speeds, default=1.0) < _SLOW:
+            lines.append(
+                "note: words are looked up and scored more slowly than before, which slows generation down where "
+                "that takes most of the time; --codec uniform is the fastest one"
+            )
+        return "\n".join([*lines, self.kept.described()])
+
     def described(self) -> str:
-        """The report as text; the last line says how much of the model was kept."""
-        lines = [] if self.trimmed is None else [self.trimmed.described(), self._all_bytes(self.trimmed), ""]
+        """All sizes, errors and speeds as text."""
+        lines = [] if self.trimmed is None else [self.trimmed.described(), ""]
         lines += [
             f"{self.output}: {self.host} model with {self.method} embeddings in {self.store}",
             f"{'':<28}{'before':>16}{'after':>16}{'smaller':>10}",
             _line("bytes on disk", self.bytes_on_disk),
             _line("bytes of weights", self.bytes_of_weights),
             _line("bytes in memory", self.bytes_in_memory),
-            _line("parameters", self.parameters),
         ]
         if (found := self.quality) is not None:
             lines.append(f"{found.measure:<28}{found.before:>16.2f}{found.after:>16.2f}")
             lines.append(f"  {found.measure} of {found.how}")
         for table in self.tables:
             lines += ["", *table.lines()]
-        if self.recovery is not None:
-            lines += ["", self.recovery.described()]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), self.kept.described()])
+        return "\n".join(lines)
 
     def _all_bytes(self, trimmed: TrimReport) -> str:
         sizes = Sizes(trimmed.bytes_of_weights.before, self.bytes_of_weights.after)
@@ -277,6 +312,15 @@ class CompressionReport:
             f"bytes of weights: {sizes.before:,} before, {trimmed.bytes_of_weights.after:,} after trimming, "
             f"{sizes.after:,} after compressing ({sizes.smaller:.2f}x smaller)"
         )
+
+
+def _readable(count: int) -> str:
+    """A number of bytes with three digits, such as 12.5 MB."""
+    power = min(max(len(str(count)) - 1, 0) // 3, 3)
+    value = count / 1000**power
+    return (
+        f"{value:.{max(0, 3 - len(str(int(value)))) if power else 0}f} {('bytes', 'kB', 'MB', 'GB')[power]}"
+    )
 
 
 def _line(title: str, sizes: Sizes) -> str:

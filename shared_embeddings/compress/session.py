@@ -282,8 +282,8 @@ class Choice:
     curve: Sequence[Trial] = ()  # the best candidate at other sizes
     report: CompressionReport | None = None  # if it was written
 
-    def described(self) -> str:
-        """A table of the trials and one of the sizes, then the report of the best if it was written."""
+    def summary(self) -> str:
+        """A table of the trials and one of the sizes, then the summary of the best if it was written."""
         lines = align(_rows(self.trials), texts=2)
         lines += [
             f"not tried: {as_yaml(trial.method, trial.options)}: {trial.reason}"
@@ -293,7 +293,7 @@ class Choice:
         if self.curve:
             title = "the best one at other sizes, where another one may be better:"
             lines += ["", title, *align(_rows(self.curve), texts=2)]
-        return "\n".join(lines if self.report is None else [*lines, "", self.report.described()])
+        return "\n".join(lines if self.report is None else [*lines, "", self.report.summary()])
 
 
 def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:

@@ -193,9 +193,13 @@ def test_packed_models_are_evaluated_and_trained(tmp_path: Path) -> None:
     sizes = {"embedding_dim": 24, "steps": 2}
     train(settings(data, tmp_path / "run", embedding={"method": "standard"}, **sizes))
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
-    asked = ["--rank", 12, "--store", "int8", "--report", report]
+    asked = ["--rank", 12, "--store", "int8", "--report", report, "--verbose"]
     ended = compress(tmp_path / "run" / "last.pt", "projective", small, *asked)
     assert ended.status == 0 and "relative error in int8" in ended.out
+    content = json.loads(report.read_text())["bytes_of_weights"]
+    smaller = content["before"] / content["after"]
+    assert f"{small}: weights of {content['after'] / 1000:.1f} kB instead of " in ended.out
+    assert f"({smaller:.1f}x smaller)" in ended.out
     assert HEADER in torch.load(small, weights_only=True)["model"]
     embedding = load_model(small).model.embedding
     assert {type(parameter) for parameter in embedding.parameters()} == {PackedTensor}

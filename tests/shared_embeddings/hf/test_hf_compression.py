@@ -83,7 +83,7 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     assert "--no-check needs --method" in capsys.readouterr().err
     assert compress(model, "standard", small, "--no-check", "--validation", model) == 2
     assert "remove the --validation options" in capsys.readouterr().err
-    assert compress(model, "standard", small, "--no-check") == 0
+    assert compress(model, "standard", small, "--no-check", "--verbose") == 0
     printed = capsys.readouterr().out
     assert "could not verify that this model still works (--no-check)" in printed
     assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
@@ -174,7 +174,7 @@ def test_input_only_encoder(tmp_path: Path, name: str, capsys: pytest.CaptureFix
     torch.manual_seed(3)
     model = chosen(chosen.config_class(**KINDS[BODIES[name]][1])).eval()
     model.save_pretrained(tmp_path / "model")
-    assert compress(tmp_path / "model", "projective", tmp_path / "same", "--rank", DIM) == 0
+    assert compress(tmp_path / "model", "projective", tmp_path / "same", "--rank", DIM, "--verbose") == 0
     printed = capsys.readouterr().out
     assert "look-up on this CPU, one token at a time" in printed
     decoder = name == "BartModel"
