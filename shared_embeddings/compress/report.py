@@ -284,8 +284,8 @@ class CompressionReport:
         lines += [f"note: {note}" for note in self.notes]
         if min(speeds, default=1.0) < _SLOW:
             lines.append(
-                "note: words are looked up and scored more slowly than before, which slows generation down where "
-                "that takes most of the time; --codec uniform is the fastest one"
+                "note: words are looked up and scored more slowly than before, which slows down generation "
+                "where it takes most of the time; --codec uniform is the fastest one"
             )
         return "\n".join([*lines, self.kept.described()])
 

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 # The most pairs of a run in a `LanePlan`: sums of their products fit into 32 bits.
@@ -76,14 +75,8 @@ def lane_entries(codes: Tensor, plan: LanePlan) -> Tensor:
 
 def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
     """Products ``(N, n)`` of states ``(N, D)``, in 16 bits, with `lane_entries` times `scales` ``(n, 1)``."""
-    most = hidden.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-30) / 32767
-    # The last column is for pairs without a second number.
-    whole = F.pad((hidden / most).round().int(), (0, 1))[:, plan.columns]
-    pairs = (whole[..., 0] & 0xFFFF | whole[..., 1] << 16).int()
-    sums = F.pad(whole.sum(dim=-1).cumsum(dim=1), (1, 0))[:, plan.bounds]
-    offsets = (-_MIDDLE * sums.diff(dim=1)).int()
     out = torch.empty(len(hidden), len(codes))
-    arrays = [*plan[:5], pairs, offsets, most.flatten() * plan.unit]
+    arrays = [*plan[:6], _MIDDLE, plan.unit, hidden]
     _run("lane_scores", len(plan.places), [codes, scales], arrays, out.t())
     return out.to(hidden.dtype)
 

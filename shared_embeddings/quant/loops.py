@@ -305,16 +305,16 @@ def lane_scores(
     bounds: Any,
     factors: Any,
     tables: Any,
-    pairs: Any,
-    offsets: Any,
-    units: Any,
+    columns: Any,
+    middle: int,
+    unit: float,
+    hidden: Any,
     out: Any,
 ) -> None:
-    """Products ``(n, N)`` of rows of `lane_entries`, times `scales` ``(n, 1)``, with vectors in 16 bits.
-
-    `pairs` ``(N, P)`` are the two numbers of vectors for each pair of entries; `offsets` ``(N, R)`` what
-    to add for each run, since entries are stored as positive numbers; `units` ``(N,)`` the size of one.
+    """Products ``(n, N)`` of rows of `lane_entries`, times `unit` and `scales` ``(n, 1)``, with vectors
+    `hidden` ``(N, D)``, whose numbers are rounded to 16 bits.
     """
+    pairs, offsets, units = _paired(hidden, columns, bounds, middle, unit)
     flat, spare, words, values = _memory_of_lanes(codes, places)
     sums = np.empty(lanes.ROWS, np.float32)
     for first in range(0, codes.shape[0], lanes.ROWS):
@@ -338,6 +338,27 @@ def lane_scores(
                 # Of each four rows, the first and third are in `low`.
                 score = sums[row // 8 * 4 + row // 4 % 2 * 8 + row % 4]
                 out[first + row, token] = score * units[token] * scales[first + row, 0]
+
+
+@_compiled
+def _paired(hidden: Any, columns: Any, bounds: Any, middle: int, unit: float) -> Any:
+    """Numbers of vectors ``(N, D)`` in 16 bits, two for each pair ``(N, P)``; what to add to the sums of each
+    run ``(N, R)``, since entries are stored as positive numbers; the size of one ``(N,)``.
+    """
+    pairs = np.empty((hidden.shape[0], columns.shape[0]), np.int32)
+    offsets = np.zeros((hidden.shape[0], bounds.shape[0] - 1), np.int32)
+    units = np.empty(hidden.shape[0], np.float32)
+    for token in range(hidden.shape[0]):
+        most = max(np.max(np.abs(hidden[token])) / np.float32(32767), np.float32(1e-30))
+        units[token] = most * np.float32(unit)
+        for run in range(bounds.shape[0] - 1):
+            for pair in range(bounds[run], bounds[run + 1]):
+                first, second = np.int32(np.rint(hidden[token, columns[pair, 0]] / most)), np.int32(0)
+                if columns[pair, 1] >= 0:
+                    second = np.int32(np.rint(hidden[token, columns[pair, 1]] / most))
+                pairs[token, pair] = first & np.int32(0xFFFF) | second << np.int32(16)
+                offsets[token, run] -= np.int32(middle) * (first + second)
+    return pairs, offsets, units
 
 
 @_compiled

@@ -85,7 +85,14 @@ class SpectralCodec(TrellisCodec):
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         super().__init__(dim, group_size, layout)
         plain = [dim * (other == rate) for rate in RATES[1:] for other in RATES]
-        self.num_axes, *self._counts = layout or (dim // 8, *plain)
+        self.num_axes, *counts = layout or (dim // 8, *plain)
+        # The bits of the dimensions of a row by its rate, descending, each with how many have them.
+        self._runs: dict[float, Runs] = {}
+        for number, rate in enumerate(RATES[1:]):
+            pairs = zip(RATES, counts[number * len(RATES) :])
+            self._runs[rate] = tuple(
+                (one, count) for one, count in sorted(pairs, reverse=True) if one * count
+            )
 
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         return {"axes": (self.num_axes, self.dim), "spread": (self.num_axes + 1,)}
@@ -93,12 +100,6 @@ class SpectralCodec(TrellisCodec):
     def initial_books(self, rates: Sequence[float]) -> Books:
         """Reflections that exchange signs only."""
         return {"axes": torch.eye(self.num_axes, self.dim), "spread": torch.ones(self.num_axes + 1)}
-
-    def runs(self, rate: float) -> Runs:
-        """The bits of the dimensions of a row, descending, each with how many dimensions have them."""
-        start = len(RATES) * (RATES.index(rate) - 1)
-        pairs = zip(RATES, self._counts[start : start + len(RATES)])
-        return tuple((one, count) for one, count in sorted(pairs, reverse=True) if one * count)
 
     def fit(
         self,
@@ -139,7 +140,7 @@ class SpectralCodec(TrellisCodec):
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
-        steps, sizes = steps_for(self.runs(rate)), self._sizes(rate, books)
+        steps, sizes = steps_for(self._runs[rate]), self._sizes(rate, books)
         states = find_path(reflected / row_sizes(rows), steps, sizes, metric)
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes)))
         codes = packed_states(states, steps)
@@ -149,7 +150,7 @@ class SpectralCodec(TrellisCodec):
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""
         sizes = self._sizes(rate, books)
-        values = read_entries(codes, steps_for(self.runs(rate))) * sizes
+        values = read_entries(codes, steps_for(self._runs[rate])) * sizes
         return F.pad(values, (0, self.dim - len(sizes))).to(scales.dtype) * scales
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
@@ -162,11 +163,11 @@ class SpectralCodec(TrellisCodec):
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
         sizes = self._sizes(rate, books)
-        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self.runs(rate)), scales)
+        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self._runs[rate]), scales)
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size of the entries of every dimension with bits."""
-        spread, runs = books["spread"], self.runs(rate)
+        spread, runs = books["spread"], self._runs[rate]
         sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
         gains = gains_for(runs, spread.device)
         return sizes[: len(gains)] * gains.to(spread.dtype)
