@@ -243,6 +243,8 @@ class SharedEmbedding(CachingModule):
 
     def reset_parameters(self) -> None:
         """Draw all parameters again (`init_weights`) and set the bias to zero."""
+        if all(parameter.is_meta for parameter in self.parameters()):
+            return  # there are no values, and drawing them takes most of the time of counting parameters
         self.init_weights()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
