@@ -23,10 +23,11 @@ from shared_embeddings.quant.storage import STORES
 from shared_embeddings.registry import build, methods, num_parameters
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.command_line import Parser, align, decimal_number, run
+from shared_embeddings.utils.download import hub_model
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.options import OptionError, describe_type, parse_words, require_seed
-from shared_embeddings.utils.path_options import PathOption, check_new_files
+from shared_embeddings.utils.path_options import PathOption, check_new_files, is_hub_name
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def add_model(command: argparse._ActionsContainer, required: bool = True) -> Non
     command.add_argument(
         "--model",
         required=required,
-        type=PathOption.SOURCE,
-        help="a trained model of any host, file or folder",
+        type=PathOption.MODEL,
+        help="a trained model of any host, file or folder, or the name of one on the Hugging Face Hub",
     )
 
 
@@ -768,6 +769,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known, rest = parser.parse_known_args(arguments)
         if rest and not known.takes_options:
             raise UserError(f"'{rest[0]}' is not an argument of this command; remove it")
+        if getattr(known, "model", None) is not None and is_hub_name(known.model):
+            known.model = hub_model(str(known.model))
         print(known.run(known, rest), flush=True)
 
     return run("shared-embeddings", print_result, arguments)

@@ -7,11 +7,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, sha256
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import first_line, replacing, sha256
 
 ATTEMPTS = 3
 TIMEOUT_SECONDS = 30
@@ -21,6 +23,27 @@ USER_AGENT = "shared-embeddings"
 
 class DownloadError(UserError):
     """A file that cannot be downloaded or has a wrong checksum; the message has one line with a remedy."""
+
+
+# What a model's folder on the Hub may have besides safetensors, tokenizer and settings.
+_NOT_READ = "*.bin *.ckpt *.gguf *.h5 *.msgpack *.onnx *.ot *.pt *.pth *.tflite */*".split()
+
+
+def hub_model(name: str) -> Path:
+    """The folder of a model of the Hugging Face Hub, in the Hub's cache, downloaded if it is not there.
+
+    Raises:
+        UserError: there is no such model, or no connection, or it needs a login.
+    """
+    hub: Any = require("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(name, ignore_patterns=_NOT_READ))
+    except (OSError, ValueError) as error:
+        reason = first_line(error)
+        raise DownloadError(
+            f"model {name}: no such file, and it cannot be downloaded from the Hugging Face Hub ({reason}); "
+            "check the name and the connection, log in with `hf auth login`, or name a folder"
+        ) from error
 
 
 def verify(path: Path, checksum: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 EXTRAS = {
     "classes": ("gensim", "matplotlib", "sklearn"),
     "fast": ("numba",),
-    "hf": ("accelerate", "tokenizers", "transformers"),
+    "hf": ("accelerate", "huggingface_hub", "tokenizers", "transformers"),
     "lm": ("tensorboard", "torchtext"),
     "nmt": tuple(
         "ahocorasick configargparse ctranslate2 fasttext flask nltk pyonmttok rapidfuzz rouge_score "

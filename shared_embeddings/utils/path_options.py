@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ class PathOption(enum.Enum):
 
     FILE = enum.auto()  # reads a file
     SOURCE = enum.auto()  # reads a file or a folder
+    MODEL = enum.auto()  # likewise, or a model of the Hugging Face Hub by its name
     NEW_FILE = enum.auto()  # writes a file; replaces an existing one only with ``--force``
     NEW = enum.auto()  # like ``NEW_FILE``, for a file or a folder
     OUTPUT = enum.auto()  # writes a file; replaces an existing one
@@ -32,7 +34,13 @@ class PathOption(enum.Enum):
 
     @property
     def is_read(self) -> bool:
-        return self in (PathOption.FILE, PathOption.SOURCE)
+        return self in (PathOption.FILE, PathOption.SOURCE, PathOption.MODEL)
+
+
+def is_hub_name(text: AnyPath) -> bool:
+    """Whether a path that does not exist may be the name of a model on the Hugging Face Hub."""
+    name = os.fspath(text)
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None and not os.path.lexists(name.split("/")[0])
 
 
 def check_path_options(actions: Iterable[argparse.Action], given: argparse.Namespace) -> None:
@@ -86,7 +94,8 @@ def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = Fal
         for name, path in paths.items():
             check_no_nul(name, path)
             is_file = kind in (PathOption.FILE, PathOption.UPDATED)
-            if is_file or (kind is PathOption.SOURCE and not os.path.isdir(path)):
+            is_source = kind is PathOption.SOURCE or (kind is PathOption.MODEL and not is_hub_name(path))
+            if is_file or (is_source and not os.path.isdir(path)):
                 check_input(name, path)
             if kind.is_read or is_stream(path):
                 continue

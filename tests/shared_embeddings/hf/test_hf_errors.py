@@ -275,6 +275,43 @@ def test_models_that_are_not_supported(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "small").exists()
 
 
+def test_names_of_models_on_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot_download(name: str, **_: object) -> str:
+        asked.append(name)
+        if name != "some/model":
+            raise OSError("offline\nand more")
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    write("gpt2", tmp_path / "model")
+    command = [
+        "compress",
+        "--method",
+        "quantized",
+        "--bits",
+        "4",
+        "--no-check",
+        "--output",
+        "small",
+        "--model",
+    ]
+    assert main([*command, "some/model"]) == 0 and (tmp_path / "small").is_dir()
+    assert main([*command, "other/model", "--force"]) == 2
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert "other/model: no such file, and it cannot be downloaded" in printed and "(offline)" in printed
+    # A folder that exists is meant as one.
+    assert main([*command, "model/nothing", "--force"]) == 2
+    assert "no such file: model/nothing" in capsys.readouterr().err
+    assert asked == ["some/model", "other/model"]
+
+
 def test_links_of_the_hugging_face_cache(
     original: Path, model: Path, capsys: pytest.CaptureFixture[str], check_refused: Check
 ) -> None:
