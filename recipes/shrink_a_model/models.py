@@ -82,7 +82,7 @@ PANELS = {
     "found": "headlines whose description is nearest",
 }
 # The rows of the table in the README of the project, without the name of the decoder.
-SUMMARY = ("int4", "gguf_iq4_nl", *(f"spectral_{bits}_calibrated" for bits in (4, 3, 2)))
+SUMMARY = ("int4", "gguf_iq4_nl", *(f"spectral_{bits}_calibrated" for bits in (4, 2, 1)))
 # Titles of decoders, and of the texts that measure them.
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
