@@ -300,7 +300,15 @@ def test_the_stored_model_is_the_evaluated_one(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, other) for (_, tensor), other in states)
 
     best, small = tmp_path / "whole/best.pt", tmp_path / "small.pt"
-    text = ["--text", tmp_path / "train.txt", "--validation", tmp_path / "valid.txt", "--store", "fp32"]
+    text = [
+        "--text",
+        tmp_path / "train.txt",
+        "--validation",
+        tmp_path / "valid.txt",
+        "--store",
+        "fp32",
+        "--verbose",
+    ]
     # The nearest codes, as in training.
     codes = ["--bits", 2, "--codec", "uniform", "--count_exponent", 0, "--calibrate", "none"]
     options = [*codes, *text]
