@@ -40,7 +40,7 @@ def evaluated(model: Path, data: Path, *arguments: object) -> float:
 @pytest.mark.slow_except("fp32-awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 @pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
-def test_perplexity_is_that_of_lm_eval(tmp_path: Path, kind: str, store: str) -> None:
+def test_perplexity_is_that_of_lm_evaluate(tmp_path: Path, kind: str, store: str) -> None:
     data, text = write_corpus(tmp_path / "corpus", WORDS), tmp_path / "corpus" / "test.txt"
     model = write_model(tmp_path / "model.pt", data, kind)
     small, report = tmp_path / "small.pt", tmp_path / "report"
@@ -53,7 +53,7 @@ def test_perplexity_is_that_of_lm_eval(tmp_path: Path, kind: str, store: str) ->
     assert found["after"] == pytest.approx(after, rel=1e-6)
     assert abs(before - after) > 0.001 * before
     (line,) = (line for line in ended.out.splitlines() if line.startswith("perplexity"))
-    assert line.split() == ["perplexity", f"{before:.2f}", f"{after:.2f}"]
+    assert line.startswith(f"perplexity {after:.2f}, {before:.2f} before (")
     # Of a prepared corpus, the validation text.
     assert compress(model, "standard", small, "--validation", data, "--report", report, "--force").status == 0
     found = json.loads(report.read_text())["quality"]
@@ -205,7 +205,7 @@ def test_the_best_candidate_is_written(trained: tuple[Path, Path], tmp_path: Pat
     assert len(found) >= 3 and {method for method, _ in found} == {"quantized", "projective"}
     assert found == sorted(found, key=lambda row: -row[1])
     written = json.loads(report.read_text())
-    assert written["output"] == str(small) and f"{small}: lm model" in ended.out
+    assert written["output"] == str(small) and f"{small}: weights of" in ended.out
     assert written["method"] == found[0][0] == load_model(small).model.embedding.method
     assert written["kept"]["share"] == pytest.approx(found[0][1] / 100, abs=1e-3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "small.pt"]
