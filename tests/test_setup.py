@@ -255,7 +255,7 @@ def test_modules_of_extras_are_their_packages() -> None:
         "vl_convert": "vl-convert-python",
     }
     for extra, modules in extras.EXTRAS.items():
-        names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"tokenizers"}
+        names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"huggingface-hub", "tokenizers"}
         for module in modules:
             assert packages.get(module, module.replace("_", "-")) in names, (extra, module)
 

@@ -47,7 +47,7 @@ def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
 def test_trimmed_and_compressed_in_one_step(tmp_path: Path, text: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), "awd_lstm")
     output = tmp_path / "out" / "small.pt"
-    asked = [model, "projective", output, "--rank", 4, "--trim-to", text]
+    asked = [model, "projective", output, "--rank", 4, "--trim-to", text, "--verbose"]
     ended = compress(*asked)
     assert sorted(file.name for file in output.parent.iterdir()) == ["small.pt", "small.pt.ids.tsv"]
     assert set(load_model(output).words) == {"<unk>", "<eos>", "a", "c", "e", "i"}
