@@ -218,7 +218,7 @@ def test_compress_writes_a_model_of_the_same_host(
     before, after = (opened(name).read(path).embeddings() for path in (trained.model, small))
     assert [list(one.words) for one in after] == [list(one.words) for one in before]
     assert all(one.table().shape == old.table().shape for one, old in zip(after, before, strict=True))
-    assert printed.startswith(f"{small}: weights of ") and "{method: projective, rank: 2" in printed
+    assert printed.startswith(f"{small}: weights of ") and "{method: projective, " in printed
     status, _, error = run(capsys, "compress", "--model", trained.model, *asked, "--output", small)
     assert status == 2 and "--force" in error
 
