@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -96,6 +97,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_methods_are_those_of_the_registry() -> None:
     assert methods_table() in README, "run `make readme`"
+
+
+def test_the_reference_lists_what_exists() -> None:
+    names = re.findall(r"^::: (\S+)", (ROOT / "docs/reference/library.md").read_text(), re.MULTILINE)
+    assert len(names) > 5
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
