@@ -61,22 +61,22 @@ def verdict(
         texts.append(f"{recipe}: {', '.join(shown)}")
     if not held:
         return texts, "not run"
-    return texts, "holds" if all(held) else f"in part: {sum(held)} of {len(held)}" if any(
-        held
-    ) else "does not hold"
+    if all(held):
+        return texts, "holds"
+    return texts, f"in part: {sum(held)} of {len(held)}" if any(held) else "does not hold"
+
+
+def printed_figures() -> dict[str, Mapping[str, str]]:
+    """The figures in the papers of each row ``RECIPE/ROW`` that has its own."""
+    cells = [cell for paper in read_papers() for table in paper.tables for cell in table.cells]
+    return {cell.trained_by: cell.figures for cell in cells if cell.is_own}
 
 
 def claims_table() -> str:
     """All claims as Markdown, a table for each paper."""
     content = read_yaml(SOURCE)
     lines = measured_lines(None)
-    figures = {
-        cell.trained_by: cell.figures
-        for paper in read_papers()
-        for table in paper.tables
-        for cell in table.cells
-        if cell.is_own
-    }
+    figures = printed_figures()
     parts: dict[str, list[str]] = {}
     for claim in content["claims"]:
         if unknown := claim.keys() - _KEYS:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipes.claims import SOURCE, TARGET, claims_table, comparisons, verdict
-from recipes.papers import read_papers
+from recipes.claims import SOURCE, TARGET, claims_table, comparisons, printed_figures, verdict
 from recipes.report.lines import Line, Spread, chosen, measure
 from shared_embeddings.utils.reading import read_yaml
 
@@ -59,13 +58,7 @@ def test_the_reason_is_given() -> None:
 
 
 def test_the_figures_of_the_papers_agree_with_their_claims() -> None:
-    cells = {
-        cell.trained_by: cell.figures
-        for paper in read_papers()
-        for table in paper.tables
-        for cell in table.cells
-        if cell.is_own
-    }
+    cells = printed_figures()
     for claim in read_yaml(SOURCE)["claims"]:
         for first, is_close, second in comparisons(claim.get("paper", {})):
             key = chosen(cells[first])
