@@ -175,16 +175,11 @@ class AloneEmbedding(SharedEmbedding):
         """By gradient descent, from hidden units with a variance of one, which leave a smaller error here."""
         embedding: AloneEmbedding = task.build()
         small = code_std(embedding.embedding_dim)
-        embedding._scale_hidden(1 / small)
+        with torch.no_grad():
+            embedding.first.div_(small)
+            embedding.second.mul_(small)
         reconstruct(embedding, task)
-        embedding._scale_hidden(small)
         return embedding
-
-    @torch.no_grad()
-    def _scale_hidden(self, factor: float) -> None:
-        """Multiply the hidden units, and divide W2, by a positive factor: rows stay the same."""
-        self.first.mul_(factor)
-        self.second.div_(factor)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.row_function()(ids)
