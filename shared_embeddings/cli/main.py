@@ -280,7 +280,8 @@ _FORMATS = {
     "onnx": "the whole model for ONNX Runtime",
     "onnx-embeddings": "only its embeddings and output layer",
     "vec": "its word vectors in the text format of word2vec and fastText",
-    "dense": "a Hugging Face folder with dense tables and the original names, for example for llama.cpp",
+    "dense": "a Hugging Face folder with dense tables and the original names",
+    "gguf": "a copy of a GGUF file of the same model with the tables of this one, for llama.cpp",
 }
 
 
@@ -493,6 +494,7 @@ def _add_export(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
+    command.add_argument("--gguf", type=PathOption.FILE, metavar="FILE", help="the GGUF file to copy")
     add_flags(command, "force")
 
 
@@ -502,15 +504,22 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.words.vectors import WordVectors, write_vectors
 
     host, adapter = find_host(known.model)
-    if known.format == "dense" and host != "hf":
+    if known.format in ("dense", "gguf") and host != "hf":
         raise UserError(
-            f"--format dense: writes Hugging Face models, but {known.model} is of the host '{host}'"
+            f"--format {known.format}: takes Hugging Face models, but {known.model} is of the host '{host}'"
+        )
+    if (known.format == "gguf") != (known.gguf is not None):
+        raise UserError(
+            "--format gguf takes --gguf FILE, a GGUF file of the same model, and no other format does"
         )
     model: Any = adapter.read(known.model)
     output = Path(known.output)
     if known.format == "dense":
         written = model.write_dense(output, known.force)
         return f"wrote {output}: dense tables, {written:,} bytes of weights"
+    if known.format == "gguf":
+        check_new_files([output], known.force, known.model)
+        return str(model.write_gguf(known.gguf, output))
     if known.format == "onnx":
         check_new_files([output], known.force, known.model)
         return export_model(model.onnx_body(), output).described()

@@ -9,6 +9,7 @@ from typing import Any
 EXTRAS = {
     "classes": ("gensim", "matplotlib", "sklearn"),
     "fast": ("numba",),
+    "gguf": ("gguf",),
     "hf": ("accelerate", "huggingface_hub", "tokenizers", "transformers"),
     "lm": ("tensorboard", "torchtext"),
     "nmt": tuple(

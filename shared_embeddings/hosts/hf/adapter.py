@@ -21,6 +21,7 @@ from shared_embeddings.checkpoints import check_finite
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
+from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hosts.hf import folder
 from shared_embeddings.hosts.hf.quality import computing, perplexity, samples
@@ -28,6 +29,7 @@ from shared_embeddings.hosts.hf.tokenizer import Vocabulary
 from shared_embeddings.hosts.hf.trim import TrimmableFolder
 from shared_embeddings.hosts.hf.word_layers import (
     ENTRY,
+    KEY,
     InputSide,
     OutputSide,
     WordTable,
@@ -35,6 +37,7 @@ from shared_embeddings.hosts.hf.word_layers import (
     dense_model,
     find_entry,
     find_tables,
+    from_entry,
     place,
     without_weights,
 )
@@ -237,6 +240,21 @@ class FolderModel(host.TrainedModel):
             folder.save_pretrained(plain, temporary)
             folder.copy_rest(self.path, temporary)
             return sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+
+    def write_gguf(self, source: Path, output: Path) -> str:
+        """Write a GGUF file of the original with the tables of this model; see `export.gguf.write_gguf`."""
+        if not self.is_compressed:
+            raise UserError(f"model {self.path}: is not compressed, so it has no table for {source}")
+        placements = from_entry(self.module.config.to_dict()[KEY])[1]
+        tables: dict[str, SharedEmbedding] = {}
+        for name, embedding in getattr(self.module, ENTRY).items():
+            sides = {INPUT: placements[name].inputs, OUTPUT: placements[name].outputs}
+            for tensor in (tensor for tensor, uses in sides.items() if uses):
+                if tables.setdefault(tensor, embedding) is not embedding:
+                    raise UserError(
+                        f"model {self.path}: has two tables for {tensor} of GGUF files; use --format onnx"
+                    )
+        return write_gguf(tables, source, output)
 
 
 class UnbuiltModel(FolderModel):

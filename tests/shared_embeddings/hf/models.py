@@ -152,11 +152,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(kind: str) -> Any:
+def build(kind: str, width: int = DIM) -> Any:
     """The model of a kind, or of the class of a family, without parameters that are initialized to zero."""
     name, settings, _ = KINDS[kind] if kind in KINDS else (kind, FAMILIES[kind], [])
     chosen = getattr(transformers, name)
     torch.manual_seed(3)
+    if width != DIM:
+        settings = {**settings, "hidden_size": width}
     model = chosen(chosen.config_class(**settings))
     if kind == "t5_untied":
         model.lm_head.weight = torch.nn.Parameter(torch.randn(WORDS, DIM))
@@ -192,14 +194,21 @@ def add_tokenizer(folder: Path, words: Sequence[str] = (), **marks: str) -> None
     transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks).save_pretrained(folder)
 
 
-def shrink(kind: str, folder: Path, store: str = "fp32", method: str = "projective", **options: Any) -> Any:
+def shrink(
+    kind: str,
+    folder: Path,
+    store: str = "fp32",
+    method: str = "projective",
+    width: int = DIM,
+    **options: Any,
+) -> Any:
     """A folder with the model and random embeddings, which takes less time than a fit."""
-    model = build(kind)
+    model = build(kind, width)
     tables = {table.name: table for table in find_tables(model)}
     if method == "projective":
         options.setdefault("rank", 6)
     fitted = {
-        name: se.build(method, num_embeddings=WORDS, embedding_dim=DIM, **options).eval() for name in tables
+        name: se.build(method, num_embeddings=WORDS, embedding_dim=width, **options).eval() for name in tables
     }
     place(model, fitted, {name: table.placement for name, table in tables.items()})
     folder.mkdir()

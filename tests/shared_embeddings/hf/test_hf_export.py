@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import onnx
 import onnxruntime
@@ -181,3 +182,97 @@ def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (other / "thesis.txt").is_file()
     assert export(model, plain, "--force") == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def gguf_file(path: Path, model: Any, *, tied: bool = True, words: int | None = None) -> dict[str, Any]:
+    """A GGUF file with some fields, a plain table or two, and a layer; returns its tensors."""
+    table = model.get_input_embeddings().weight.detach().float().numpy()[:words]
+    tensors = {"token_embd.weight": table, "blk.0.ffn_up.weight": np.ones((4, 32), np.float16)}
+    if not tied:
+        tensors["output.weight"] = model.get_output_embeddings().weight.detach().float().numpy()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("a model")
+    writer.add_context_length(64)
+    writer.add_token_list(["a", "b", "ü"])
+    writer.add_token_scores([0.5, 1.5, 2.5])
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def gguf_tables(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """The types and the values of all tensors of a GGUF file."""
+    return {
+        one.name: (one.tensor_type.name, gguf.quants.dequantize(one.data, one.tensor_type))
+        for one in gguf.GGUFReader(path).tensors
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"method": "quantized", "codec": "uniform", "bits": 4, "count_exponent": 0}, "Q4_0"),
+        ({"method": "quantized", "codec": "uniform", "bits": 8, "count_exponent": 0}, "Q8_0"),
+        ({"method": "quantized", "bits": 4}, "Q8_0"),
+        ({"method": "projective", "rank": 8}, "Q8_0"),
+    ],
+    ids=["4", "8", "trellis", "projective"],
+)
+def test_gguf_has_the_codes_of_the_table(
+    options: dict[str, Any], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is read by the package of llama.cpp; uniform codes are exact, others rounded to Q8_0."""
+    torch.manual_seed(0)
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    plain = build("qwen2", width=64)
+    before = gguf_file(source, plain)
+    shrink("qwen2", small, store="fp16", width=64, **options)
+    assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 0
+    assert f"token_embd.weight in {kind}" in capsys.readouterr().out
+    tensors = gguf_tables(output)
+    assert [*tensors] == [*before] and tensors["token_embd.weight"][0] == kind
+    (embedding,) = hf.load(small).shared_embeddings.values()
+    wanted = embedding.table().detach().float().numpy()
+    tolerance = 0.0 if options.get("codec") == "uniform" else 0.005 * np.abs(wanted).max()
+    np.testing.assert_allclose(tensors["token_embd.weight"][1], wanted, rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(tensors["blk.0.ffn_up.weight"][1], 1)
+    fields = gguf.GGUFReader(output).fields
+    assert fields["general.name"].contents() == "a model"
+    assert fields["llama.context_length"].contents() == 64
+    assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b", "ü"]
+    assert fields["tokenizer.ggml.scores"].contents() == [0.5, 1.5, 2.5]
+
+
+def test_gguf_of_two_tables(tmp_path: Path) -> None:
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    gguf_file(source, build("llama", width=64), tied=False)
+    shrink("llama", small, width=64, method="projective", rank=8)
+    assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 0
+    tables = hf.load(small).shared_embeddings
+    found = gguf_tables(output)
+    for name, wanted in (
+        ("token_embd.weight", tables["input_words"].table()),
+        ("output.weight", tables["output_words"].output_table()),
+    ):
+        values = wanted.detach().float().numpy()
+        np.testing.assert_allclose(found[name][1], values, rtol=0, atol=0.005 * np.abs(values).max())
+
+
+def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    plain = build("qwen2", width=64)
+    shrink("qwen2", small, width=64, method="projective", rank=8)
+    gguf_file(source, plain, words=100)
+    assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2
+    assert "is [100, 64], but the model's table is [300, 64]" in capsys.readouterr().err
+    source.write_bytes(b"GGUF" + bytes(40))
+    assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2
+    assert "not a readable GGUF file" in capsys.readouterr().err
+    assert export(small, output, "--format", "gguf") == 2
+    assert "--gguf FILE" in capsys.readouterr().err
+    assert export(small, source, "--format", "gguf", "--gguf", str(source), "--force") == 2
+    assert not output.exists() and len(capsys.readouterr().err.splitlines()) == 1
