@@ -1,7 +1,7 @@
 """The tables of a compressed model in a GGUF file of the same model, for llama.cpp.
 
 Uniform codes with a scale for every 32 numbers are stored as they are: 4 bits as Q4_0, 8 bits as Q8_0, which
-have the same levels. Other tables are rounded to Q8_0, or to float16 where rows are no multiple of 32 numbers.
+have the same levels. Other tables are rounded to Q8_0, or to float16 where rows are no multiple of 32.
 
 Axes: ``V`` vocabulary, ``D`` dimensions.
 """
@@ -35,8 +35,8 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
     """Write a copy of a GGUF file with other tables.
 
     Args:
-        tables: the embeddings by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without `OUTPUT`
-            scores words with `INPUT`, so that it needs one table for both.
+        tables: the embeddings by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the
+            latter scores words with `INPUT`, so that it needs one table for both.
         source: the file.
         output: the new file, not `source`.
 
@@ -101,7 +101,7 @@ def _blocks(embedding: SharedEmbedding, is_output: bool) -> tuple[np.ndarray, An
             # Codes are 128 more than the signed numbers of Q8_0.
             bodies, kind = codes.reshape(len(codes), -1, _BLOCK) ^ 128, kinds.Q8_0
         else:
-            # Here, a byte has two neighbors, the first in its upper half; there, numbers i and i + 16 of a block.
+            # Here a byte has two neighbors, the first in its upper half; there, numbers i and i + 16.
             numbers = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), -1, _BLOCK)
             bodies, kind = numbers[..., : _BLOCK // 2] | numbers[..., _BLOCK // 2 :] << 4, kinds.Q4_0
         return np.concatenate([heads, bodies], axis=-1).reshape(len(codes), -1), kind
