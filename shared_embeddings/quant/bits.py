@@ -83,16 +83,3 @@ def byte_entries(width: int, book: Tensor) -> Tensor:
     every_byte = torch.arange(256, device=book.device).to(torch.uint8).unsqueeze(1)
     each = read_windows(every_byte, 8 // width, width, width)
     return F.embedding(each, book.unsqueeze(1)).squeeze(-1)
-
-
-def byte_products(hidden: Tensor, width: int, book: Tensor) -> Tensor | None:
-    """What every byte of `pack_bits` at every place adds to the products with hidden states ``(N, T)``.
-
-    Returns:
-        ``(N, B, 256)``, or None if numbers are not in whole bytes.
-    """
-    if 8 % width:
-        return None
-    each = 8 // width
-    padded = F.pad(hidden, (0, -hidden.size(1) % each))
-    return padded.unflatten(1, (-1, each)) @ byte_entries(width, book).to(hidden.dtype).t()

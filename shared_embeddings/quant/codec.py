@@ -37,8 +37,6 @@ Kind = TypeVar("Kind", bound="type[Codec]")
 STEPS_PER_OCTAVE = 16
 # Rows that are computed with together, so that no dense table is in memory.
 BLOCK = 512
-# The default of `Codec.few_states`.
-FEW_STATES = 4
 # The methods that programs without this library decode.
 DECODED_METHODS = ("standard", "projective", "quantized")
 _FUTURE = "from __future__ import annotations\n"
@@ -98,7 +96,7 @@ class Codec(ABC):
     has_groups: ClassVar[bool] = False
     about_layout: ClassVar[str] = ""
     example_bits: ClassVar[float] = 4.0
-    few_states: ClassVar[int] = FEW_STATES
+    few_states: ClassVar[int] = 4
     codes_name: ClassVar[str] = "codes"
     onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import pack_bits
-from shared_embeddings.quant.codec import FEW_STATES, STEPS_PER_OCTAVE, Books, Encoded
+from shared_embeddings.quant.codec import STEPS_PER_OCTAVE, Books, Encoded
 from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
 from shared_embeddings.quant.metric import Metric
 
@@ -217,11 +217,11 @@ class Int4(NumberFormat):
     def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
         """For a few hidden states, by a compiled loop."""
         group = self._codec.group_size
-        if self._codec.dim % group or group % 2 or len(hidden) > FEW_STATES:
+        if self._codec.dim % group or group % 2 or len(hidden) > UniformCodec.few_states:
             return None
         if not kernels.usable(hidden, packed.codes, packed.factors):
             return None
-        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, packed.factors)
+        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, 2 ** (_WIDTH - 1), packed.factors)
 
     def _halves(self, packed: Packed) -> Tensor:
         """Rows with the values of even positions before those of odd ones, possibly padded at both ends.

@@ -115,20 +115,6 @@ def _fields(ends: Tensor, books: Tensor, numbers: Tensor | None) -> list[Any]:
     return [ends, starts, books.size(1) - 1, books.flatten()]
 
 
-def table_scores(codes: Tensor, tables: Tensor, scales: Tensor) -> Tensor:
-    """Products ``(N, n)`` of hidden states with rows, from what each byte of a row adds to them.
-
-    Args:
-        codes: bytes ``(n, B)``.
-        tables: for every hidden state and place, what the 256 bytes add, ``(N, B, 256)``.
-        scales: of a row or of groups of as many bytes, ``(n, S)``.
-    """
-    out = torch.empty(len(tables), len(codes))
-    for table, row in zip(tables, out):
-        _run("table_scores", codes.size(1), [codes, scales], [table], row)
-    return out.to(tables.dtype)
-
-
 def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tensor) -> Tensor:
     """Sums ``(N, n)`` over the integers of rows, from what each of them adds.
 
@@ -144,21 +130,25 @@ def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tens
     return out.to(tables.dtype)
 
 
-def uniform_scores(hidden: Tensor, codes: Tensor, width: int, scales: Tensor) -> Tensor:
-    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows of evenly spaced levels in whole groups.
+def uniform_scores(hidden: Tensor, codes: Tensor, width: int, zero: float, scales: Tensor) -> Tensor:
+    """Products ``(N, n)`` of hidden states ``(N, D)`` with rows of evenly spaced levels.
 
     Args:
         hidden: floats.
-        codes: bytes ``(n, D * width / 8)``.
-        width: 4 or 8 bits.
-        scales: ``(n, S)``.
+        codes: bytes ``(n, D * width / 8)``, the first number of a byte in its high bits.
+        width: 1, 2, 4 or 8 bits.
+        zero: the code of the number 0.
+        scales: of groups of whole bytes ``(n, S)``.
     """
-    out = torch.empty(len(hidden), len(codes))
-    for state, row in zip(hidden, out):
-        loop, parts = (
-            ("nibble_scores", [state[0::2], state[1::2]]) if width == 4 else ("byte_scores", [state])
-        )
-        _run(loop, hidden.size(1), [codes, scales], parts, row)
+    out, groups = torch.empty(len(hidden), len(codes)), scales.size(1)
+    # (N, bytes, fields)
+    states = hidden.unflatten(1, (-1, 8 // width))
+    if len(hidden) != 1:
+        states = states.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1)
+        _run("level_scores", 2 * hidden.size(1), [codes, scales], [width, zero, states], out.t())
+        return out.to(hidden.dtype)
+    offsets = zero * hidden.reshape(groups, -1).sum(dim=1)
+    _run("code_scores", hidden.size(1), [codes, scales], [width, states[0].t().flip(0), offsets], out[0])
     return out.to(hidden.dtype)
 
 

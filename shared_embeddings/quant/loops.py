@@ -20,44 +20,24 @@ _compiled = numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy
 
 
 @_compiled
-def table_scores(codes: Any, scales: Any, tables: Any, out: Any) -> None:
-    """Sums ``(n,)`` over the bytes of rows, with a table ``(256,)`` for each byte of a row."""
-    size = codes.shape[1] // scales.shape[1]
-    for row in range(codes.shape[0]):
-        score = np.float32(0.0)
-        for group in range(scales.shape[1]):
-            part = np.float32(0.0)
-            for place in range(group * size, group * size + size):
-                part += tables[place, codes[row, place]]
-            score += scales[row, group] * part
-        out[row] = score
+def code_scores(codes: Any, scales: Any, width: int, states: Any, offsets: Any, out: Any) -> None:
+    """Products ``(n,)`` of one vector with rows of evenly spaced levels, code minus zero point.
 
-
-@_compiled
-def nibble_scores(codes: Any, scales: Any, even: Any, odd: Any, out: Any) -> None:
-    """Products ``(n,)`` of a vector with rows of 4-bit numbers from -8 to 7.
-
-    A byte has two numbers, the first one in the high bits. The vector's numbers 0, 2, ... are in `even`.
+    A byte has fields of `width` bits; what multiplies them is in `states` ``(8 / width, B)``, the lowest bits
+    first, and what the zero points of a group add up to in `offsets` ``(S,)``.
     """
-    groups, pairs = scales.shape[1], codes.shape[1]
-    size = pairs // groups
-    # (code - 8) * number = code * number - 8 * number, whose second part is the same for all rows.
-    offsets = np.empty(groups, np.float32)
-    for group in range(groups):
-        offsets[group] = 8 * np.sum(even[group * size : group * size + size])
-        offsets[group] += 8 * np.sum(odd[group * size : group * size + size])
-    # high * even + low * odd = byte * even / 16 + low * (odd - even / 16), without a shift of every byte.
-    of_byte, of_low = np.empty(pairs, np.float32), np.empty(pairs, np.float32)
-    for pair in range(pairs):
-        of_byte[pair] = even[pair] * np.float32(0.0625)
-        of_low[pair] = odd[pair] - of_byte[pair]
+    groups, mask = scales.shape[1], np.int32((1 << width) - 1)
+    size = codes.shape[1] // groups
     # Without this array the sums over groups keep the products from being vectorized.
-    products = np.empty(pairs, np.float32)
+    products = np.empty(codes.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        for pair in range(pairs):
-            both = np.int32(codes[row, pair])
-            low = np.float32(both & np.int32(15))
-            products[pair] = np.float32(both) * of_byte[pair] + low * of_low[pair]
+        for place in range(codes.shape[1]):
+            products[place] = np.float32(np.int32(codes[row, place]) & mask) * states[0, place]
+        for field in range(1, states.shape[0]):
+            shift = np.int32(width * field)
+            for place in range(codes.shape[1]):
+                code = np.int32(codes[row, place]) >> shift & mask
+                products[place] += np.float32(code) * states[field, place]
         score = np.float32(0.0)
         for group in range(groups):
             part = np.float32(0.0)
@@ -68,22 +48,26 @@ def nibble_scores(codes: Any, scales: Any, even: Any, odd: Any, out: Any) -> Non
 
 
 @_compiled
-def byte_scores(codes: Any, scales: Any, vector: Any, out: Any) -> None:
-    """Products ``(n,)`` of a `vector` ``(D,)`` with rows of 8-bit numbers from -128 to 127."""
-    groups = scales.shape[1]
-    size = codes.shape[1] // groups
-    offsets = np.empty(groups, np.float32)
-    for group in range(groups):
-        offsets[group] = 128 * np.sum(vector[group * size : group * size + size])
+def level_scores(codes: Any, scales: Any, width: int, zero: float, hidden: Any, out: Any) -> None:
+    """Products ``(n, N)`` of vectors with the rows of `code_scores`, each of which is decoded once.
+
+    In each group, vectors ``(N, D)`` have the numbers of the first field of all bytes, then of the second.
+    """
+    groups, mask = scales.shape[1], np.int32((1 << width) - 1)
+    size, middle = codes.shape[1] // groups, np.float32(zero)
+    levels = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        score = np.float32(0.0)
         for group in range(groups):
-            part = np.float32(0.0)
-            for place in range(size):
-                column = group * size + place
-                part += np.float32(np.int32(codes[row, column])) * vector[column]
-            score += scales[row, group] * (part - offsets[group])
-        out[row] = score
+            for field in range(8 // width):
+                shift, target = np.int32(8 - width * (field + 1)), (group * (8 // width) + field) * size
+                for place in range(size):
+                    code = np.int32(codes[row, group * size + place]) >> shift & mask
+                    levels[target + place] = (np.float32(code) - middle) * scales[row, group]
+        for token in range(hidden.shape[0]):
+            score = np.float32(0.0)
+            for column in range(levels.shape[0]):
+                score += levels[column] * hidden[token, column]
+            out[row, token] = score
 
 
 @_compiled

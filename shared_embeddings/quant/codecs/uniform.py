@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import byte_products, bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.bits import bytes_for, pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, register
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
@@ -41,6 +41,7 @@ class UniformCodec(Codec):
     rotates = False
     has_groups = True
     onnx_rates = (4, 8)
+    few_states = 16
     standalone = (decode_uniform,)
 
     @property
@@ -80,12 +81,9 @@ class UniformCodec(Codec):
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        if self.dim % self.group_size or int(rate) * self.group_size % 8:  # groups are not whole bytes
-            return None
-        if rate in (4, 8):
-            return kernels.uniform_scores(hidden, codes, int(rate), scales)
-        tables = byte_products(hidden, int(rate), _levels(rate, hidden))
-        return None if tables is None else kernels.table_scores(codes, tables, scales)
+        if 8 % rate or self.dim % self.group_size or int(rate) * self.group_size % 8:
+            return None  # numbers or groups are not in whole bytes
+        return kernels.uniform_scores(hidden, codes, int(rate), zero_point(rate), scales)
 
     def grouped(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as groups ``(n, S, G)``, padded with zeros."""
