@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm.data.corpus import VOCABULARY
+from lm.data.corpus import VOCABULARY, load_corpus
 from lm.data.datasets import SOURCES, locate
+from lm.data.vocabulary import EOS
 from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result
 from recipes.common.smoke import CLASSES, LINES, SMOKE, SMOKE_HELP, TEST_LINES, generated_words, sentence
@@ -216,10 +217,18 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
             segment: Segment = {"started": time.time(), "ended": None}
             _write_log(run, [segment], checksum, options)
             embedding = recipe.with_files(row.embedding, recipe.home)
-            counts = data_folder(recipe, row) / "vocabulary.tsv"
-            fit_model(teacher, embedding, counts, row.train.get("seed", 0), run / BEST, row.fit)
+            counts, text = data_folder(recipe, row) / "vocabulary.tsv", run / "train.txt"
+            write_training_text(data_folder(recipe, row), text)
+            fit_model(teacher, embedding, counts, [text], row.train.get("seed", 0), run / BEST, row.fit)
             segment["ended"] = time.time()
             _write_log(run, [segment], checksum, options)
+
+
+def write_training_text(data: Path, output: Path) -> None:
+    """Write the training tokens of prepared data as lines of words."""
+    corpus = load_corpus(data)
+    text = " ".join(corpus.vocabulary.words[token] for token in corpus.train)
+    write_lines(output, [line.strip() for line in text.split(EOS)])
 
 
 def trained_folders(recipe: Recipe, row: Row) -> list[Path]:

@@ -83,6 +83,7 @@ class Fit:
     teacher: str  # a row, whose embedding is replaced by a fitted one, without training
     fit_steps: int | None = None  # for methods that are fitted by gradient descent
     store: str | None = None  # the storage dtype
+    calibrate: bool = False  # on the training text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -265,8 +265,11 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
         there = [record for record in group.values() if record is not None]
         config = there[0]["config"]
         options = describe_options({"config": {"embedding": config.get("embedding")}})
-        if store := (config.get("fit") or {}).get("store"):
+        fit = config.get("fit") or {}
+        if store := fit.get("store"):
             options += f", numbers in {store}"
+        if fit.get("calibrate"):
+            options += ", calibrated"
         times = bits = total = NOT_RUN
         if measured := next((record for record in there if record["counts"]), None):
             total = f"{measured['counts']['total'] / 1e6:.2f} M"

@@ -240,15 +240,22 @@ def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segm
 
 
 def fit_model(
-    teacher: Path, embedding: dict[str, Any], counts: Path, seed: int, output: Path, fit: Mapping[str, Any]
+    teacher: Path,
+    embedding: dict[str, Any],
+    counts: Path,
+    texts: Sequence[Path],
+    seed: int,
+    output: Path,
+    fit: Mapping[str, Any],
 ) -> None:
     """Write a copy of a trained model with an `embedding` fitted to the original one, as a row's `fit` says.
 
-    ``shared-embeddings compress`` does it, with the word counts in a file, and writes its report to
-    ``fit.json`` next to the copy.
+    ``shared-embeddings compress`` does it, with the word counts in a file or on the training texts, and
+    writes its report to ``fit.json`` next to the copy.
     """
     arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
-    arguments += ["--token-counts", counts, "--seed", str(seed), "--force"]
+    arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
+    arguments += ["--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
     for key, name in (("fit_steps", "--fit-steps"), ("store", "--store")):
         if key in fit:

@@ -226,7 +226,9 @@ def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, option
         raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
     with locked(run / "lock"):
         started = time.time()
-        fit_model(teacher, row.embedding, counts, row.train.get("seed", 0), run / AVERAGED, row.fit or {})
+        corpora, seed = data.options["data"], row.train.get("seed", 0)
+        texts = [Path(corpora["train"][side]) for side in ("path_src", "path_tgt")]
+        fit_model(teacher, row.embedding, counts, texts, seed, run / AVERAGED, row.fit or {})
         log = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
         log |= {"options": [], "seconds": round(time.time() - started, 1)}
         log |= {"peak_memory_mib": peak_memory_of_children()}
