@@ -22,7 +22,7 @@ import yaml
 import shared_embeddings as se
 from lm import models
 from lm.checkpoint import load_model, save_model
-from lm.data.corpus import SPLITS, VOCABULARY
+from lm.data.corpus import SPLITS, VOCABULARY, load_corpus
 from lm.data.corpus import prepare as prepare_corpus
 from lm.data.datasets import SOURCES
 from lm.evaluate.command import _parser as evaluation_parser
@@ -632,6 +632,9 @@ rows:
   f_4x:
     embedding: {{method: funnel, rank: 3, output_bias: true}}
     variants: [distilled, finetuned, fitted]
+  q_calibrated:
+    embedding: {{method: quantized, bits: 2, output_bias: true}}
+    fit: {{teacher: standard, calibrate: true}}
 """
 
 
@@ -662,3 +665,10 @@ def test_distilled_language_model_starts_from_the_fit(recipe: Recipe, tmp_path: 
     (line,) = markdown_table([record], ["options"]).splitlines()[2:]
     assert line == "| rank 3, output_bias True, fitted to standard, not trained |"
     assert json.loads((recipe.home / "f_4x_fitted" / "fit.json").read_text())["method"] == "funnel"
+    row = recipe.row("q_calibrated")
+    train(recipe, row, [])
+    assert "train.txt" in json.loads((recipe.home / row.name / "fit.json").read_text())["kept"]["how"]
+    corpus, text = load_corpus(recipe.data), (recipe.home / row.name / "train.txt").read_text()
+    read = [corpus.vocabulary.words[token] for token in corpus.train]
+    assert text.split() == [word for word in read if word != "<eos>"]
+    assert len(text.splitlines()) >= read.count("<eos>")
