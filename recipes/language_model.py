@@ -218,7 +218,8 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
             _write_log(run, [segment], checksum, options)
             embedding = recipe.with_files(row.embedding, recipe.home)
             counts, text = data_folder(recipe, row) / "vocabulary.tsv", run / "train.txt"
-            write_training_text(data_folder(recipe, row), text)
+            if row.fit.get("calibrate"):
+                write_training_text(data_folder(recipe, row), text)
             fit_model(teacher, embedding, counts, [text], row.train.get("seed", 0), run / BEST, row.fit)
             segment["ended"] = time.time()
             _write_log(run, [segment], checksum, options)

@@ -35,7 +35,7 @@ from torch import Tensor
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import pack_bits
 from shared_embeddings.quant.codec import STEPS_PER_OCTAVE, Books, Encoded
-from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
+from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels, zero_point
 from shared_embeddings.quant.metric import Metric
 
 _SCALE_TYPE = torch.bfloat16
@@ -221,7 +221,7 @@ class Int4(NumberFormat):
             return None
         if not kernels.usable(hidden, packed.codes, packed.factors):
             return None
-        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, 2 ** (_WIDTH - 1), packed.factors)
+        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, zero_point(_WIDTH), packed.factors)
 
     def _halves(self, packed: Packed) -> Tensor:
         """Rows with the values of even positions before those of odd ones, possibly padded at both ends.
