@@ -72,8 +72,7 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
         new[name] = _blocks(embedding, name == OUTPUT)
     with replacing(output) as temporary:
         _copy(reader, new, temporary)
-    ((data, kind), *_), embedding = new.values(), tables[INPUT]
-    values, table = gguf.quants.dequantize(data, kind), embedding.table().float().numpy()
+    values, table = gguf.quants.dequantize(*new[INPUT]), tables[INPUT].table().float().numpy()
     difference = np.abs(values - table).max() / max(np.abs(table).max(), 1e-30)
     named = ", ".join(f"{name} in {kind.name}" for name, (_, kind) in new.items())
     return f"wrote {output}: {named}, {os.path.getsize(output):,} bytes, within {difference:.1e} of torch"

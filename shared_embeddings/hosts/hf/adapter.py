@@ -34,6 +34,7 @@ from shared_embeddings.hosts.hf.word_layers import (
     OutputSide,
     WordTable,
     check_scoring,
+    check_single_table,
     dense_model,
     find_entry,
     find_tables,
@@ -248,6 +249,8 @@ class FolderModel(host.TrainedModel):
         placements = from_entry(self.module.config.to_dict()[KEY])[1]
         tables: dict[str, SharedEmbedding] = {}
         for name, embedding in getattr(self.module, ENTRY).items():
+            with torch.no_grad():
+                check_single_table(name, embedding, placements[name])
             sides = {INPUT: placements[name].inputs, OUTPUT: placements[name].outputs}
             for tensor in (tensor for tensor, uses in sides.items() if uses):
                 if tables.setdefault(tensor, embedding) is not embedding:

@@ -382,23 +382,28 @@ def dense_model(model: Any) -> Any:
     state = {name: value for name, value in model.state_dict().items() if not name.startswith(f"{ENTRY}.")}
     tables = {}
     for name, embedding in getattr(model, ENTRY).items():
-        has_input, has_output = placements[name].inputs, placements[name].outputs
-        if has_output:
-            # In 16 bits, both sides round too much to compare.
-            exact = copy.deepcopy(embedding).float()
-            error = (exact.output_table() - exact.table()).norm() if has_input else torch.zeros(())
-            if embedding.output_bias() is not None or error > _ROUNDING * exact.table().norm():
-                raise UserError(
-                    f"table '{name}': its {embedding.method} embedding scores words with other numbers than "
-                    "it looks up, so that no single dense table replaces it; use --format onnx"
-                )
-        table = embedding.table() if has_input else embedding.output_table()
+        check_single_table(name, embedding, placements[name])
+        table = embedding.table() if placements[name].inputs else embedding.output_table()
         tables.update(dict.fromkeys(placements[name].weights, nn.Parameter(table.to(model.dtype))))
     plain.load_state_dict({**state, **tables})
     # A new model may tie tables that this one does not.
     for name, weight in tables.items():
         plain.get_submodule(name.removesuffix(".weight")).weight = weight
     return plain
+
+
+def check_single_table(name: str, embedding: SharedEmbedding, placement: Placement) -> None:
+    """UserError if an embedding scores words with other numbers than those of the vectors."""
+    if not placement.outputs:
+        return
+    # In 16 bits, both sides round too much to compare.
+    exact = copy.deepcopy(embedding).float()
+    error = (exact.output_table() - exact.table()).norm() if placement.inputs else torch.zeros(())
+    if embedding.output_bias() is not None or error > _ROUNDING * exact.table().norm():
+        raise UserError(
+            f"table '{name}': its {embedding.method} embedding scores words with other numbers than "
+            "it looks up, so that no single dense table replaces it; use --format onnx"
+        )
 
 
 # The entry of config.json.

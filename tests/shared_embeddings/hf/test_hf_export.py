@@ -276,3 +276,11 @@ def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--gguf FILE" in capsys.readouterr().err
     assert export(small, source, "--format", "gguf", "--gguf", str(source), "--force") == 2
     assert not output.exists() and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_gguf_has_no_output_bias(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    gguf_file(source, build("qwen2", width=64))
+    shrink("qwen2", small, width=64, method="projective", rank=8, output_bias=True)
+    assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2
+    assert "no single dense table replaces it" in capsys.readouterr().err and not output.exists()
