@@ -84,11 +84,12 @@ def stage(record: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) ->
     Rounding a table that was trained from scratch changes nothing.
     """
     config = record["config"]
-    if config.get("distill"):
+    fit = config.get("fit") or {}
+    if config.get("distill") or "recover_steps" in fit:
         return STAGES[2]
-    teacher = others.get((config.get("fit") or {}).get("teacher", ""))
+    teacher = others.get(fit.get("teacher", ""))
     is_rounded = teacher is not None and shown_method(teacher) == shown_method(record)
-    return STAGES[0] if is_rounded or not config.get("fit") else STAGES[1]
+    return STAGES[0] if is_rounded or not fit else STAGES[1]
 
 
 def format_name(record: Mapping[str, Any]) -> str:

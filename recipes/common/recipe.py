@@ -36,7 +36,7 @@ from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SM
 from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import parse_options, require_at_least
+from shared_embeddings.utils.options import parse_options, require, require_at_least
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_yaml
 
@@ -80,10 +80,17 @@ _PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
 class Fit:
     """The setting ``fit``."""
 
-    teacher: str  # a row, whose embedding is replaced by a fitted one, without training
+    teacher: str  # a row, whose embedding is replaced by a fitted one
     fit_steps: int | None = None  # for methods that are fitted by gradient descent
     store: str | None = None  # the storage dtype
     calibrate: bool = False  # on the training text
+    recover_steps: int | None = None  # of training by the teacher's predictions; with `calibrate` only
+
+    def __post_init__(self) -> None:
+        require(
+            self.calibrate or self.recover_steps is None,
+            f"recover_steps: {self.recover_steps} needs the training text; set calibrate: true",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +327,7 @@ def smoke_row(row: Row) -> Row:
     def start(settings: Content | None) -> Content | None:
         if settings is None or settings.get("embedding_start") == "random":
             return settings
-        return {**settings, "fit_steps": FIT_STEPS}
+        return {**less(settings, {"recover_steps": FIT_STEPS}), "fit_steps": FIT_STEPS}
 
     embedding = less(row.embedding, _SMALL_EMBEDDING)
     if "cutoffs" in embedding:

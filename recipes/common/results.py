@@ -124,8 +124,9 @@ def describe_options(record: Record) -> str:
     if distill := dict(config.get("distill") or {}):
         parts.append(f"distilled from {distill.pop('teacher')}")
         parts += [f"{name} {value}" for name, value in distill.items()]
-    if config.get("fit"):
-        parts.append(f"fitted to {config['fit']['teacher']}, not trained")
+    if fit := config.get("fit"):
+        steps = f"recovered in {fit['recover_steps']:,} steps" if "recover_steps" in fit else "not trained"
+        parts.append(f"fitted to {fit['teacher']}, {steps}")
     return ", ".join(parts) or "–"
 
 

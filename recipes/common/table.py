@@ -287,6 +287,8 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
 
 def _length(record: Record) -> str:
     """How long a line's rows were finetuned, by the results or the settings of one of them."""
+    if steps := (record["config"].get("fit") or {}).get("recover_steps"):
+        return f"{steps:,} steps"
     if not record["config"].get("distill"):
         return NONE
     settings = {**record["config"], **(record["config"].get("train") or {})}

@@ -257,7 +257,11 @@ def fit_model(
     arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
     arguments += ["--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
-    for key, name in (("fit_steps", "--fit-steps"), ("store", "--store")):
+    for key, name in (
+        ("fit_steps", "--fit-steps"),
+        ("recover_steps", "--recover-steps"),
+        ("store", "--store"),
+    ):
         if key in fit:
             arguments += [name, str(fit[key])]
     for name, value in embedding.items():

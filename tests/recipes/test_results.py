@@ -267,13 +267,17 @@ def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tools, "run_module", lambda *call: asked.append(" ".join(map(str, call[1]))))
     embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
     texts = [Path("a.txt"), Path("b.txt")]
-    for fit in ({}, {"fit_steps": 7, "store": "int8"}, {"calibrate": True}):
+    for fit in ({}, {"fit_steps": 7, "store": "int8"}, {"calibrate": True, "recover_steps": 9}):
         tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), texts, 5, tmp_path / "best.pt", fit)
     assert asked[0].startswith("compress --model t.pt --method define --token-counts c.tsv --seed 5 ")
     assert f"--report {tmp_path / 'fit.json'}" in asked[0] and "--fit-steps" not in asked[0]
     assert asked[0].endswith("--embedding-output table --map_dim 3 --shape [2, 3]")
     assert "--fit-steps 7 --store int8 --embedding-output table" in asked[1]
-    assert "--text a.txt b.txt --seed 5" in asked[2] and "--token-counts" not in asked[2]
+    assert (
+        "--recover-steps 9" in asked[2]
+        and "--text a.txt b.txt --seed 5" in asked[2]
+        and "--token-counts" not in asked[2]
+    )
 
 
 # Pictures
