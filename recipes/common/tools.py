@@ -257,13 +257,9 @@ def fit_model(
     arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
     arguments += ["--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
-    for key, name in (
-        ("fit_steps", "--fit-steps"),
-        ("recover_steps", "--recover-steps"),
-        ("store", "--store"),
-    ):
+    for key in ("fit_steps", "recover_steps", "store"):
         if key in fit:
-            arguments += [name, str(fit[key])]
+            arguments += [f"--{key.replace('_', '-')}", str(fit[key])]
     for name, value in embedding.items():
         if name != "method":
             text = value if isinstance(value, str) else json.dumps(value)
