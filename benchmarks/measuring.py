@@ -54,12 +54,17 @@ def added_peak(step: Step) -> int:
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     step()
-    return _status("VmHWM") - before
+    return peak() - before
 
 
 def resident() -> int:
     """The memory of this process in bytes."""
     return _status("VmRSS")
+
+
+def peak() -> int:
+    """The largest memory of this process so far in bytes."""
+    return _status("VmHWM")
 
 
 def _status(name: str) -> int:

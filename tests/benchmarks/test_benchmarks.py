@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from benchmarks import compression, decoding, fitting, gpu, language_model, layers, preprocessing
+from benchmarks import compression, decoding, fitting, generation, gpu, language_model, layers, preprocessing
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
 from recipes.common.tools import run_main
 from shared_embeddings.utils.errors import UserError
+from tests.shared_embeddings.hf import models
 
 TINY = SETTINGS["tiny"]
 ROWS = [PLAIN, *rows(TINY, se.methods())]
@@ -151,6 +152,31 @@ def test_tables_are_measured_next_to_plain_ones(capsys: pytest.CaptureFixture[st
     assert {line.count("|") for line in lines[2:]} == {9}
 
 
+@pytest.mark.slow
+def test_generation_of_models_is_measured_in_turns(tmp_path: Path, capsys) -> None:
+    plain, small, results = tmp_path / "plain", tmp_path / "small", tmp_path / "results.jsonl"
+    models.write("llama", plain)
+    models.add_tokenizer(plain)
+    assert models.compress(plain, "quantized", small, "--bits", "4", "--no-check") == 0
+    asked = [str(plain), f"{plain}:bf16", f"{small}:int8", "--tokens", "3", "--repeats", "2"]
+    generation.main([*asked, "--output", str(results), "--marker", "generation tiny"])
+    record = read_record(results, "generation tiny", "measured")
+    assert {name: len(found) for name, found in record["measured"].items()} == {
+        "plain": 2,
+        "plain:bf16": 2,
+        "small:int8": 2,
+    }
+    table = generation.as_table(record)
+    assert table in capsys.readouterr().out and "| plain |" in table and "| 1.00 |" in table
+    for wrong, message in (
+        ([], "no model is given"),
+        ([str(tmp_path / "no")], "neither a folder"),
+        ([str(tmp_path / "a.gguf")], "llama-cpp-python"),
+    ):
+        with pytest.raises(UserError, match=message):
+            generation.main(wrong)
+
+
 def of_layers(record: Record) -> str:
     """The tables of all settings."""
     return "\n\n".join(map(layers.as_table, record["measured"]))
@@ -165,6 +191,8 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "input layer": of_layers,
     "output layer": of_layers,
     "language model": lambda record: language_model.as_table(record["measured"]),
+    "generation gemma": generation.as_table,
+    "generation smollm": generation.as_table,
     "decoding": lambda record: "\n\n".join(decoding.as_table(*part) for part in record["measured"].items()),
     "fitting": lambda record: fitting.as_table(record["fits"]),
     "large fits": lambda record: fitting.as_large_table(record["fits"]),

@@ -87,7 +87,8 @@ class EmbeddingsQuantizer(HfQuantizer):
             )
         if packing is None:
             return
-        state = {name: part for name, part in state.items() if name.startswith((HEADER, *packing.names))}
+        packed = (HEADER, *packing.names)
+        state = {name: part.clone() for name, part in state.items() if name.startswith(packed)}
         with torch.device("cpu"):  # transformers builds models on the meta device
             held = {name: tensor for name, tensor in hold(state).items() if name in names}
         if held:
@@ -108,6 +109,10 @@ class EmbeddingsQuantizer(HfQuantizer):
             # transformers has made plain, trainable parameters of the placeholders.
             if isinstance(module, (InputSide, OutputSide)):
                 module.weight = Placeholder(module.weight.data)
+        # Codes in the mapped file would keep its other tensors in memory, too.
+        for module in getattr(model, ENTRY).modules():
+            for name, codes in module.named_buffers(recurse=False):
+                setattr(module, name, codes.clone())
         packed = [parameter for parameter in model.parameters() if isinstance(parameter, PackedTensor)]
         for parameter in packed:
             parameter.requires_grad_(False)

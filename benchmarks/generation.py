@@ -1,0 +1,163 @@
+"""Tokens per second and memory of whole decoders that generate text, the first one as the reference.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.generation MODEL SMALL SMALL:int8 FILE.gguf
+
+Folders of Hugging Face models are run by transformers in fp32, ``FOLDER:bf16`` in bf16, and ``FOLDER:int8``
+with torch's dynamic int8 for its linear layers. GGUF files are run by llama.cpp, through the package
+``llama-cpp-python``. Every round runs each of them once, in a process of its own, so that all share the
+noise of the machine; the table has medians of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shared_embeddings.hosts.hf  # noqa: F401  # registers with transformers
+from benchmarks.measuring import (
+    add_run_options,
+    in_fresh_process,
+    markdown,
+    parser_of,
+    peak,
+    publish,
+    read_record,
+    resident,
+)
+from recipes.common.tools import run_main
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.errors import UserError
+
+PROMPT = "The city lies on a river, at the foot of the mountains. In the nineteenth century"
+Generate = Callable[[int], object]
+
+
+def transformers_generator(folder: str, kind: str) -> Generate:
+    """A function that generates a number of tokens greedily with a Hugging Face model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    if kind == "int8":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its successor, torchao, has no layer of this kind for CPUs
+            model = torch.ao.quantization.quantize_dynamic(
+                model, {torch.nn.Linear}, torch.qint8, inplace=True
+            )
+    prompt = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt")
+    return lambda count: model.generate(
+        **prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+
+
+def llama_generator(file: str, threads: int) -> Generate:
+    """The same with a GGUF file in llama.cpp."""
+    llama: Any = importlib.import_module("llama_cpp").Llama
+    model = llama(file, n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+    tokens = model.tokenize(PROMPT.encode())
+
+    def generate(count: int) -> None:
+        model.reset()
+        for number, _ in enumerate(model.generate(tokens, temp=0.0), start=1):
+            if number == count:
+                return
+
+    return generate
+
+
+def measure(name: str, tokens: int, threads: int) -> dict[str, Any]:
+    """Tokens per second of the model in this process, after the prompt, and the memory that it takes."""
+    before = resident()
+    path, _, kind = name.partition(":")
+    if path.endswith(".gguf"):
+        generate = llama_generator(path, threads)
+    else:
+        generate = transformers_generator(path, kind or "fp32")
+    generate(2)
+    gc.collect()
+    taken = []
+    for count in (2, tokens + 2):
+        start = time.perf_counter()
+        generate(count)
+        taken.append(time.perf_counter() - start)
+    found = {"tokens_per_second": tokens / (taken[1] - taken[0])}
+    return {**found, "resident_bytes": resident() - before, "peak_bytes": peak() - before}
+
+
+def weights_bytes(name: str) -> int:
+    """The bytes of the weights of a model on disk; `UserError` if it cannot be measured."""
+    path = Path(name.partition(":")[0])
+    if path.suffix == ".gguf" and importlib.util.find_spec("llama_cpp") is None:
+        raise UserError(f"{path}: needs llama.cpp; pip install llama-cpp-python")
+    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
+    if not files:
+        raise UserError(f"{path}: is neither a folder with *.safetensors nor a GGUF file; name one of these")
+    return sum(file.stat().st_size for file in files)
+
+
+def as_table(record: dict[str, Any]) -> str:
+    """A Markdown table; speeds are relative to the first model."""
+    titles = ["model", "weights on disk, MB", "in memory, MiB", "peak, MiB", "tokens/s", "/ first"]
+    rounds = record["measured"]
+    first = [one["tokens_per_second"] for one in rounds[record["names"][0]]]
+    rows = []
+    for name in record["names"]:
+        speeds = [one["tokens_per_second"] for one in rounds[name]]
+        ratio = statistics.median(speed / other for speed, other in zip(speeds, first, strict=True))
+        held, most = (max(one[key] for one in rounds[name]) for key in ("resident_bytes", "peak_bytes"))
+        size = [f"{record['bytes'][name] / 1e6:.1f}", f"{held / 2**20:.0f}", f"{most / 2**20:.0f}"]
+        rows.append([name, *size, f"{statistics.median(speeds):.1f}", f"{ratio:.2f}"])
+    note = f"{record['tokens']} tokens; rounds: {len(first)}; threads: {record['threads']}"
+    return f"{markdown(titles, rows)}\n\n{note}; torch {record['torch']}."
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure every model in turns, and publish."""
+    parser = parser_of("benchmarks.generation", __doc__)
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="folders, FOLDER:bf16, FOLDER:int8, GGUF files"
+    )
+    parser.add_argument("--tokens", type=positive, default=32, help="new tokens of each run (default: 32)")
+    parser.add_argument("--marker", default="generation", help="name of the results (default: generation)")
+    add_run_options(parser, threads=1)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.tokens, options.threads)))
+        return
+    if options.input:
+        record = read_record(options.input, options.marker, "measured")
+    elif not options.models:
+        raise UserError("no model is given; name folders of Hugging Face models or GGUF files")
+    else:
+        names = {name: os.path.basename(name.rstrip("/")) for name in options.models}
+        record = {
+            "threads": options.threads,
+            "tokens": options.tokens,
+            "torch": torch.__version__,
+            "names": list(names.values()),
+            "bytes": {short: weights_bytes(name) for name, short in names.items()},
+            "measured": {short: [] for short in names.values()},
+        }
+        for _ in range(options.repeats):
+            for name, short in names.items():
+                how = ["--measure", name, "--tokens", options.tokens, "--threads", options.threads]
+                record["measured"][short].append(in_fresh_process("benchmarks.generation", *how))
+    publish(record, as_table(record), options.marker, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main("generation", main))
