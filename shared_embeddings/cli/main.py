@@ -10,6 +10,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,16 @@ def add(
     name: str,
     title: str,
     run: Command,
+    example: str,
     takes_options: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add a command with its function; with `takes_options`, remaining arguments are options of a method."""
-    epilog = "Any option of the method follows as --option value, e.g. --rank 64." if takes_options else None
+    """Add a command with its function and the arguments of an example.
+
+    With `takes_options`, remaining arguments are options of a method.
+    """
+    epilog = f"example: shared-embeddings {name} {example}"
+    if takes_options:
+        epilog = f"Any option of the method follows as --option value, e.g. --rank 64; {epilog}"
     command = commands.add_parser(name, help=title, description=title, epilog=epilog)
     command.set_defaults(run=run, takes_options=takes_options)
     return command
@@ -114,16 +121,24 @@ _BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 
 
 def _add_catalog(commands: argparse._SubParsersAction[Parser]) -> None:
-    command = add(commands, "methods", "list the methods, their papers and their options", _methods)
+    command = add(commands, "methods", "list the methods, their papers and their options", _methods, "")
     command.add_argument("--format", choices=("text", "markdown"), default="text")
 
-    command = add(commands, "params", "count the parameters and bytes of an embedding", _params, True)
+    example = "--method define --vocab-size 50000 --dim 512 --map-dim 128"
+    title = "count the parameters and bytes of an embedding"
+    command = add(commands, "params", title, _params, example, takes_options=True)
     command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
     command.add_argument("--vocab-size", required=True, type=int, help="V, the number of words")
     command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
     add_flags(command, "json")
 
-    command = add(commands, "suggest", "suggest options within a budget", _suggest)
+    command = add(
+        commands,
+        "suggest",
+        "suggest options within a budget",
+        _suggest,
+        "--vocab-size 37000 --dim 512 --budget 2M",
+    )
     command.add_argument("--vocab-size", required=True, type=int, nargs="+", help="V, the number of words")
     command.add_argument("--dim", required=True, type=int, nargs="+", help="D, the dimension of the model")
     command.add_argument("--budget", help="number of parameters, such as 2M or 500k (optional with --html)")
@@ -287,21 +302,34 @@ _FORMATS = {
 
 def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     title = "replace the embeddings of a trained model"
-    command = add(commands, "compress", title, _compress, takes_options=True)
+    example = "--model MODEL --target-ratio 8 --text train.txt --output SMALL"
+    command = add(commands, "compress", title, _compress, example, takes_options=True)
     add_model(command)
     argument = command.add_argument
-    argument("--method", help="see 'shared-embeddings methods' (default: try several and keep the best)")
     argument("--output", action="append", type=PathOption.NEW, help="output path, in the format of --model")
-    argument(
-        "--trim-to",
-        nargs="+",
-        type=PathOption.FILE,
-        metavar="TEXT",
-        help="first trim the vocabulary to these texts, like trim; ratios are relative to the result",
-    )
     argument("--compare", action="store_true", help="only compare the candidates; writes no model")
+    add_flags(command, "force")
+
+    argument = command.add_argument_group("size, one of these or --bits N").add_argument
+    argument("--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor")
+    argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
+    argument(
+        "--max-loss",
+        type=largest_loss,
+        help="choose the smallest size with at most this loss of the quality, or else of the perplexity of "
+        "the text or the predictions, such as 1%%; or this divergence of the predictions, such as 0.02nats",
+    )
+
+    argument = command.add_argument_group("method").add_argument
+    argument("--method", help="see 'shared-embeddings methods' (default: try several and keep the best)")
     argument("--embedding-output", help="the option 'output' of a method, such as table")
-    argument("--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line")
+    argument(
+        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
+    )
+    argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
+    argument("--seed", type=int, default=0, help="(default: 0)")
+
+    argument = command.add_argument_group("texts and calibration").add_argument
     argument(
         "--text",
         nargs="+",
@@ -309,6 +337,7 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         help="tokenized text (all languages of the vocabulary), to count words, to calibrate and to compare "
         "predictions",
     )
+    argument("--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line")
     argument(
         "--calibrate",
         choices=SIDES,
@@ -321,6 +350,25 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="FILE",
         help="read what was measured from this file instead, or write it if there is none",
     )
+    argument(
+        "--trim-to",
+        nargs="+",
+        type=PathOption.FILE,
+        metavar="TEXT",
+        help="first trim the vocabulary to these texts, like trim; ratios are relative to the result",
+    )
+
+    argument = command.add_argument_group("training after the fit").add_argument
+    argument(
+        "--recover",
+        type=float,
+        metavar="MINUTES",
+        help="then train the model for so long on --text, or on what the original generates, until it "
+        "predicts as the original does; after an interruption, the same command resumes",
+    )
+    argument("--recover-steps", type=int, metavar="N", help="the same for N steps, with a repeatable result")
+
+    argument = command.add_argument_group("measuring and reporting").add_argument
     argument("--validation", type=PathOption.SOURCE, help="text for the perplexity of a language model")
     argument(
         "--validation-source",
@@ -334,35 +382,13 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         default="none",
         help="subwords to join before computing BLEU (default: none, BLEU of tokens)",
     )
-    argument("--target-ratio", type=float, help="reduce the bytes of the embeddings by this factor")
-    argument("--target-bytes", type=int, help="maximum bytes of the embeddings")
-    argument(
-        "--max-loss",
-        type=largest_loss,
-        help="choose the smallest size with at most this loss of the quality, or else of the perplexity of "
-        "the text or the predictions, such as 1%%; or this divergence of the predictions, such as 0.02nats",
-    )
-    argument(
-        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
-    )
     argument(
         "--no-check",
         action="store_true",
         help="with --method: do not run the model, which saves memory; the quality is not measured",
     )
-    argument(
-        "--recover",
-        type=float,
-        metavar="MINUTES",
-        help="then train the model for so long on --text, or on what the original generates, until it "
-        "predicts as the original does; after an interruption, the same command resumes",
-    )
-    argument("--recover-steps", type=int, metavar="N", help="the same for N steps, with a repeatable result")
-    argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
-    argument("--seed", type=int, default=0, help="(default: 0)")
     argument("--report", type=PathOption.NEW_FILE, help="also write the report to this JSON file")
     argument("--verbose", action="store_true", help="also print all sizes, errors and speeds")
-    add_flags(command, "force")
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
@@ -483,7 +509,13 @@ def _choose(
 
 
 def _add_export(commands: argparse._SubParsersAction[Parser]) -> None:
-    command = add(commands, "export", "write a trained model for other runtimes", _export)
+    command = add(
+        commands,
+        "export",
+        "write a trained model for other runtimes",
+        _export,
+        "--model MODEL --output m.onnx",
+    )
     add_model(command)
     command.add_argument(
         "--output",
@@ -541,7 +573,13 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
 
 
 def _add_trim(commands: argparse._SubParsersAction[Parser]) -> None:
-    command = add(commands, "trim", "remove the words that given texts do not use", _trim)
+    command = add(
+        commands,
+        "trim",
+        "remove the words that given texts do not use",
+        _trim,
+        "--model MODEL --text train.txt --output SMALL",
+    )
     add_model(command)
     argument = command.add_argument
     for name, description in _FILES.items():
@@ -602,7 +640,8 @@ _SKIP_GRAM = {
 
 def _add_words(commands: argparse._SubParsersAction[Parser]) -> None:
     title = "cluster the words of a vocabulary into semantic classes"
-    command = add(commands, "classes", title, _classes)
+    example = "--text train.txt --vocab vocab.txt --num-classes 1000 --output classes.npz"
+    command = add(commands, "classes", title, _classes, example)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", nargs="+", type=PathOption.FILE, help="tokenized text files")
     source.add_argument(
@@ -623,19 +662,21 @@ def _add_words(commands: argparse._SubParsersAction[Parser]) -> None:
     add_flags(command, "force")
 
     title = "plot the correlation between the dimensions of each layer"
-    command = add(commands, "correlation", title, _correlation)
+    command = add(commands, "correlation", title, _correlation, "--model MODEL --output pictures")
     add_model(command)
     command.add_argument(
         "--output", required=True, type=PathOption.FOLDER, help=f"folder for the PNG files and {SUMMARY}"
     )
     add_flags(command, "force")
 
-    command = add(commands, "cosines", "print the cosines of words in each layer of an embedding", _cosines)
+    title = "print the cosines of words in each layer of an embedding"
+    command = add(commands, "cosines", title, _cosines, "--model MODEL --words year month dog")
     add_model(command)
     command.add_argument("--words", required=True, nargs="+", metavar="WORD", help="two or more words")
     add_flags(command, "json")
 
-    command = add(commands, "similarity", "evaluate word vectors on word similarity", _similarity)
+    title = "evaluate word vectors on word similarity"
+    command = add(commands, "similarity", title, _similarity, "--model MODEL --pairs pairs.txt")
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText, text or binary"
@@ -771,10 +812,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; see `shared_embeddings.utils.command_line.run`."""
 
     def print_result(arguments: Sequence[str]) -> None:
-        parser = Parser(prog="shared-embeddings", description=__doc__)
+        parser = Parser(
+            prog="shared-embeddings", description=__doc__, epilog="example: shared-embeddings compress --help"
+        )
+        version = f"%(prog)s {metadata.version('shared-embeddings')}"
+        parser.add_argument("--version", action="version", version=version, help="print the version and exit")
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for add_commands in (_add_catalog, _add_compress, _add_export, _add_trim, _add_words):
             add_commands(commands)
+        if not arguments:
+            parser.print_help()
+            return
         known, rest = parser.parse_known_args(arguments)
         if rest and not known.takes_options:
             raise UserError(f"'{rest[0]}' is not an argument of this command; remove it")

@@ -105,7 +105,6 @@ def test_numbers_are_written_in_decimal_digits() -> None:
             ["--dim", "--vectors-of"],
         ),
         (["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz"], ["c.npz"]),
-        ([], ["COMMAND"]),
         (["guess"], ["guess"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -114,6 +113,14 @@ def test_user_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], w
     line = error_line(capsys, *arguments)
     for word in words:
         assert word in line
+
+
+def test_a_bare_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    bare = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0 and capsys.readouterr().out == bare and "--version" in bare
 
 
 @pytest.mark.slow
