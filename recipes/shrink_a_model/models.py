@@ -109,7 +109,7 @@ class ShrinkRow:
         ratio: how many times fewer bytes its table takes than before compression, or None.
         embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
         decoder: the name of the decoder that it is of; empty for the encoder.
-        calibrate: the option of `compress`, or None for its default (decoder).
+        calibrate: the option of `compress`, or None for its default.
         recover: the minutes that `compress` trains the table after rounding, or None (decoder).
         peer: ``package`` and ``kind`` of the codes of another package for the table (decoder).
     """
@@ -191,8 +191,9 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], trim)
         source = trimmed
     if row.is_compressed:
-        settings = {name: vars(row)[name] for name in ("name", "trim", "ratio", "embedding")}
-        inputs, asked = [source / WEIGHTS, text], (source, text, folder, row)
+        settings = {name: vars(row)[name] for name in ("name", "trim", "ratio", "embedding", "calibrate")}
+        more = [] if row.calibrate is None else ["--calibrate", row.calibrate]
+        inputs, asked = [source / WEIGHTS, text], (source, text, folder, row, more)
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
