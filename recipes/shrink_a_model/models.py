@@ -82,7 +82,10 @@ PANELS = {
     "found": "headlines whose description is nearest",
 }
 # The rows of the table in the README of the project, without the name of the decoder.
-SUMMARY = ("int4", "gguf_iq4_nl", *(f"spectral_{bits}_calibrated" for bits in (4, 2, 1)))
+SUMMARY = (
+    *("int4", "gguf_iq4_nl", "torchao_int4", "bitsandbytes_nf4"),
+    *(f"spectral_{bits}_calibrated" for bits in (4, 2, 1)),
+)
 # Titles of decoders, and of the texts that measure them.
 DECODER_NAMES = {"gemma": "Gemma 3 270M", "smollm": "SmolLM2 135M"}
 DECODER_TEXTS = {"wikitext2": "WikiText-2", "ag_news": "AG News"}
@@ -558,9 +561,16 @@ def decoder_summary() -> str:
     def higher(of: str) -> Callable[[Record], str]:
         return lambda record: f"{loss(record, of):+.1f} %"
 
+    def whole(one: Record) -> str:
+        counts = one["counts"]  # the folder before has its table in bf16
+        return (
+            f"{(counts['folder_bytes_before'] - 2 * counts['weights'] + counts['stored_bits'] / 8) / 1e6:.0f}"
+        )
+
     columns = [
         Column("table", lambda one: " ".join(one["config"].get("peer", {"": series(one)}).values())),
         Column("bits a weight", lambda one: f"{bits_a_weight(one):.2f}"),
+        Column("whole model, MB", whole),
         *(Column(f"perplexity, {title}", higher(of)) for of, title in DECODER_TEXTS.items()),
         Column("greedy choice kept", lambda one: f"{100 * one['metrics']['texts'][text]['kept']:.1f} %"),
     ]
