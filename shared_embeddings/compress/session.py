@@ -441,6 +441,15 @@ class Session:
                     f"table {table.name} is rounded for predictions: its relative error is larger than with "
                     "--calibrate none"
                 )
+            counts = known["token_counts"]
+            # Words that the text does not have count once.
+            read = len(table.table) if counts is None else int((counts > 1).sum())
+            if 2 * read < len(table.table) and getattr(embedding.options, "count_exponent", 0.0) > 0.0:
+                fitted.notes.append(
+                    f"the texts have {read:,} of the {len(table.table):,} words of table {table.name} more "
+                    "than once; others get fewer bits, so give texts of all languages and domains that the "
+                    "model is for"
+                )
             fitted.reports.append(report)
             stored, error = report.storage, report.fit.relative_error
             if target is not None and report.stored_bytes.after > target.limit(table.table, every):

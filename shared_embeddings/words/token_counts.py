@@ -70,8 +70,7 @@ def counts_of(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
 def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: Sequence[str]) -> Tensor:
     """The counts ``(V,)`` of words in their order, with a count for those that have none.
 
-    Marks that every sentence gets, but no text contains, count as often as the most frequent word
-     any other
+    Marks that every sentence gets, but no text contains, count as often as the most frequent word; any other
     word without a count, or with 0, counts once. The given counts are not empty.
     """
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))

@@ -166,6 +166,20 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     )
 
 
+def test_texts_with_few_of_the_words_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless bits do not depend on them."""
+    write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    text = tmp_path / "text"
+    text.write_text("w1 w2 w3 w4 w5 w6 w7\n" * 40)
+    asked = ["--bits", 3, "--text", text, "--calibrate", "output", "--force"]
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked) == 0
+    assert "the texts have 7 of the 300 words" in capsys.readouterr().out
+    same = ["--codec", "uniform", "--count_exponent", 0]
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked, *same) == 0
+    assert "of the 300 words" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "t5"])
 def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
     tmp_path: Path,
