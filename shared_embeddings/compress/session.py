@@ -202,8 +202,11 @@ def choose(
     saved = None if output is None else session.saved(output, (target, max_loss))
     if target is None:
         target = session.smallest_within(max_loss or MaxLoss(1.0))
-    trials = sorted(session.tried(list(candidates()), target), key=lambda trial: trial.rank)
+    trials = session.tried(list(candidates()), target)
+    trials = sorted([*trials, *session.tried_uncalibrated(trials, target)], key=lambda trial: trial.rank)
     best = trials[0]
+    if not best.is_calibrated:
+        session.calibrations = {}
     if best.kept is None:
         # One reason for all is about the model.
         is_one = len({trial.reason for trial in trials}) == 1
@@ -266,6 +269,7 @@ class Trial:
     relative_error: float = 0.0  # of the first table
     chosen: Options = dataclasses.field(default_factory=dict)  # its options as fitted
     fitted: Fitted | None = None  # the embeddings of all words, for the best
+    is_calibrated: bool = True  # unless it was tried without the calibration of the others
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
@@ -317,7 +321,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
             "–" if kept.kl is None else f"{kept.kl:.4f}",
             "unknown" if kept.share is None else f"{100 * kept.share:.1f}%",
         )
-        rows.append((as_yaml(trial.method, options), trial.store, *cells))
+        name = as_yaml(trial.method, options) + ("" if trial.is_calibrated else ", not calibrated")
+        rows.append((name, trial.store, *cells))
     return rows
 
 
@@ -633,13 +638,31 @@ class Session:
             trials = [one if one is best else dataclasses.replace(one, fitted=None) for one in trials]
         return [*others, *trials]
 
+    def tried_uncalibrated(self, trials: Sequence[Trial], target: Target) -> list[Trial]:
+        """The best of the trials without calibration, where `compress` has calibrated by itself.
+
+        Calibration weighs small errors. With few bits for a translation model, it can lose more.
+        """
+        best = min(trials, key=lambda trial: trial.rank)
+        is_possible = best.kept is not None and find_spec(best.method).takes_metric
+        if not is_possible or self.settings.calibrate is not None or not self.calibrations:
+            return []
+        measured, self.calibrations = self.calibrations, {}
+        found = self.attempt(best.method, Candidate(best.options, best.store), target)
+        self.calibrations = measured
+        return [dataclasses.replace(found, is_calibrated=False)]
+
     def curve(self, best: Trial) -> list[Trial]:
         """The best candidate at other sizes, where divergences are measured."""
         if best.kept is None or best.kept.kl is None:
             return []
         candidate = Candidate(best.options, best.store)
         found = [self.attempt(best.method, candidate, Target(bits=bits)) for bits in _CURVE]
-        return [dataclasses.replace(trial, fitted=None) for trial in found if trial.kept is not None]
+        return [
+            dataclasses.replace(trial, fitted=None, is_calibrated=best.is_calibrated)
+            for trial in found
+            if trial.kept is not None
+        ]
 
     def _promising(
         self, rivals: Sequence[tuple[str, Candidate]], target: Target

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
-from shared_embeddings.compress.calibration import calibrate
+from shared_embeddings.compress.calibration import Calibration, calibrate
 from shared_embeddings.hosts import hf
 from shared_embeddings.hosts.hf.adapter import FolderModel
 from shared_embeddings.hosts.hf.quality import computing, negative_log_likelihoods, samples
@@ -178,6 +178,31 @@ def test_texts_with_few_of_the_words_are_reported(tmp_path: Path, capsys: pytest
     same = ["--codec", "uniform", "--count_exponent", 0]
     assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked, *same) == 0
     assert "of the 300 words" not in capsys.readouterr().out
+
+
+def test_the_best_candidate_is_tried_without_calibration(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the command says what to calibrate; what is better is written."""
+    write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+
+    def useless(model: Any, tables: Any, *_: Any) -> dict[str, Calibration]:
+        """A metric in which one direction counts, and words count in no sensible way."""
+        metric = torch.zeros(DIM, DIM)
+        metric[0, 0] = 1.0
+        return {table.name: Calibration(metric, torch.arange(WORDS) / WORDS**2) for table in tables}
+
+    monkeypatch.setattr(session, "calibrate", useless)
+    asked = ["compress", "--model", tmp_path / "model", "--text", words, "--bits", 4, "--output"]
+    assert main([str(one) for one in [*asked, tmp_path / "small"]]) == 0
+    trials, _, rest = capsys.readouterr().out.partition("\n\n")
+    first, *others = trials.splitlines()[1:]
+    assert ", not calibrated" in first and not any("not calibrated" in other for other in others)
+    assert "rounded for predictions" not in rest
+    assert main([str(one) for one in [*asked, tmp_path / "other", "--calibrate", "both"]]) == 0
+    printed = capsys.readouterr().out
+    assert "not calibrated" not in printed and "rounded for predictions" in printed
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "t5"])
