@@ -72,9 +72,10 @@ def legend_order(method: str) -> int:
 
 
 def shown_method(record: Mapping[str, Any]) -> str:
-    """The method of a row in pictures; uniform codes without further options are the plain table, rounded."""
+    """The method of a row in pictures; uniform codes without calibration are the plain table, rounded."""
     embedding = record["config"].get("embedding") or {"method": "standard"}
     is_rounded = embedding["method"] == "quantized" and embedding.get("codec") == "uniform"
+    is_rounded &= not (record["config"].get("fit") or {}).get("calibrate")
     return PLAIN if is_rounded or embedding["method"] == "standard" else str(embedding["method"])
 
 
@@ -170,7 +171,10 @@ def teachers(records: Iterable[Record], by_name: Mapping[str, Record]) -> list[R
 
 
 def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Record] = ()) -> list[Record]:
-    """The best row of each method at each size; sizes within an eighth are one. All rows of `kept` stay."""
+    """The best row of each method at each size, unless a smaller one is better; sizes within an eighth are
+    one. All rows of `kept` stay.
+    """
+    is_better = max if quality == "bleu" else min
     best: dict[tuple[str, float], Record] = {}
     smallest: dict[str, float] = {}  # of the current group of sizes
     others = [record for record in results if record not in kept]
@@ -180,9 +184,15 @@ def best_of_each_size(results: Sequence[Record], quality: str, kept: Sequence[Re
         if size > 1.125 * smallest.get(method, 0.0):
             smallest[method] = size
         key = method, smallest[method]
-        is_better = max if quality == "bleu" else min
         if key not in best or is_better(score, best[key]["metrics"][quality]) == score:
             best[key] = record
+    lasts: dict[str, float] = {}  # of smaller rows
+    for method, size in sorted(best):
+        score = best[method, size]["metrics"][quality]
+        if method in lasts and is_better(score, lasts[method]) == lasts[method]:
+            del best[method, size]
+        else:
+            lasts[method] = score
     return [*best.values(), *(record for record in results if record in kept)]
 
 
