@@ -78,7 +78,7 @@ def calibrate(
     samples = model.samples(texts, seed, TOKENS)
     lookups = [(module, watch(name, scale)) for name in sums for module, scale in model.lookups(name).items()]
     hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
-    bar = tqdm(total=TOKENS, desc="calibration", unit=" tokens", delay=2.0, disable=not progress)
+    bar = tqdm(total=len(samples.parts), desc="calibration", unit=" batches", delay=2.0, disable=not progress)
     try:
         with torch.set_grad_enabled(bool(hooks)):
             for scores, hidden, _ in samples.batches():
@@ -104,7 +104,7 @@ def calibrate(
                             _add(sums[name][1], gradient * scale)
                 vectors.clear()
                 read += len(scores)
-                bar.update(len(scores))
+                bar.update()
     finally:
         bar.close()
         for hook in hooks:
