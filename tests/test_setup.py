@@ -207,6 +207,8 @@ class Hiding:
     def find_spec(name, path=None, target=None):
         return None if name.split(".")[0] in {hidden!r} else PathFinder.find_spec(name, path, target)
 
+    find_distributions = PathFinder.find_distributions
+
 sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
 sys.argv[0] = {name!r}
 module, function = {command!r}.split(":")
