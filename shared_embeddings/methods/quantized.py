@@ -222,8 +222,10 @@ class QuantizedEmbedding(SharedEmbedding):
         return self.get_parameter(self.scales_name)
 
     def books(self) -> Books:
+        """The codebooks, and what the codec derives from them."""
         names = self.codec.book_shapes(list(self.word_counts))
-        return {name: dense(self.get_parameter(name)) for name in names}
+        books = {name: dense(self.get_parameter(name)) for name in names}
+        return books | self.cached("derived", lambda: self.codec.derived(books))
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate."""
@@ -345,7 +347,7 @@ class QuantizedEmbedding(SharedEmbedding):
         if len(kept) == 1:
             state.pop("widths", None)
         shapes = self.codec.book_shapes(kept)
-        for name in self.books():
+        for name in self.codec.book_shapes(list(self.word_counts)):
             values = state.pop(name)
             if name in shapes:
                 state[name] = values[tuple(slice(size) for size in shapes[name])]
@@ -430,26 +432,39 @@ def rotate_back(values: Tensor, signs: Tensor) -> Tensor:
 def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
     """Vectors ``(n, D)`` times the Kronecker product of the orthogonal matrices, or of their transposes."""
     mixed, done = values, 1
-    for size in factors_of(values.size(1)):
-        matrix = _orthogonal(size, values.dtype, values.device)
+    for sizes in _groups(values.size(1)):
+        matrix = _orthogonal(sizes, values.dtype, values.device)
         matrix = matrix.t() if is_inverted else matrix
-        # The axis of this factor has `done` entries of earlier factors before it.
-        done *= size
-        parts = mixed.reshape(-1, size, values.size(1) // done)
+        # The axis of these factors has `done` entries of earlier factors before it.
+        done *= len(matrix)
+        parts = mixed.reshape(-1, len(matrix), values.size(1) // done)
         # Many products of a small matrix with one column would take long.
         mixed = parts.squeeze(2) @ matrix.t() if parts.size(2) == 1 else torch.matmul(matrix, parts)
     return mixed.reshape(values.shape)
 
 
+def _groups(dim: int) -> list[tuple[int, ...]]:
+    """The factors of D, those together whose product is at most 64: fewer products are faster."""
+    groups: list[tuple[int, ...]] = [()]
+    for size in factors_of(dim):
+        if math.prod(groups[-1]) * size > 64:
+            groups.append(())
+        groups[-1] += (size,)
+    return groups
+
+
 @cache_tensor
-def _orthogonal(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A Hadamard matrix for a power of two, the cosine transform (DCT-II) otherwise."""
-    if size & (size - 1) == 0:
-        matrix = torch.ones(1, 1, dtype=dtype, device=device)
-        for _ in range(size.bit_length() - 1):
-            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-        return matrix / math.sqrt(size)
-    places = torch.arange(size, dtype=torch.float64, device=device)
-    matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
-    matrix[0] /= math.sqrt(2)
-    return matrix.to(dtype)
+def _orthogonal(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The Kronecker product of Hadamard matrices for powers of two, cosine transforms (DCT-II) for others."""
+    product = torch.ones(1, 1, dtype=torch.float64, device=device)
+    for size in sizes:
+        places = torch.arange(size, dtype=torch.float64, device=device)
+        matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
+        matrix[0] /= math.sqrt(2)
+        if size & (size - 1) == 0:
+            matrix = torch.ones(1, 1, dtype=torch.float64, device=device)
+            for _ in range(size.bit_length() - 1):
+                matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+            matrix = matrix / math.sqrt(size)
+        product = torch.kron(product, matrix)
+    return product.to(dtype)

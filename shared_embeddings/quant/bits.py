@@ -70,7 +70,8 @@ def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor
     """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
     if kernels.usable(packed, book):
         ends = width * torch.arange(1, count + 1, device="cpu")
-        return kernels.decode_entries(packed, ends, book.unsqueeze(0))
+        starts, masks = torch.zeros_like(ends), torch.full_like(ends, 2**width - 1)
+        return kernels.decode_entries(packed, kernels.EntryPlan(ends, starts, masks, book))
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)

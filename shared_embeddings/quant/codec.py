@@ -169,6 +169,10 @@ class Codec(ABC):
         """Codebooks for a sample of rotated rows ``(n, D)``; by default the initial ones."""
         return self.initial_books(rates)
 
+    def derived(self, books: Books) -> Books:
+        """What the methods below need besides codebooks, and get with them; computed once in inference."""
+        return {}
+
     @abstractmethod
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The nearest codes and scales that the search finds for rows ``(n, D)`` in float32.

@@ -81,38 +81,27 @@ def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -
     return out.to(hidden.dtype)
 
 
-def decode_entries(codes: Tensor, ends: Tensor, books: Tensor, numbers: Tensor | None = None) -> Tensor:
-    """Entries ``(n, D)`` of codebooks for the last b bits of a stream at each number.
+class EntryPlan(NamedTuple):
+    """Where the code of each number ``(D,)`` is in the stream of a row, and the entry of each code."""
 
-    Args:
-        codes: streams, bytes ``(n, B)``.
-        ends: the bits up to the end of each number ``(D,)``.
-        books: floats ``(m, 2**b)``.
-        numbers: the codebook of each number ``(D,)``; by default the first one.
-    """
-    out = torch.empty(len(codes), len(ends))
-    _run("decode_entries", len(ends), [codes], _fields(ends, books, numbers), out)
-    return out.to(books.dtype)
+    ends: Tensor  # the bits of a stream up to the end of each code
+    starts: Tensor  # the entry of code 0
+    masks: Tensor  # the bits of each code, as ones
+    book: Tensor  # all entries
 
 
-def entry_scores(
-    hidden: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    ends: Tensor,
-    books: Tensor,
-    numbers: Tensor | None = None,
-) -> Tensor:
+def decode_entries(codes: Tensor, plan: EntryPlan) -> Tensor:
+    """The entries ``(n, D)`` of the numbers of rows, from streams of bytes ``(n, B)``."""
+    out = torch.empty(len(codes), len(plan.ends))
+    _run("decode_entries", len(plan.ends), [codes], plan, out)
+    return out.to(plan.book.dtype)
+
+
+def entry_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: EntryPlan) -> Tensor:
     """Products ``(N, n)`` of states ``(N, D)`` with rows as in `decode_entries` times `scales` ``(n, 1)``."""
     out = torch.empty(len(hidden), len(codes))
-    _run("entry_scores", len(ends), [codes, scales], [*_fields(ends, books, numbers), hidden], out.t())
+    _run("entry_scores", len(plan.ends), [codes, scales], [*plan, hidden], out.t())
     return out.to(hidden.dtype)
-
-
-def _fields(ends: Tensor, books: Tensor, numbers: Tensor | None) -> list[Any]:
-    """The ends of numbers, where their codebooks start, a mask of the bits of a state, all codebooks."""
-    starts = torch.zeros_like(ends) if numbers is None else numbers * books.size(1)
-    return [ends, starts, books.size(1) - 1, books.flatten()]
 
 
 def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tensor) -> Tensor:

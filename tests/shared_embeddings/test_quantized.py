@@ -48,6 +48,7 @@ def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
 def recoded(codec: Codec, rows: Tensor, rate: float) -> tuple[Tensor, float]:
     """Decoded rows, and the bits of a number with the scales as stored."""
     books = codec.learn(rows, [rate], 0)
+    books |= codec.derived(books)
     codes, scales = codec.encode(rows, rate, books)
     assert codes.dtype == torch.uint8 and codes.shape == (len(rows), codec.row_bytes(rate))
     assert scales.shape == (len(rows), codec.num_scales)
@@ -100,6 +101,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for rate in filter(None, codec.rates):
             books = codec.initial_books([rate])
+            books |= codec.derived(books)
             codes, scales = codec.encode(rows, rate, books)
             results = []
             for is_usable in (True, False):
@@ -128,6 +130,7 @@ def test_compiled_search_is_as_accurate_as_torch(codec: Codec, monkeypatch: pyte
 def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     codec, hidden = SpectralCodec(32), normal_rows(2, 32)
     books = codec.initial_books([3])
+    books |= codec.derived(books)
     codes, scales = codec.encode(normal_rows(4, 32), 3, books)
     spread = books["spread"].requires_grad_()
     codec.scores(hidden, codes, scales, 3, books).sum().backward()
@@ -170,8 +173,7 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
         size = trellis.stream_bytes(steps)
         stream = torch.randint(256, (7 + 50 * size,), dtype=torch.uint8)
         codes = stream[7:].view(50, size)
-        numbers, _, ends = trellis._places_of(steps, codes.device)
-        wanted = kernels.decode_entries(codes, ends, trellis.codebook(codes.device), numbers)
+        wanted = kernels.decode_entries(codes, trellis._entry_plan(steps))
         hidden, scales = torch.randn(5, wanted.size(1)), torch.rand(50, 1)
         scores = hidden @ (wanted * scales).t()
         for count in (0, 1, 15, 16, 17, 50):
@@ -300,7 +302,7 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
 def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
     rows = correlated_rows(12)
     codec = SpectralCodec(12, layout=[3, *[0] * 110])
-    reflected = codec.project(rows, codec.learn(rows, [2], 0))
+    reflected = codec.project(rows, codec.derived(codec.learn(rows, [2], 0)))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
     wanted = torch.linalg.svdvals(rows)[:3]
     torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
 from shared_embeddings.quant.codec import Books, Codec, Encoded, Fitted, register, squared_norms
@@ -59,6 +60,11 @@ class _Field(NamedTuple):
     start: int
 
     @property
+    def size(self) -> int:
+        """The number of directions."""
+        return self.columns.stop - self.columns.start
+
+    @property
     def entries(self) -> slice:
         """Where the levels of these bits are."""
         return _entries(self.bits)
@@ -79,6 +85,7 @@ class PrincipalCodec(Codec):
     about_layout = "for words of 1, 2, ... 8 bits, the number of directions with 0, 1, ... 8 bits"
     rotates = False
     example_bits = 3.0
+    few_states = 32
     standalone = (decode_principal,)
 
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
@@ -221,14 +228,31 @@ class PrincipalCodec(Codec):
         return Encoded(packed, rows.new_empty(len(rows), 0))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        parts = [scales.new_ones(codes.size(0), 1)]
-        for field in self._fields[rate]:
-            columns = field.columns
-            numbers = read_windows(codes, columns.stop - columns.start, field.bits, field.bits, field.start)
-            factors = F.embedding(numbers, books["levels"][field.entries].unsqueeze(1)).squeeze(-1)
-            parts.append((factors * books["spread"][int(rate) - 1, columns]).to(scales.dtype))
-        rows = torch.cat(parts, dim=1)
-        return F.pad(rows, (0, 1 + self.rank - rows.size(1)))
+        levels = books["levels"]
+        if kernels.usable(codes, levels):
+            factors = kernels.decode_entries(codes, self._entry_plan(rate, levels))
+        else:
+            parts = [levels.new_empty(codes.size(0), 0)]
+            for field in self._fields[rate]:
+                numbers = read_windows(codes, field.size, field.bits, field.bits, field.start)
+                parts.append(F.embedding(numbers, levels[field.entries].unsqueeze(1)).squeeze(-1))
+            factors = torch.cat(parts, dim=1)
+        rows = F.pad(factors * books["spread"][int(rate) - 1, : factors.size(1)], (1, 0), value=1.0)
+        return F.pad(rows.to(scales.dtype), (0, 1 + self.rank - rows.size(1)))
+
+    def direct_scores(
+        self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
+    ) -> Tensor:
+        plan, ones = self._entry_plan(rate, books["levels"]), scales.new_ones(len(codes), 1)
+        spread = books["spread"][int(rate) - 1, : len(plan.ends)]
+        scaled = hidden[:, 1 : 1 + len(plan.ends)] * spread
+        return hidden[:, :1] + kernels.entry_scores(scaled, codes, ones, plan)
+
+    def _entry_plan(self, rate: float, levels: Tensor) -> kernels.EntryPlan:
+        """How loops read the codes of directions."""
+        widths = [field.bits for field in self._fields[rate] for _ in range(field.size)]
+        bits = torch.tensor(widths, dtype=torch.long, device="cpu")
+        return kernels.EntryPlan(bits.cumsum(0), 2**bits - 2, 2**bits - 1, levels)
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
         """The mean only."""

@@ -153,11 +153,24 @@ class SpectralCodec(TrellisCodec):
         values = read_entries(codes, steps_for(self._runs[rate])) * sizes
         return F.pad(values, (0, self.dim - len(sizes))).to(scales.dtype) * scales
 
+    def derived(self, books: Books) -> Books:
+        """The unit axes A, and T A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
+
+        The inverse of T has the products of axes above its diagonal of 1/2 (the compact WY form of Schreiber
+        & Van Loan, 1989).
+        """
+        axes = books["axes"]
+        units = F.normalize(axes.to(torch.promote_types(axes.dtype, torch.float32)))
+        inverse = (units @ units.t()).triu(1) + 0.5 * torch.eye(len(units)).to(units)
+        return {"units": units, "turned": torch.linalg.solve_triangular(inverse, units, upper=True)}
+
     def restore(self, rows: Tensor, books: Books) -> Tensor:
-        return _reflected(rows, books["axes"].flip(0))
+        shares = rows.to(books["turned"].dtype) @ books["turned"].t()
+        return rows - (shares @ books["units"]).to(rows.dtype)
 
     def project(self, hidden: Tensor, books: Books) -> Tensor:
-        return _reflected(hidden, books["axes"])
+        shares = hidden.to(books["units"].dtype) @ books["units"].t()
+        return hidden - (shares @ books["turned"]).to(hidden.dtype)
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -179,16 +192,3 @@ def _spectrum(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     variances = variances / variances.mean().clamp(min=1e-30)
     variances[count:] = variances[count:].mean()
     return variances, basis[:count].t().contiguous()
-
-
-def _reflected(values: Tensor, axes: Tensor) -> Tensor:
-    """Vectors ``(n, D)`` after one reflection after the other, on the hyperplanes orthogonal to `axes`.
-
-    All at once, as ``v - (v Aᵀ) T A`` for unit axes A: the inverse of T has the products of axes above its
-    diagonal of 1/2 (the compact WY form of Schreiber & Van Loan, 1989).
-    """
-    exact = torch.promote_types(values.dtype, torch.float32)
-    units = F.normalize(axes.to(exact))
-    inverse = (units @ units.t()).triu(1) + 0.5 * torch.eye(len(units), dtype=exact, device=units.device)
-    shares = torch.linalg.solve_triangular(inverse, values.to(exact) @ units.t(), upper=True, left=False)
-    return values - (shares @ units).to(values.dtype)

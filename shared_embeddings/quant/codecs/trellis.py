@@ -426,10 +426,10 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     """The entries ``(n, D)`` of the states that `packed_states` wrote."""
     if kernels.usable(codes) and kernels.has_lanes():
         return kernels.lane_entries(codes, lane_plan(steps))
+    if kernels.usable(codes):
+        return kernels.decode_entries(codes, _entry_plan(steps))
     book = codebook(codes.device)
     numbers, _, ends = _places_of(steps, codes.device)
-    if kernels.usable(codes):
-        return kernels.decode_entries(codes, ends, book, numbers)
     places = (ends - 1) // 8
     padded = F.pad(codes, (2, 0)).int()
     high, middle, low = (padded.index_select(1, places + number) for number in range(3))
@@ -441,5 +441,11 @@ def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> 
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
     if kernels.has_lanes():
         return kernels.lane_scores(hidden, codes, scales, lane_plan(steps))
-    numbers, _, ends = _places_of(steps, codes.device)
-    return kernels.entry_scores(hidden, codes, scales, ends, codebook(codes.device), numbers)
+    return kernels.entry_scores(hidden, codes, scales, _entry_plan(steps))
+
+
+def _entry_plan(steps: Steps) -> kernels.EntryPlan:
+    """How `kernels.entry_scores` reads what `packed_states` wrote."""
+    numbers, _, ends = _places_of(steps, torch.device("cpu"))
+    book = codebook(ends.device).flatten()
+    return kernels.EntryPlan(ends, numbers * _STATES, torch.full_like(ends, _STATES - 1), book)
