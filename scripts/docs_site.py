@@ -34,6 +34,9 @@ PAGES = (
 NOTEBOOKS = "notebooks"
 _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+# Rows of a page, and of tables: longer tables are folded, of longer pages all but short ones.
+_LONG_PAGE, _LONG, _SHORT = 200, 30, 3
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
@@ -50,14 +53,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert generated parts, and convert links to pages of the site."""
+    """Insert generated parts, convert links to pages of the site, and fold long tables."""
     markdown = _MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     on_site = {repository_path(file.src_uri): file.src_uri for file in files}
     parts = _CODE.split(markdown)
     parts[::2] = [
         _LINK.sub(lambda link: site_link(link, page.file.src_uri, on_site), part) for part in parts[::2]
     ]
+    rows = sum(table[0].count("\n") for part in parts[::2] for table in _TABLE.finditer(part))
+    most = _SHORT if rows > _LONG_PAGE else _LONG
+    parts[::2] = [_TABLE.sub(lambda table: folded(table[0], most), part) for part in parts[::2]]
     return "".join(parts)
+
+
+def folded(table: str, most: int) -> str:
+    """A table, which is shown on a click if it has more than `most` rows."""
+    rows = table.count("\n") - 2
+    return (
+        table
+        if rows <= most
+        else f'<details markdown="1"><summary>{rows} rows</summary>\n\n{table}\n</details>\n'
+    )
 
 
 def repository_path(page: str) -> str:
