@@ -9,11 +9,12 @@ DRILLS ?=
 TINY ?=
 SLICES ?=
 MINUTES ?=
+MODEL ?=
 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help readme setup demo report docs notebooks test test-all smoke drill gpu check format pins clean
+.PHONY: help readme setup demo report docs notebooks test test-all smoke walk drill gpu check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -43,6 +44,9 @@ test-all: setup ## run all tests, the slow ones too
 smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb_awd_lstm" selects)
 	@names=$$($(BIN)/python -m recipes smoke --list $(RECIPES)) && printf '%s\n' $$names | \
 	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes smoke
+
+walk: ## run the README's commands in a new clone and environment (MODEL=DIR: of a real model)
+	@$(or $(PYTHON),python3) scripts/walk_readme.py $(MODEL)
 
 drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)

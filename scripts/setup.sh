@@ -5,6 +5,8 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # These settings would install packages outside .venv.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+# Python compiles what it imports; everything would take another 0.4 GB.
+export PIP_COMPILE=0
 
 venv=.venv
 stamp=$venv/setup-complete
