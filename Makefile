@@ -14,13 +14,17 @@ MODEL ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help readme setup demo report docs notebooks test test-all smoke walk drill gpu check format pins clean
+.PHONY: help readme setup setup-any demo report docs notebooks test test-all smoke walk drill gpu check format pins clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
-setup: ## create .venv with the pinned packages (every other target does this first; CPU=1: torch for CPUs)
-	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" scripts/setup.sh
+setup: ## create .venv with the pinned packages (other targets do this first; CPU=1: torch for CPUs; LIGHT=1: 1 GB less)
+	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" LIGHT="$(LIGHT)" scripts/setup.sh
+
+# For targets that a light .venv is enough for.
+setup-any:
+	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" KEEP=1 scripts/setup.sh
 
 demo: setup ## train, run and compare several small translators, about five minutes on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
@@ -35,10 +39,10 @@ docs: setup ## build the documentation into site/ (open site/index.html)
 notebooks: setup ## run the notebooks of docs/notebooks, a minute each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbmake --nbmake-timeout=300 docs/notebooks
 
-test: setup ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
+test: setup-any ## run the quick tests, three minutes (PYTEST_ARGS="-k name" selects, WORKERS=0 for one process)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
 
-test-all: setup ## run all tests, the slow ones too
+test-all: setup-any ## run all tests, the slow ones too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb_awd_lstm" selects)
@@ -54,16 +58,16 @@ drill: setup ## kill, stop and starve the commands, and count the outcomes (DRIL
 gpu: setup ## measure what needs a GPU, again to resume (SLICES="output ptb", MINUTES=8 for each; TINY=1: tiny, on the CPU)
 	@$(BIN)/python -m benchmarks.gpu $(if $(TINY),--tiny) $(if $(SLICES),--slices $(SLICES)) $(if $(MINUTES),--minutes $(MINUTES))
 
-check: setup ## lint, formatting and types
+check: setup-any ## lint, formatting and types
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-format: setup ## fix lint and formatting
+format: setup-any ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-readme: setup ## update the table of methods in README.md, after a method changed
+readme: setup-any ## update the table of methods in README.md, after a method changed
 	@$(BIN)/python scripts/update_readme.py
 
 pins: ## resolve requirements/pins.in again

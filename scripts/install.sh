@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install the pinned packages, OpenNMT-py and this project into an environment: the steps of `make setup` and of the images.
 # usage: scripts/install.sh PYTHON [STEP ...]     STEP: installer packages torch opennmt project, default: all, in this order
+# LIGHT=1 leaves out OpenNMT-py and what only some extras need: requirements/light.txt instead of pins.txt.
 # TORCH_BUILD selects a build of torch on download.pytorch.org: cpu, cu128, ... Default: the one of the package index.
 # pip's configuration selects the package index; all packages except torch and its CUDA libraries need a known SHA-256.
 set -Eeuo pipefail
@@ -28,8 +29,10 @@ installer() {
 }
 
 packages() {
-    say "2 of 5: $(grep -c == requirements/pins.txt) packages (0.2 GB)"
-    hashed --no-build-isolation --requirement requirements/pins.txt
+    local file=requirements/pins.txt
+    [ -z "${LIGHT:-}" ] || file=requirements/light.txt
+    say "2 of 5: $(grep -c == "$file") packages"
+    hashed --no-build-isolation --requirement "$file"
 }
 
 # After the packages, so that its dependencies are installed and verified.
@@ -48,6 +51,7 @@ torch() {
 }
 
 opennmt() {
+    [ -z "${LIGHT:-}" ] || return 0
     say "4 of 5: OpenNMT-py"
     hashed --requirement requirements/opennmt.txt
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Set up .venv in the repository root: pinned packages, OpenNMT-py, then this project. Does nothing if it is up to date.
+# LIGHT=1 installs what the library and the language models need (see install.sh), KEEP=1 leaves such an environment as it is.
 # PYTHON=python3.12 selects the interpreter, TORCH_BUILD=cpu a build of torch (see install.sh); pip's configuration applies.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
@@ -24,6 +25,7 @@ step() {
 # Everything the environment depends on; if a line changes, it is updated.
 fingerprint() {
     echo "directory $PWD"
+    echo "packages ${LIGHT:+light}"
     echo "python $("$venv/bin/python" -c 'import platform; print(platform.python_version())' 2>/dev/null || true)"
     echo "packages" */__init__.py # an editable install maps the packages that existed
     cat requirements/*.txt pyproject.toml scripts/setup.sh scripts/install.sh | cksum
@@ -52,6 +54,10 @@ if [ -n "${PYTHON:-}" ]; then
     check_python
     wanted=$(version "$python")
 fi
+if [ -n "${KEEP:-}" ] && grep -qsx "packages light" $stamp; then
+    LIGHT=1
+fi
+export LIGHT=${LIGHT:-}
 # A manual reinstallation of OpenNMT-py overwrites this project's commands.
 torch_version=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
 if [ -f $stamp ] && [[ $torch_version == *"${TORCH_BUILD:+"+$TORCH_BUILD"}" ]] && [ "$wanted" = "$present" ] && [ "$(cat $stamp)" = "$(fingerprint)" ] &&
