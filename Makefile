@@ -17,13 +17,12 @@ BIN := .venv/bin
 .PHONY: help readme setup setup-any demo report docs notebooks test test-all smoke walk drill gpu check format pins clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | while IFS="	" read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 setup: ## create .venv with the pinned packages (other targets do this first; CPU=1: torch for CPUs; LIGHT=1: 1 GB less)
 	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" LIGHT="$(LIGHT)" scripts/setup.sh
 
-# For targets that a light .venv is enough for.
-setup-any:
+setup-any: ## like setup, but a .venv made with LIGHT=1 stays as it is (tests and checks do this)
 	@PYTHON="$(PYTHON)" TORCH_BUILD="$(if $(CPU),cpu)" KEEP=1 scripts/setup.sh
 
 demo: setup ## train, run and compare several small translators, about five minutes on two cores

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -203,14 +204,22 @@ def find_host(model: Path) -> tuple[str, Adapter]:
     """The name and the adapter of the host that a model belongs to.
 
     Raises:
-        UserError: the file does not exist, or no adapter recognizes it.
+        UserError: the file does not exist, no adapter recognizes it, or another package has the name of ours.
     """
     if not model.exists():
         raise UserError(f"model {model}: no such file; check the path")
     # In reverse, since importing "hf" imports transformers where it is installed, which takes long.
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name, reverse=True)
     for point in points:
-        adapter: Any = point.load()()
+        try:
+            adapter: Any = point.load()()
+        except ModuleNotFoundError as error:
+            if error.name != point.module:
+                raise
+            top = point.module.partition(".")[0]
+            where = import_module(top).__path__[0]
+            message = f"another package named '{top}' ({where}) hides this project's; uninstall it"
+            raise UserError(message) from None
         if adapter.sniff(model):
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"
