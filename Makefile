@@ -48,7 +48,7 @@ smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb
 	@names=$$($(BIN)/python -m recipes smoke --list $(RECIPES)) && printf '%s\n' $$names | \
 	  xargs -n 1 -P $(if $(filter 0,$(WORKERS)),1,$(WORKERS)) $(BIN)/python -m recipes smoke
 
-walk: ## run the README's commands in a new clone and environment (MODEL=DIR: of a real model)
+walk: ## run the README's commands in a new copy and environment (MODEL=DIR: of a real model)
 	@$(or $(PYTHON),python3) scripts/walk_readme.py $(MODEL)
 
 drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 # Files of the repository that are pages of the site, at the same path, and the figures next to them.
 PAGES = (
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
     *("recipes/README.md", "recipes/*/README.md", "benchmarks/README.md", "docker/README.md"),
     *("tests/drills/README.md", "recipes/*/*.png", "benchmarks/*.png"),
 )

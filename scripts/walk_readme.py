@@ -1,4 +1,4 @@
-"""Runs README.md's commands as a newcomer would: in a clone and a new virtual environment, word by word.
+"""Runs README.md's commands as a newcomer would: in a fresh copy and a new virtual environment, word by word.
 
 `MODEL` is a tiny model that is made here, or a folder given as the argument; `FILE` is the documentation.
 Prints the output and the minutes of every block, and exits with 1 at the first one that fails.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,26 +51,26 @@ def blocks(readme: str) -> list[list[str]]:
 
 
 def walk(folder: Path, model: Path | None) -> int:
-    """Run everything in a clone below a folder, and return the exit status."""
-    clone = folder / "clone"
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    """Run everything in a copy below a folder, and return the exit status."""
+    copy = folder / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "runs", "site"))
     venv.create(folder / "venv", with_pip=True)
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
     }
     environment = {**outside, "PATH": f"{folder / 'venv' / 'bin'}:{os.environ['PATH']}"}
     environment["PIP_CONSTRAINT"] = str(ROOT / "requirements" / "torch.txt")  # the tested version
-    texts = [path.read_text(encoding="utf-8") for path in sorted(clone.rglob("*.md"))]
-    (clone / "FILE").write_text("\n".join(texts), encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in sorted(copy.rglob("*.md"))]
+    (copy / "FILE").write_text("\n".join(texts), encoding="utf-8")
     start = time.monotonic()
-    for number, command in enumerate(blocks((clone / "README.md").read_text(encoding="utf-8"))):
+    for number, command in enumerate(blocks((copy / "README.md").read_text(encoding="utf-8"))):
         if number == 1 and model is not None:
-            (clone / "MODEL").symlink_to(model.resolve(), target_is_directory=True)
+            (copy / "MODEL").symlink_to(model.resolve(), target_is_directory=True)
         elif number == 1:
-            subprocess.run(["python", "-c", MAKE_MODEL], cwd=clone, env=environment, check=True)
+            subprocess.run(["python", "-c", MAKE_MODEL], cwd=copy, env=environment, check=True)
         print(f"$ {command[-1]}", flush=True)
         began = time.monotonic()
-        status = subprocess.run(command, cwd=clone, env=environment).returncode
+        status = subprocess.run(command, cwd=copy, env=environment).returncode
         print(f"({(time.monotonic() - began) / 60:.1f} minutes)\n", flush=True)
         if status:
             print(f"README.md: this command exits with {status}", file=sys.stderr)
