@@ -100,6 +100,7 @@ def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_pins_satisfy_the_ranges_of_pyproject_and_opennmt(python: str) -> None:
+    pytest.importorskip("onmt")
     pins = pinned_versions(python)
     without_wheels = {"pyonmttok", "fasttext-wheel"} if python == "3.13" else set()
     own = [

@@ -215,6 +215,7 @@ def test_packed_models_are_evaluated_and_trained(tmp_path: Path) -> None:
 
 
 def test_files_named_by_options_are_not_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
     classes = tmp_path / "classes.npz"
     (tmp_path / "text").write_text("a b c d\nc d e f\n" * 9)

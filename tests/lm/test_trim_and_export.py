@@ -161,6 +161,7 @@ def test_methods_without_rows_fail(tmp_path: Path, text: Path) -> None:
 
 
 def test_similarity_and_correlation(tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"), "awd_lstm")
     pairs, output = tmp_path / "pairs.tsv", tmp_path / "maps"
     pairs.write_text("a\tb\t1\na\tc\t2\nb\tc\t3\na\tunheard\t4\n")
