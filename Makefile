@@ -66,7 +66,7 @@ format: setup-any ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-readme: setup-any ## update the table of methods in README.md, after a method changed
+readme: setup-any ## update the tables and the picture of README.md, after methods or results changed
 	@$(BIN)/python scripts/update_readme.py
 
 pins: ## resolve requirements/pins.in again

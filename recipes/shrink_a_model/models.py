@@ -22,6 +22,7 @@ from recipes.common.plot import (
     new_figure,
     numbered_style,
     shown_method,
+    write_png,
 )
 from recipes.common.recipe import FILE, Recipe, read_file
 from recipes.common.results import FILE as RESULTS
@@ -75,6 +76,7 @@ COMMAND = "shared_embeddings.cli.main"
 WEIGHTS = "model.safetensors"
 ORIGINAL = "original"
 MARKER, PICTURE = "results", "quality_size.png"
+SUMMARY_PICTURE = Path(__file__).with_name("summary.png")
 DECODERS, DECODER_PICTURE = "decoder", "decoder.png"
 # Panels of the picture, by metric.
 PANELS = {
@@ -96,6 +98,15 @@ SERIES = (
     *("rounded", "rounded, calibrated", "spectral", "spectral, calibrated", "spectral, recovered"),
     *("gguf", "torchao", "bitsandbytes"),
 )
+# Those of the picture in the README of the project: their names, and the place and points where the name is.
+SUMMARY_LINES = {
+    "rounded": ("rounded", 0, (8, 2)),
+    "gguf": ("llama.cpp's types", -2, (8, 4)),
+    "spectral": ("spectral", 0, (8, 2)),
+    "spectral, calibrated": ("spectral, calibrated", -2, (0, 12)),
+}
+# Larger losses, in percent, are left out there.
+_MOST_LOSS = 1000
 # Smaller losses, in percent, are drawn as this one: a logarithmic axis has no 0.
 _LEAST_LOSS = 0.1
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
@@ -575,6 +586,29 @@ def decoder_summary() -> str:
         Column("greedy choice kept", lambda one: f"{100 * one['metrics']['texts'][text]['kept']:.1f} %"),
     ]
     return markdown_table(sorted(found, key=bits_a_weight, reverse=True), columns)
+
+
+def draw_summary(path: Path) -> None:
+    """Draw the losses of the first decoder on its first text against the bits of a weight, as PNG."""
+    name, text = next(iter(DECODER_NAMES)), next(iter(DECODER_TEXTS))
+    records = read_results(Path(__file__).with_name(RESULTS))
+    shown = [one for one in records if one["row"].startswith(name) and "texts" in one["metrics"]]
+    figure, (axes,) = new_figure(1, f"{DECODER_NAMES[name]} with a smaller table, on {DECODER_TEXTS[text]}")
+    for line, (label, place, offset) in SUMMARY_LINES.items():
+        color, marker, _ = numbered_style(SERIES.index(line))
+        places = sorted(
+            (bits_a_weight(one), max(_LEAST_LOSS, loss(one, text)))
+            for one in shown
+            if series(one) == line and loss(one, text) < _MOST_LOSS
+        )
+        axes.plot(*zip(*places), color=color, marker=marker, linewidth=2)
+        axes.annotate(label, places[place], offset, textcoords="offset points", color=color, fontsize=12)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.set_xlabel("bits of a weight, scales counted", fontsize=12)
+    axes.set_ylabel("higher perplexity", fontsize=12)
+    axes.grid(alpha=0.3, linewidth=0.6)
+    write_png(figure, path)
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
