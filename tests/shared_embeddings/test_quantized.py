@@ -302,7 +302,8 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
 def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
     rows = correlated_rows(12)
     codec = SpectralCodec(12, layout=[3, *[0] * 110])
-    reflected = codec.project(rows, codec.derived(codec.learn(rows, [2], 0)))
+    books = codec.learn(rows, [2], 0)
+    reflected = codec.project(rows, books | codec.derived(books))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
     wanted = torch.linalg.svdvals(rows)[:3]
     torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)

@@ -154,23 +154,26 @@ class SpectralCodec(TrellisCodec):
         return F.pad(values, (0, self.dim - len(sizes))).to(scales.dtype) * scales
 
     def derived(self, books: Books) -> Books:
-        """The unit axes A, and T A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
+        """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
 
-        The inverse of T has the products of axes above its diagonal of 1/2 (the compact WY form of Schreiber
-        & Van Loan, 1989).
+        For unit axes, the inverse of T has their products above its diagonal of 1/2 (the compact WY form of
+        Schreiber & Van Loan, 1989).
         """
-        axes = books["axes"]
-        units = F.normalize(axes.to(torch.promote_types(axes.dtype, torch.float32)))
+        axes = _exact(books["axes"])
+        units, norms = F.normalize(axes), axes.norm(dim=1).clamp(min=1e-12)
         inverse = (units @ units.t()).triu(1) + 0.5 * torch.eye(len(units)).to(units)
-        return {"units": units, "turned": torch.linalg.solve_triangular(inverse, units, upper=True)}
+        return {
+            "turn": torch.linalg.solve_triangular(inverse, norms.reciprocal().diag(), upper=True)
+            / norms[:, None]
+        }
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
-        shares = rows.to(books["turned"].dtype) @ books["turned"].t()
-        return rows - (shares @ books["units"]).to(rows.dtype)
+        axes = _exact(books["axes"])
+        return rows - (rows.to(axes.dtype) @ axes.t() @ books["turn"].t() @ axes).to(rows.dtype)
 
     def project(self, hidden: Tensor, books: Books) -> Tensor:
-        shares = hidden.to(books["units"].dtype) @ books["units"].t()
-        return hidden - (shares @ books["turned"]).to(hidden.dtype)
+        axes = _exact(books["axes"])
+        return hidden - (hidden.to(axes.dtype) @ axes.t() @ books["turn"] @ axes).to(hidden.dtype)
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -192,3 +195,8 @@ def _spectrum(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     variances = variances / variances.mean().clamp(min=1e-30)
     variances[count:] = variances[count:].mean()
     return variances, basis[:count].t().contiguous()
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Numbers in 32 bits or more."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
