@@ -160,12 +160,10 @@ class SpectralCodec(TrellisCodec):
         Schreiber & Van Loan, 1989).
         """
         axes = _exact(books["axes"])
-        units, norms = F.normalize(axes), axes.norm(dim=1).clamp(min=1e-12)
-        inverse = (units @ units.t()).triu(1) + 0.5 * torch.eye(len(units)).to(units)
-        return {
-            "turn": torch.linalg.solve_triangular(inverse, norms.reciprocal().diag(), upper=True)
-            / norms[:, None]
-        }
+        units, norms = F.normalize(axes), axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        eye = torch.eye(len(units)).to(units)
+        inverse = (units @ units.t()).triu(1) + eye / 2
+        return {"turn": torch.linalg.solve_triangular(inverse, eye / norms.t(), upper=True) / norms}
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         axes = _exact(books["axes"])
