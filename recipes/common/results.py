@@ -118,9 +118,13 @@ def not_run(row: str, config: dict[str, Any]) -> Record:
 
 
 def describe_options(record: Record) -> str:
-    """The method's options and what the row starts from, as they are written in ``rows.yaml``."""
+    """The method's options and what the row starts from, as they are written in ``rows.yaml``.
+
+    Sizes that a fit found, such as those of directions, are left out.
+    """
     config = record["config"]
-    parts = [f"{key} {value}" for key, value in (config.get("embedding") or {}).items() if key != "method"]
+    options = (config.get("embedding") or {}).items()
+    parts = [f"{key} {value}" for key, value in options if key not in ("method", "directions")]
     if distill := dict(config.get("distill") or {}):
         parts.append(f"distilled from {distill.pop('teacher')}")
         parts += [f"{name} {value}" for name, value in distill.items()]
