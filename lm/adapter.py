@@ -156,7 +156,7 @@ class CheckpointModel(WordTokens):
         return Samples(how, parts, predict, words=ids.unique(), running=lambda: evaluating(self.module))
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
-        return {self.trained: 1.0}
+        return {self.module.embedding: 1.0}
 
     def _read(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> tuple[Tensor, str]:
         """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
