@@ -142,8 +142,8 @@ class CheckpointModel:
 
     def lookups(self, table: str) -> dict[nn.Module, float]:
         """Return the layer that looks up words of a table; the output layer of its own has none."""
-        module = self.trained[table]
-        return {module: 1.0} if module is not None and table in self.lookup_sides else {}
+        module = embeddings.words_module(self.module, table) if table in self.lookup_sides else None
+        return {} if module is None else {module: 1.0}
 
     def onnx_body(self) -> NoReturn:
         """Fails: translation models run in CTranslate2."""

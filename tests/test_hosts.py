@@ -164,6 +164,23 @@ def test_truncated_models_are_reported(
         assert not (tmp_path / "out.pt").exists()
 
 
+def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: Trained) -> None:
+    """As models with more than 32,768 words are, of which some words are scored then."""
+    model = opened(trained.host).read(trained.model)
+    tables = model.tables()
+    before = calibrate(model, tables, [trained.text], 0, progress=False)
+    adapters.place_plain(model, tables)
+    after = calibrate(model, tables, [trained.text], 0, progress=False)
+    assert before.keys() == after.keys()
+    for name, (metric, _) in before.items():
+        if (
+            trained.host == "nmt"
+        ):  # upstream's table scores padding, too, which changes the words that are drawn
+            assert metric.shape == after[name].metric.shape and float(after[name].metric.norm()) > 0
+        else:
+            torch.testing.assert_close(after[name].metric, metric)
+
+
 def test_calibration_of_every_host(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,7 +217,8 @@ def find_host(model: Path) -> tuple[str, Adapter]:
             if error.name != point.module:
                 raise
             top = point.module.partition(".")[0]
-            where = import_module(top).__path__[0]
+            found = import_module(top)
+            where = getattr(found, "__path__", [found.__file__])[0]
             message = f"another package named '{top}' ({where}) hides this project's; uninstall it"
             raise UserError(message) from None
         if adapter.sniff(model):

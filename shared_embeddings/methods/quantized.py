@@ -225,7 +225,8 @@ class QuantizedEmbedding(SharedEmbedding):
         """The codebooks, and what the codec derives from them."""
         names = self.codec.book_shapes(list(self.word_counts))
         books = {name: dense(self.get_parameter(name)) for name in names}
-        return books | self.cached("derived", lambda: self.codec.derived(books))
+        # Looking into the cache takes a part of the time of a look-up.
+        return books and books | self.cached("derived", lambda: self.codec.derived(books))
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate."""
@@ -456,15 +457,17 @@ def _groups(dim: int) -> list[tuple[int, ...]]:
 @cache_tensor
 def _orthogonal(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The Kronecker product of Hadamard matrices for powers of two, cosine transforms (DCT-II) for others."""
+    # As `orthogonal` of `shared_embeddings.quant.decoder`, with torch: arrays would end a captured graph.
     product = torch.ones(1, 1, dtype=torch.float64, device=device)
     for size in sizes:
-        places = torch.arange(size, dtype=torch.float64, device=device)
-        matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
-        matrix[0] /= math.sqrt(2)
         if size & (size - 1) == 0:
             matrix = torch.ones(1, 1, dtype=torch.float64, device=device)
             for _ in range(size.bit_length() - 1):
                 matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
             matrix = matrix / math.sqrt(size)
+        else:
+            places = torch.arange(size, dtype=torch.float64, device=device)
+            matrix = torch.cos(math.pi / size * (places + 0.5) * places.unsqueeze(1)) * math.sqrt(2 / size)
+            matrix[0] /= math.sqrt(2)
         product = torch.kron(product, matrix)
     return product.to(dtype)

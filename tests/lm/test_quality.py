@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lm.adapter import Adapter, CheckpointModel
+from lm.adapter import CheckpointModel
 from lm.checkpoint import load_model
 from shared_embeddings.compress import session
-from shared_embeddings.compress.calibration import calibrate
-from shared_embeddings.compress.host import place_plain
 from shared_embeddings.compress.measure import Comparison, Kept, Quality, Validation
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.fitting.task import FitTask
@@ -310,16 +308,6 @@ def test_candidates_for_a_large_table_are_ranked_on_a_sample(
     assert len(rows(sampled)) == tried < len(rows(whole)) and set(rows(sampled)) <= set(rows(whole))
     assert sampled.count("on a sample of rows, its error is") == len(rows(whole)) - tried
     assert sampled.count("needs at least") == whole.count("needs at least") > 0
-
-
-def test_a_model_with_another_embedding_is_calibrated(trained: tuple[Path, Path]) -> None:
-    """Models with more than 32,768 words have a plain table then, of which some words are scored."""
-    model, text = trained
-    opened = Adapter().read(model)
-    tables = opened.tables()
-    before = calibrate(opened, tables, [text], 0, progress=False)["words"].metric
-    place_plain(opened, tables)
-    torch.testing.assert_close(calibrate(opened, tables, [text], 0, progress=False)["words"].metric, before)
 
 
 @pytest.mark.parametrize("sample", [10**6, 50], ids=["whole", "sample"])

@@ -154,7 +154,7 @@ assert "shared_embeddings" not in sys.modules
 
 def test_a_codec_is_one_file(folder: Path) -> None:
     """From the file to compressed models, with the library and without."""
-    pytest.importorskip("gguf")
+    pytest.importorskip("onnxruntime")
     models.write("gemma", folder / "model")
     vectors = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
     lines = [f"w{word} " + " ".join(map(str, row)) for word, row in enumerate(vectors.tolist())]
