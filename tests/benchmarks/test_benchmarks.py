@@ -13,7 +13,17 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from benchmarks import compression, decoding, fitting, generation, gpu, language_model, layers, preprocessing
+from benchmarks import (
+    compression,
+    decoding,
+    fitting,
+    generation,
+    gpu,
+    language_model,
+    layers,
+    preprocessing,
+    translation,
+)
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
@@ -191,6 +201,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "input layer": of_layers,
     "output layer": of_layers,
     "language model": lambda record: language_model.as_table(record["measured"]),
+    "translation": lambda record: translation.as_table(record["measured"]),
     "generation gemma": generation.as_table,
     "generation smollm": generation.as_table,
     "decoding": lambda record: "\n\n".join(decoding.as_table(*part) for part in record["measured"].items()),
@@ -353,6 +364,21 @@ def test_measuring_gives_both_clocks(small) -> None:
     assert found["name"] == "CPU"
     for model in ("awd_lstm", "plain"):
         assert found[model]["seconds"] > 0 and found[model]["processor_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_programs_for_translation_train_on_the_same_text(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(translation, "VOCABULARY", 100)
+    monkeypatch.setattr(translation, "PAIRS", 300)
+    monkeypatch.setattr(translation, "FEW", 1)
+    translation.main(["--repeats", "1", "--steps", "2", "--output", str(tmp_path / "numbers.jsonl")])
+    found = read_record(tmp_path / "numbers.jsonl", "translation", "measured")["measured"]
+    assert set(found) == {"plain loop", "OpenNMT-py", "onmt_train"}
+    assert all(speed > 0 for speeds in found.values() for speed in speeds)
+    translation.write_corpus(tmp_path, 300)
+    batches = list(translation.plain_batches(tmp_path, 128))
+    assert sum(len(source) for source, _ in batches) > 200
+    assert all(side.numel() <= 128 or len(side) == 1 for batch in batches for side in batch)
 
 
 def test_almost_all_ranks_have_different_words() -> None:
