@@ -18,10 +18,11 @@ from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.compress.measure import SUBWORDS, Comparison, Kept, Validation
+from shared_embeddings.compress import SUBWORDS
+from shared_embeddings.compress.measure import Comparison, Kept, Validation
 from shared_embeddings.compress.session import Session, Settings, Trial, candidates
 from shared_embeddings.compress.sizing import Target
-from shared_embeddings.methods.quantized import DEFAULT_CODEC
+from shared_embeddings.modules.quantized import DEFAULT_CODEC
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.path_options import PathOption
 

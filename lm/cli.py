@@ -6,13 +6,15 @@ See `shared_embeddings.utils.command_line.run` for their errors and exit statuse
 from __future__ import annotations
 
 import argparse
-
-import torch
+from typing import TYPE_CHECKING
 
 from shared_embeddings.utils.command_line import explain, lost_group, run_module
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.interrupts import RESUME
+
+if TYPE_CHECKING:
+    import torch
 
 
 def prepare() -> None:
@@ -53,6 +55,8 @@ def chosen_device(name: str, rank: int = 0) -> torch.device:
     Raises:
         UserError: there is no such CUDA device.
     """
+    import torch  # slow to import
+
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not available):
         return torch.device("cpu")

@@ -50,7 +50,7 @@ from tqdm import tqdm
 import shared_embeddings as se
 from recipes.common.recipe import FILE, RECIPES, read_rows
 from shared_embeddings.accounting import count_distinct, count_parameters, stored_bits
-from shared_embeddings.methods.define import DefineEmbedding
+from shared_embeddings.modules.define import DefineEmbedding
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text

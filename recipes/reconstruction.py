@@ -49,7 +49,7 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
 from shared_embeddings.compress.sizing import options_within
-from shared_embeddings.methods.alone import AloneOptions
+from shared_embeddings.modules.alone import AloneOptions
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.command_line import Parser, positive

@@ -5,7 +5,7 @@ its loss is computed, its gradients are accumulated right away, in the forward p
 is a block of scores and the gradients themselves.
 
 How scores are computed from factors, and gradients of the factors from errors of the scores, is defined by
-`Scores`: `LinearScores` here, those of words with shared parts in `shared_embeddings.methods.uncle`.
+`Scores`: `LinearScores` here, those of words with shared parts in `shared_embeddings.modules.uncle`.
 
 This loss is always used, on all devices: ``torch.nn.functional.linear_cross_entropy`` sums 16-bit losses and
 gradients in 16 bits, has no masked word, and took 2.5 times as long on a CPU (V 37,000, D 512).

@@ -1,11 +1,12 @@
 """The methods by name, and building an embedding from a name or from options.
 
-Every module in `shared_embeddings.methods` registers its method when the package is imported.
+Every module in `shared_embeddings.modules` registers its method; all are imported when names are asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeVar, overload
@@ -44,6 +45,7 @@ def register(
 
 def methods() -> list[str]:
     """The names of all registered methods, sorted."""
+    importlib.import_module("shared_embeddings.modules")
     return sorted(_registered)
 
 

@@ -14,15 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from shared_embeddings.accounting import stored_buffers
-from shared_embeddings.compress.measure import SIDES, SUBWORDS, Validation
-from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.quant.storage import STORES
-from shared_embeddings.registry import build, methods, num_parameters
-from shared_embeddings.registry import options as find_spec
+import shared_embeddings as se
+from shared_embeddings.compress import SIDES, SUBWORDS
+from shared_embeddings.quant import STORES
 from shared_embeddings.utils.command_line import Parser, align, decimal_number, run
 from shared_embeddings.utils.download import hub_model
 from shared_embeddings.utils.errors import UserError
@@ -31,7 +25,10 @@ from shared_embeddings.utils.options import OptionError, describe_type, parse_wo
 from shared_embeddings.utils.path_options import PathOption, check_new_files, is_hub_name
 from shared_embeddings.utils.reading import DocumentError, parse_json
 
+# Modules that import torch are imported by the commands, so that help comes at once.
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from shared_embeddings.compress.recovery import Plan
     from shared_embeddings.compress.report import CompressionReport
     from shared_embeddings.compress.session import Choice, MaxLoss, Settings
@@ -156,8 +153,8 @@ def _methods(known: argparse.Namespace, _: list[str]) -> str:
     if known.format == "markdown":
         return methods_table()
     lines = []
-    for method in methods():
-        found = find_spec(method)
+    for method in se.methods():
+        found = se.options(method)
         lines.append(f"{method}: {found.summary} ({found.paper})")
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
@@ -173,7 +170,7 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
 
     The default is `REQUIRED` for required options, and None if it depends on other options.
     """
-    options_class = find_spec(method)
+    options_class = se.options(method)
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
         default = REQUIRED if field.default_factory is dataclasses.MISSING else None
@@ -188,7 +185,9 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
 def methods_table() -> str:
     """The registered methods as a Markdown table."""
     lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {find_spec(name).paper} | {find_spec(name).summary} |" for name in methods()]
+    lines += [
+        f"| `{name}` | {se.options(name).paper} | {se.options(name).summary} |" for name in se.methods()
+    ]
     return "\n".join(lines)
 
 
@@ -201,9 +200,11 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
                 f"'{name}' is not an option of a method; remove it (--vocab-size and --dim set the size)"
             )
     sizes = {"num_embeddings": known.vocab_size, "embedding_dim": known.dim}
+    import torch
+
     with torch.device("meta"):
-        embedding = build(known.method, **sizes, **given)
-    counts, dense = embedding.counts(), num_parameters("standard", **sizes)
+        embedding = se.build(known.method, **sizes, **given)
+    counts, dense = embedding.counts(), se.num_parameters("standard", **sizes)
     rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
     if known.json:
         parts = [dataclasses.asdict(part) for part in storage_breakdown(embedding)]
@@ -239,7 +240,7 @@ class Part:
     compression: float | None = None
 
 
-def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
+def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
     """Every parameter and persistent buffer of `embedding` once, then their total, then the plain table.
 
     Floating-point tensors take the bits of the storage dtype; the bits of others, such as word codes, do not
@@ -255,7 +256,9 @@ def storage_breakdown(embedding: SharedEmbedding) -> list[Part]:
         return Part(name, kind, tuple(tensor.shape), tensor.numel(), sizes)
 
     parts = [part(name, "parameter", tensor, 0) for name, tensor in embedding.named_parameters()]
-    parts += [part(name, "buffer", tensor, bits) for name, tensor, bits in stored_buffers(embedding)]
+    parts += [
+        part(name, "buffer", tensor, bits) for name, tensor, bits in se.accounting.stored_buffers(embedding)
+    ]
     dense = embedding.num_embeddings * embedding.embedding_dim
     trained = sum(part.count for part in parts if part.kind == "parameter")
     total = {name: sum(part.bytes[name] for part in parts) for name in _BITS}
@@ -392,6 +395,7 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
+    from shared_embeddings.compress.measure import Validation
     from shared_embeddings.compress.session import Choice, Settings
     from shared_embeddings.words.token_counts import read_counts
 

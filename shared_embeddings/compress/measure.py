@@ -35,13 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.compress import SUBWORDS
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import text_lines
 
-# The subword markers in the texts of translation models.
-SUBWORDS = ("none", "bpe", "sentencepiece")
-# What of a table is calibrated, see `shared_embeddings.compress.calibration`.
-SIDES = ("both", "output", "none")
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
 # A model with a lower share is reported to require training.

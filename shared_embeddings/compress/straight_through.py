@@ -19,8 +19,8 @@ from torch import Tensor
 
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.methods.quantized import QuantizedOptions
-from shared_embeddings.methods.standard import StandardEmbedding
+from shared_embeddings.modules.quantized import QuantizedOptions
+from shared_embeddings.modules.standard import StandardEmbedding
 from shared_embeddings.utils.options import (
     OptionError,
     option,

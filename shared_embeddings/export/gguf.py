@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.methods.quantized import QuantizedEmbedding
+from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require

@@ -33,10 +33,10 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.methods.compositional_code import CompositionalCodeEmbedding
-from shared_embeddings.methods.quantized import QuantizedEmbedding
-from shared_embeddings.methods.standard import StandardEmbedding
-from shared_embeddings.methods.structured import StructuredEmbedding
+from shared_embeddings.modules.compositional_code import CompositionalCodeEmbedding
+from shared_embeddings.modules.quantized import QuantizedEmbedding
+from shared_embeddings.modules.standard import StandardEmbedding
+from shared_embeddings.modules.structured import StructuredEmbedding
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared_embeddings.quant import STORES
 from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed, format_of
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import parse_json
 
-STORES = ("fp32", *FORMATS)
 # The last part of the names of tensors with a positive scale for each row.
 ROW_SCALES = "row_scales"
 HEADER = "packed_tensors"

@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import signals_delayed
 
@@ -384,6 +382,8 @@ def check_archive(path: AnyPath) -> None:
 
 def save_tensors(content: object, path: AnyPath) -> None:
     """Write plain values and tensors with ``torch.save``; failures to write are an `OSError`."""
+    import torch  # slow to import
+
     with open(path, "wb") as file:
         try:
             torch.save(content, file)

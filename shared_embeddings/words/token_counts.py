@@ -9,11 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from shared_embeddings.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Every number of so many digits fits into 64 bits.
 _COUNT = "[0-9]{1,18}"
@@ -73,6 +74,8 @@ def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
     Marks that every sentence gets, but no text contains, count as often as the most frequent word; any other
     word without a count, or with 0, counts once. The given counts are not empty.
     """
+    import torch  # slow to import
+
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))
     return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
 

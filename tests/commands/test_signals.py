@@ -27,10 +27,7 @@ STOPPED_HERE = "import os, signal, time\nos.kill(os.getpid(), signal.{name})\nti
 MODULES = [
     "lm.data.prepare",
     "lm.evaluate.command",
-    "nmt.cli",
     "nmt.headlines",
-    "shared_embeddings.cli.main",
-    "recipes.quickstart.corpus",
     "recipes",
     "benchmarks.preprocessing",
 ]
@@ -56,8 +53,27 @@ def test_signals_during_imports_are_reported(module: str, name: str, word: str, 
     assert ended.returncode == 128 + signal.Signals[name]
 
 
+def test_commands_that_are_imported_quickly_are_stopped_while_they_run(tmp_path: Path) -> None:
+    ended = stopped(tmp_path, "SIGTERM", "-m", "shared_embeddings.cli.main", "methods")
+    assert ended.stderr == "shared-embeddings: terminated; no partial files were left\n"
+    assert ended.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "compress --help", "suggest --help", ""])
+def test_help_does_not_wait_for_torch(words: str, tmp_path: Path) -> None:
+    ended = stopped(tmp_path, "SIGTERM", "-m", "shared_embeddings.cli.main", *words.split())
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
+
+
+@pytest.mark.parametrize("command", ["lm.cli:train", "nmt.cli:train", "nmt.cli:translate"])
+def test_versions_do_not_wait_for_torch(command: str, tmp_path: Path) -> None:
+    module, name = command.split(":")
+    ended = stopped(tmp_path, "SIGTERM", "-c", f"import {module}; {module}.{name}()", "--version")
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
+
+
 def test_programs_that_import_the_library_keep_their_signal_handlers(tmp_path: Path) -> None:
-    ended = stopped(tmp_path, "SIGTERM", "-c", "import shared_embeddings")
+    ended = stopped(tmp_path, "SIGTERM", "-c", "import shared_embeddings; shared_embeddings.build")
     assert ended.returncode == -signal.SIGTERM and ended.stderr == ""
 
 

@@ -17,7 +17,7 @@ from shared_embeddings.compress import session
 from shared_embeddings.compress.measure import Comparison, Kept, Quality, Validation
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.methods.quantized import QuantizedEmbedding
+from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.spec import Candidate
 from tests.helpers import best_words
 from tests.lm.runs import Ended, command, compress, settings, tool, write_corpus, write_model

@@ -19,7 +19,7 @@ from lm.train.config import parse
 from lm.train.distributed import Group
 from lm.train.loop import Report, SegmentLoss, Trainer
 from lm.train.optim import draw_length
-from shared_embeddings.methods.alone import AloneEmbedding
+from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.commands.harness import content, plant

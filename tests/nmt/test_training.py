@@ -20,7 +20,7 @@ from nmt.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.models import describe_checkpoint
 from nmt.train.training import restore_dropout
 from shared_embeddings.compress.measure import Validation
-from shared_embeddings.methods.alone import AloneEmbedding
+from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import Dropout
 from tests.helpers import example

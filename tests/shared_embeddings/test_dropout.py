@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import shared_embeddings as se
-from shared_embeddings.methods.alone import AloneEmbedding
+from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.utils.layers import Dropout, dropout, keep_mask
 
 from .cases import Case, by_name

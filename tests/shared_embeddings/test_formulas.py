@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.methods.alone import AloneOptions
+from shared_embeddings.modules.alone import AloneOptions
 
 from .cases import CASES, Case, by_name
 from .support import ACTIVATIONS, MemoryMeter, assert_same_gradients, gradients, tensor_train_row, zero_row

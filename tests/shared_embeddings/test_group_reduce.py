@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.fitting.factorization import truncated_svd
-from shared_embeddings.methods import group_reduce as group_reduction
+from shared_embeddings.modules import group_reduce as group_reduction
 
 from .cases import CASES, Case
 from .support import ACTIVATIONS, assert_same_gradients, dense_loss, dense_scores, gradients, zero_row

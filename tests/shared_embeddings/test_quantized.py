@@ -16,7 +16,7 @@ import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.straight_through import quantize_in_training
-from shared_embeddings.methods.quantized import QuantizedEmbedding, rotate, rotate_back
+from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate, rotate_back
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows

@@ -16,7 +16,7 @@ from shared_embeddings import accounting
 from shared_embeddings.cli.main import main, storage_breakdown
 from shared_embeddings.compress import sizing
 from shared_embeddings.compress.sizing import stored_bytes
-from shared_embeddings.methods import tensor_train
+from shared_embeddings.modules import tensor_train
 from tests.recipes.browser import browser_page, find_browser
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
