@@ -125,6 +125,21 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
         )
 
 
+def curves(records: Sequence[Record]) -> dict[str, Any]:
+    """The share of the quality that models kept, by method and times fewer bytes: the best of the trials."""
+    kept: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        best: dict[tuple[str, float], float] = {}
+        for one in record["trials"]:
+            # A plain table has no target: its sizes are those of the storage dtypes.
+            size = one["ratio"] or float(round(32 / one["bits"]))
+            key = one["method"], size
+            best[key] = max(best.get(key, 0.0), one["kept"])
+        for (method, size), share in sorted(best.items()):
+            kept.setdefault(method, {}).setdefault(f"{size:g}", []).append(round(min(share, 1.0), 3))
+    return {"models": [record["title"] for record in records], "kept": kept}
+
+
 def _percent(share: float | None) -> str:
     """A share in percent; a dash if it was not measured."""
     return "–" if share is None else f"{100 * share:.1f}%"

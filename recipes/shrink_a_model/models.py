@@ -124,7 +124,7 @@ class ShrinkRow:
         embedding: method and options; empty where `compress` chooses them, or nothing is compressed.
         decoder: the name of the decoder that it is of; empty for the encoder.
         calibrate: the option of `compress`, or None for its default.
-        recover: the minutes that `compress` trains the table after rounding, or None (decoder).
+        recover: the minutes that `compress` trains the model after rounding, or None.
         peer: ``package`` and ``kind`` of the codes of another package for the table (decoder).
     """
 
@@ -205,9 +205,9 @@ def shrink(recipe: Recipe, row: ShrinkRow) -> None:
         step("trimmed", [source / WEIGHTS, text], [trimmed / WEIGHTS], trim)
         source = trimmed
     if row.is_compressed:
-        settings = {name: vars(row)[name] for name in ("name", "trim", "ratio", "embedding", "calibrate")}
-        more = [] if row.calibrate is None else ["--calibrate", row.calibrate]
-        inputs, asked = [source / WEIGHTS, text], (source, text, folder, row, more)
+        names = ("name", "trim", "ratio", "embedding", "calibrate", "recover")
+        settings = {name: vars(row)[name] for name in names}
+        inputs, asked = [source / WEIGHTS, text], (source, text, folder, row)
         step(row.name, inputs, [folder / WEIGHTS], _compress, *asked, **settings)
     elif not row.trim:
         shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -240,10 +240,7 @@ def _decoder_options(recipe: Recipe, row: ShrinkRow) -> list[str | Path]:
     """The options of `compress` that only decoders have."""
     options: list[str | Path] = ["--trim-to", recipe.data / TEXT] if row.trim else []
     runs_model = row.recover is not None
-    if row.recover is not None:
-        options += ["--recover", str(row.recover)]
     if row.calibrate is not None:
-        options += ["--calibrate", row.calibrate]
         runs_model |= row.calibrate != "none"
     elif not row.trim:
         # Measured with the first of the rows, and the same for all.
@@ -258,8 +255,9 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force", *more]
-    if row.ratio is not None:
-        arguments += ["--target-ratio", str(row.ratio)]
+    given = {"target-ratio": row.ratio, "calibrate": row.calibrate, "recover": row.recover}
+    for name, value in given.items():
+        arguments += [] if value is None else [f"--{name}", str(value)]
     for name, value in row.embedding.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     output.parent.mkdir(parents=True, exist_ok=True)

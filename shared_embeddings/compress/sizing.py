@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import resources
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,10 +19,13 @@ from shared_embeddings.registry import options as find_spec
 from shared_embeddings.spec import Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError
+from shared_embeddings.utils.reading import read_yaml
 
 _MULTIPLIERS = {"": 1, "k": 10**3, "m": 10**6}
 # Steps of each search grid on an HTML page; the command `suggest` searches all of them.
 PAGE_STEPS = 100
+# The quality that models kept, by method and times fewer bytes; `make readme` writes it.
+MEASURED = Path(__file__).with_name("measured.yaml")
 Point = list[str | int]
 
 
@@ -246,6 +249,7 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
     for size, dim, method in tqdm(tasks, "sizes", disable=None, leave=False):
         found = [list(points(method, size, dim, grid)) for grid in find_spec(method).search_grids(size, dim)]
         grids.setdefault(f"{size} {dim}", {})[method] = found
+    measured = read_yaml(MEASURED)
     data = {
         "vocab": vocab_sizes,
         "dim": dims,
@@ -253,8 +257,10 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
         "notes": {method: [find_spec(method).summary, find_spec(method).paper] for method in methods()},
         "budget": budget,
         "grids": grids,
+        "kept": measured["kept"],
     }
-    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    template = MEASURED.with_name("page.html").read_text(encoding="utf-8")
+    template = template.replace("/*MEASURED*/", "; ".join(measured["models"]))
     return template.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("</", "<\\/"))
 
 

@@ -323,6 +323,15 @@ def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
         rank = options["rank"]
         within, above = (stored_bytes("projective", 800, 64, {"rank": r}, "int8") for r in (rank, rank + 1))
         assert within <= 12_000 < above
-        assert found["projective"][4] == f"{within:,}"
+        assert found["projective"][6] == f"{within:,}"
+        smaller, kept = found["projective"][1:3]
+        assert float(smaller) == pytest.approx(800 * 64 * 4 / within, abs=0.05)
+        # Between the shares of both models at 16 and 32 times fewer bytes.
+        shares = yaml.safe_load(sizing.MEASURED.read_text())["kept"]["projective"]
+        low, high = (float(one) / 100 for one in kept.removesuffix(" %").split("–"))
+        part = math.log2(float(smaller) / 16)
+        between = sorted((1 - part) * a + part * b for a, b in zip(shares["16"], shares["32"], strict=True))
+        assert [low, high] == pytest.approx(between, abs=0.01)
+        assert found["adaptive"][2] == "–"
         errors = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         assert [event for event in shown.events if event["method"] in errors] == []
