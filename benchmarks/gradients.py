@@ -81,7 +81,7 @@ def measure(recipe: Recipe, row: Row, steps: int) -> Record:
                 found["network"] += square
         for name, square in found.items():
             norms.setdefault(name, []).append(math.sqrt(square))
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
         optimizer.step()
     return {

@@ -20,6 +20,7 @@ from benchmarks import (
     fitting,
     generation,
     gpu,
+    gradients,
     language_model,
     layers,
     preprocessing,
@@ -28,6 +29,7 @@ from benchmarks import (
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, operations, rows, with_ratios, words
 from benchmarks.measuring import Record, median_times, read_record, read_records, save_record
 from benchmarks.preprocessing import Language, as_table, part_of, watch
+from lm.data.corpus import prepare
 from recipes.common.tools import run_main
 from shared_embeddings.compress.sizing import MEASURED
 from shared_embeddings.utils.errors import UserError
@@ -203,6 +205,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "input layer": of_layers,
     "output layer": of_layers,
     "language model": lambda record: language_model.as_table(record["measured"]),
+    "gradients": gradients.as_text,
     "translation": lambda record: translation.as_table(record["measured"]),
     "generation gemma": generation.as_table,
     "generation smollm": generation.as_table,
@@ -389,6 +392,34 @@ def test_programs_for_translation_train_on_the_same_text(tmp_path: Path, monkeyp
     batches = list(translation.plain_batches(tmp_path, 128))
     assert sum(len(source) for source, _ in batches) > 200
     assert all(side.numel() <= 128 or len(side) == 1 for batch in batches for side in batch)
+
+
+@pytest.mark.slow
+def test_gradients_are_measured_for_every_tensor(tmp_path: Path, monkeypatch) -> None:
+    text = tmp_path / "text.txt"
+    lines = islice(Language(0, 60, 8, seed=1).sentences(), 600)
+    text.write_text("\n".join(lines) + "\n")
+    prepare(dict.fromkeys(("train", "valid", "test"), [text]), tmp_path / "ptb_awd_lstm" / "data")
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(gradients, "ROWS", ("small_standard", "small_projective"))
+    output, readme = tmp_path / "numbers.jsonl", tmp_path / "README.md"
+    readme.write_text("<!-- BEGIN gradients -->\n<!-- END gradients -->\n")
+    gradients.main(["--steps", "2", "--output", str(output), "--readme", str(readme)])
+    found = read_record(output, "gradients", "measured")["measured"]
+    assert [one["row"] for one in found] == ["small_standard", "small_projective"]
+    assert [set(one["norms"]) for one in found] == [
+        {"network", "weight", "bias"},
+        {"network", "codes", "basis", "bias"},
+    ]
+    for one in found:
+        assert all(len(values) == 1 and values[0] > 0 for values in one["norms"].values())
+    assert (tmp_path / "gradients.png").stat().st_size > 1000
+    table = readme.read_text()
+    assert "`small_projective`" in table and "gradients.png" in table
+    one = {"norms": {"network": [1.0], "a": [3.0], "b": [4.0]}, "losses": [0.0], "row": "small_x"}
+    assert gradients.embedding_norms(one) == [5.0]
+    # 25 of 26 parts of the squared norm, of which 16 are those of b.
+    assert "| `small_x` | 5 | 1 | 5 | 1 | 96 % | `b`, 64 % | 1 |" in gradients.as_table([one])
 
 
 def test_almost_all_ranks_have_different_words() -> None:
