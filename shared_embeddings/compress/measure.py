@@ -140,6 +140,7 @@ class Samples:
         of: what they are, for the report.
         words: the ids ``(w,)`` of all words that are looked up or follow; None if unknown.
         running: a context in which the model predicts.
+        read: about how many tokens are read for a prediction.
     """
 
     how: str
@@ -148,6 +149,7 @@ class Samples:
     of: str = "predictions"
     words: Tensor | None = None
     running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    read: int = 1
 
     def batches(self) -> Iterator[Batch]:
         """The predictions for all parts."""

@@ -40,7 +40,7 @@ from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
 from shared_embeddings.utils.layers import in_float32
 from shared_embeddings.words.token_counts import text_lines
 
-# Predictions that are sampled together, and the least of a step.
+# Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
 # The first learning rate of Adam for numbers of size one, and the least size of the numbers of a tensor.
 RATE, LEAST = 5e-4, 1e-3
@@ -290,8 +290,8 @@ class Lessons:
         return samples
 
     @torch.no_grad()
-    def next(self) -> tuple[Any, Tensor]:
-        """A part, and its log-probabilities ``(n, V)``."""
+    def next(self) -> tuple[Any, Tensor, int]:
+        """A part, its log-probabilities ``(n, V)``, and about how many tokens are read for them."""
         samples = self._samples or self.turn_to(*self.place)
         number, part = self.place
         if part == len(samples.parts):
@@ -299,7 +299,8 @@ class Lessons:
             number, part = self.place
         self.place = number, part + 1
         given = samples.parts[part]
-        return given, samples.predict(given).scores.float().log_softmax(dim=-1)
+        wanted = samples.predict(given).scores.float().log_softmax(dim=-1)
+        return given, wanted, samples.read * len(wanted)
 
     def close(self) -> None:
         """Leave the contexts of the sample."""
@@ -340,12 +341,12 @@ class Student:
 
     def step(self, lessons: Lessons, rate: float) -> float:
         """Take a step of gradient descent; returns the mean divergence of the predictions."""
-        count, total = 0, 0.0
-        while count < STEP:
-            part, wanted = lessons.next()
+        count, read, total = 0, 0, 0.0
+        while read < STEP:
+            part, wanted, tokens = lessons.next()
             loss = divergence(wanted, self._predict(part).scores)
             loss.backward()
-            count, total = count + len(wanted), total + float(loss.detach())
+            count, read, total = count + len(wanted), read + tokens, total + float(loss.detach())
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 tensor.grad.div_(count)

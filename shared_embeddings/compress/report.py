@@ -261,7 +261,8 @@ class CompressionReport:
             self.bytes_of_weights.before if self.trimmed is None else self.trimmed.bytes_of_weights.before
         )
         weights = Sizes(before, self.bytes_of_weights.after)
-        speeds = [table.decoding.after / table.decoding.before for table in self.tables]
+        timed = [table.decoding for table in self.tables if table.decoding.scores]  # others hardly take time
+        speeds = [one.after / one.before for one in timed]
         parts = [
             f"{self.output}: weights of {_readable(weights.after)} instead of {_readable(weights.before)} "
             f"({weights.smaller:.1f}x smaller)"

@@ -144,7 +144,9 @@ def _neighbors(
     # With gradients, a few texts fit in memory.
     size = len(read) if tokens <= PREDICTIONS else _NEIGHBORS
     parts = [read[first : first + size] for first in range(0, len(read) - 1, size)]
-    return Samples(how, parts, predict, words=torch.cat(read).unique(), running=lambda: computing(model))
+    ids = torch.cat(read)
+    running = functools.partial(computing, model)
+    return Samples(how, parts, predict, words=ids.unique(), running=running, read=len(ids) // len(read))
 
 
 def _decoder_or_encoder_inputs(
