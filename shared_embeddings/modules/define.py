@@ -443,7 +443,8 @@ class DefineEmbedding(SharedEmbedding):
     Unit "paper", the default, has the map, a linear layer n -> n, whose output the connections read as
     ``e_i``, the group transforms of Eq. 1 with one matrix for all groups (appendix A.1), and a linear
     reduction. The paper does not say how layers are normalized and activated; we use layer normalization and
-    GELU, without dropout. docs/papers.md compares this reading with the sizes that the paper prints.
+    GELU, without dropout, and inputs of the reduction with norm one. docs/papers.md compares this reading with
+    the sizes that the paper prints.
 
     Unit "delight" is DeFINE in the code of the authors' next paper, DeLighT (Mehta et al., 2021). Every layer
     ends in layer normalization and GELU: a linear layer n -> D / 2; N group transforms with mixers, of which
@@ -474,8 +475,8 @@ class DefineEmbedding(SharedEmbedding):
             **options.build_options_of_map(),
         )
         self.entry: nn.Linear | GroupLinear
-        self.reduction: nn.Linear | None = None
-        # Without a reduction, the std of the activations of unit "paper" becomes that of a table.
+        self.reducer: nn.Linear | None = None
+        # Unit "paper" multiplies its activations by it.
         self.scale = 1.0
         if options.unit == "delight":
             self.entry = GroupLinear(options.delight_entry(embedding_dim))
@@ -483,10 +484,15 @@ class DefineEmbedding(SharedEmbedding):
         else:
             self.entry = nn.Linear(width, width, bias=False)
             self.expansion = Expansion(GroupTransform, layers, options.connection, options.shuffle)
+            rms = rms_of_activations(1.0, self.expansion.summands)
             if options.reduce:
-                self.reduction = nn.Linear(options.reduction_inputs(layers), embedding_dim, bias=False)
+                inputs, expanded = options.reduction_inputs(layers), self.expansion.width
+                self.reducer = nn.Linear(inputs, embedding_dim, bias=False)
+                # All words share the reduction: with inputs of norm one, a step moves a row about as far as that
+                # of a plain table. With larger ones, the first steps make all rows alike.
+                self.scale = (expanded * rms**2 + inputs - expanded) ** -0.5
             else:
-                self.scale = entry_std(embedding_dim) / rms_of_activations(1.0, self.expansion.summands)
+                self.scale = entry_std(embedding_dim) / rms
         self.output_projection = (
             nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
         )
@@ -508,10 +514,8 @@ class DefineEmbedding(SharedEmbedding):
         else:
             # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)
-        if self.reduction is not None:
-            expanded = self.expansion.width * rms_of_activations(1.0, self.expansion.summands) ** 2
-            linked = self.reduction.in_features - self.expansion.width
-            nn.init.normal_(self.reduction.weight, std=std / math.sqrt(expanded + linked))
+        if self.reducer is not None:
+            nn.init.normal_(self.reducer.weight, std=std)
         if self.output_projection is not None:
             nn.init.normal_(self.output_projection.weight, std=std)
 
@@ -535,10 +539,10 @@ class DefineEmbedding(SharedEmbedding):
     def _deepened(self, mapped: Tensor) -> Tensor:
         entry = self.entry(mapped)
         expanded = self.expansion(entry)
-        if self.reduction is None:
+        if self.reducer is None:
             return self.scale * expanded
-        is_linked = self.reduction.in_features > self.expansion.width
-        return self.reduction(torch.cat((entry, expanded), dim=1) if is_linked else expanded)
+        is_linked = self.reducer.in_features > self.expansion.width
+        return self.reducer(self.scale * (torch.cat((entry, expanded), dim=1) if is_linked else expanded))
 
     def inner_embedding(self) -> SharedEmbedding:
         return self.map.inner_embedding() if self.ties_map else self
@@ -563,7 +567,7 @@ class DefineEmbedding(SharedEmbedding):
                 **given,
             )
         unit.map = part
-        for name in ("entry", "expansion", "reduction", "output_projection"):
+        for name in ("entry", "expansion", "reducer", "output_projection"):
             setattr(unit, name, getattr(self, name))
         return unit.train(self.training)  # type: ignore[no-any-return]
 
@@ -639,7 +643,7 @@ class DefineEmbedding(SharedEmbedding):
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.map.input_parameters()
-        for part in (self.entry, self.expansion, self.reduction):
+        for part in (self.entry, self.expansion, self.reducer):
             yield from part.parameters() if part is not None else ()
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
