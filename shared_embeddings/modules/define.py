@@ -443,8 +443,8 @@ class DefineEmbedding(SharedEmbedding):
     Unit "paper", the default, has the map, a linear layer n -> n, whose output the connections read as
     ``e_i``, the group transforms of Eq. 1 with one matrix for all groups (appendix A.1), and a linear
     reduction. The paper does not say how layers are normalized and activated; we use layer normalization and
-    GELU, without dropout, and inputs of the reduction with norm one. docs/papers.md compares this reading with
-    the sizes that the paper prints.
+    GELU, without dropout, and scale the inputs of the reduction to norm one. docs/papers.md compares this
+    reading with the sizes that the paper prints.
 
     Unit "delight" is DeFINE in the code of the authors' next paper, DeLighT (Mehta et al., 2021). Every layer
     ends in layer normalization and GELU: a linear layer n -> D / 2; N group transforms with mixers, of which
@@ -488,8 +488,8 @@ class DefineEmbedding(SharedEmbedding):
             if options.reduce:
                 inputs, expanded = options.reduction_inputs(layers), self.expansion.width
                 self.reducer = nn.Linear(inputs, embedding_dim, bias=False)
-                # All words share the reduction: with inputs of norm one, a step moves a row about as far as that
-                # of a plain table. With larger ones, the first steps make all rows alike.
+                # All words share the reduction: with inputs of norm one, a step moves a row about as far as
+                # in a plain table. With larger ones, the first steps make all rows alike.
                 self.scale = (expanded * rms**2 + inputs - expanded) ** -0.5
             else:
                 self.scale = entry_std(embedding_dim) / rms

@@ -334,7 +334,7 @@ def test_the_unit_is_counted_without_map_and_projection() -> None:
     unit = {"method": "define", "map_dim": 16, "expand_dim": 48, "depth": 3, "output_projection": True}
     model = {"embedding": unit | {"num_embeddings": 50, "embedding_dim": 24}, "output": [[50]]}
     emb = se.build(**model["embedding"])
-    held = sum(p.numel() for part in (emb.entry, emb.expansion, emb.reduction) for p in part.parameters())
+    held = sum(p.numel() for part in (emb.entry, emb.expansion, emb.reducer) for p in part.parameters())
     sizes = ledger.measure(model)
     assert sizes["unit"] == held
     assert sizes["input-output"] == 50 * 16 + 16 * 24 + 50

@@ -171,7 +171,7 @@ def test_layers_of_define_lead_to_its_output() -> None:
     with torch.no_grad():
         torch.testing.assert_close(module.entry(layers["map"].values), layers["entry"].values)
         read = torch.cat([layers["entry"].values, layers["layer 3"].values], dim=1)
-        torch.testing.assert_close(module.reduction(read), layers["output"].values)
+        torch.testing.assert_close(module.reducer(module.scale * read), layers["output"].values)
 
 
 @pytest.mark.parametrize("name", ["alone-real", "alone-binary"])

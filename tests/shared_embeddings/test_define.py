@@ -289,9 +289,22 @@ def test_the_reduction_is_connected_to_the_map() -> None:
     assert se.num_parameters("define", **sizes, **without) == 37 * 16 + 16 * 16 + transforms + 60 * 24
     emb: Any = se.build("define", **sizes, **UNIT)
     with torch.no_grad():
-        emb.reduction.weight[:, 16:] = 0.0
+        emb.reducer.weight[:, 16:] = 0.0
     entries = emb.entry(emb.map.table())
-    torch.testing.assert_close(emb.table(), entries @ emb.reduction.weight[:, :16].T)
+    torch.testing.assert_close(emb.table(), emb.scale * entries @ emb.reducer.weight[:, :16].T)
+
+
+@pytest.mark.parametrize("connection", ["mixer", "none"])
+def test_the_reduction_reads_inputs_of_norm_one(connection: str) -> None:
+    """So that a step of its shared matrix moves a row about as far as a step of a plain table does."""
+    torch.manual_seed(0)
+    options = {**UNIT, "map_dim": 64, "expand_dim": 512, "connection": connection}
+    emb: Any = se.build("define", num_embeddings=500, embedding_dim=200, **options)
+    inputs: list[Tensor] = []
+    emb.reducer.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    table = emb.table()
+    assert float(inputs[0].square().sum(dim=1).mean()) == pytest.approx(1.0, rel=0.05)
+    assert float(table.square().mean()) == pytest.approx(1 / 200, rel=0.1)
 
 
 def test_wikitext_maps_have_the_sizes_of_the_paper() -> None:
@@ -336,7 +349,7 @@ def naive_define(emb: se.SharedEmbedding) -> Tensor:
         row = define_unit(entry, layers, matrices, options.connection, F.gelu, options.shuffle)
         if options.reduce and options.connection in ("mixer", "skip"):
             row = torch.cat([entry, row])
-        rows.append(emb.reduction.weight @ row if options.reduce else emb.scale * row)
+        rows.append(emb.reducer.weight @ (emb.scale * row) if options.reduce else emb.scale * row)
     return zero_row(torch.stack(rows), emb.padding_idx)
 
 
