@@ -514,6 +514,11 @@ def table(records: Sequence[Record]) -> str:
     return markdown_table(records, columns)
 
 
+def higher(text: str) -> Callable[[Record], str]:
+    """How much higher the perplexity of a text is, for a column; +0.0 % if that rounds to zero."""
+    return lambda record: f"{round(loss(record, text), 1) + 0.0:+.1f} %"
+
+
 def decoder_table(records: Sequence[Record]) -> str:
     """The Markdown table of the measured rows of decoders, and the names of the others."""
 
@@ -523,9 +528,6 @@ def decoder_table(records: Sequence[Record]) -> str:
             return NONE if found is None else form(found)
 
         return describe
-
-    def higher(text: str) -> Callable[[Record], str]:
-        return lambda record: f"{loss(record, text):+.1f} %"
 
     def speed(when: str) -> Callable[[Record], str]:
         def describe(record: Record) -> str:
@@ -549,7 +551,7 @@ def decoder_table(records: Sequence[Record]) -> str:
         columns += [
             Column(f"{title}: perplexity", shown(text, "perplexity", lambda value: f"{value:.2f}")),
             Column("loss", higher(text)),
-            Column("KL", shown(text, "kl", lambda value: f"{value:.4f}")),
+            Column("KL", shown(text, "kl", lambda value: f"{abs(value):.4f}")),
             Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
         ]
     columns += [Column("tokens/s", speed("after")), Column("tokens/s before", speed("before"))]
@@ -566,9 +568,6 @@ def decoder_summary() -> str:
         for one in read_results(Path(__file__).with_name(RESULTS))
         if one["row"].removeprefix(f"{name}_") in SUMMARY and "texts" in one["metrics"]
     ]
-
-    def higher(of: str) -> Callable[[Record], str]:
-        return lambda record: f"{loss(record, of):+.1f} %"
 
     def whole(one: Record) -> str:
         counts = one["counts"]  # the folder before has its table in bf16
