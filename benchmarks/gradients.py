@@ -168,6 +168,7 @@ def main(arguments: Sequence[str]) -> None:
             continue
         print(row.name, file=sys.stderr, flush=True)
         record["measured"].append(measure(recipe, row, options.steps))
+        record["measured"].sort(key=lambda one: ROWS.index(one["row"]))
         if options.output:
             save_record(options.output, "gradients", record)
     if options.readme:

@@ -1,23 +1,22 @@
 """Training speed of ``onmt_train``, against OpenNMT-py's command and a plain loop with ``nn.Transformer``.
 
-All train the small Transformer of a recipe on generated text. Each command runs for few and for many steps in
-turn; the difference is the time of the steps, without start-up. If other programs use the CPU,
-compare the CPU time with one thread.
+All train the small Transformer of a recipe on generated text, in turn. Commands are measured from the first
+to the last report. If other programs use the CPU, compare the CPU time with one thread.
 
     OMP_NUM_THREADS=1 python -m benchmarks.translation
 """
 
 from __future__ import annotations
 
+import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from benchmarks.preprocessing import Language
 from recipes.common.recipe import find_recipe
 from recipes.common.tools import read_lines, run_main, write_lines, write_yaml
 from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.errors import UserError
 
 # The entry points, in processes of their own.
 COMMANDS = {
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 PLAIN = "plain loop"
 PAIRS, WORDS, VOCABULARY = 20_000, 12, 4000
-FEW = 20  # steps of the shorter run, and of a report
+FEW = 20  # steps of a report, and before the measured ones
 _TOKENS = re.compile(r"bsz: *\d+/ *(\d+)/")
 
 
@@ -70,34 +70,29 @@ def model_settings() -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "autocast"}
 
 
-def clocks(function: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What a function returns, and the wall-clock and CPU seconds that it and its processes took."""
-
-    def processor() -> float:
-        used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(one.ru_utime + one.ru_stime for one in used)
-
-    before, start = processor(), time.perf_counter()
-    result = function()
-    return result, time.perf_counter() - start, processor() - before
-
-
 def command_speeds(name: str, config: Path, steps: int) -> tuple[float, float]:
-    """Target tokens for each wall-clock and each CPU second of a command's steps."""
-
-    def run(count: int) -> str:
-        start = f"import sys; {COMMANDS[name]}; sys.exit(main())"
-        options = ["-config", config, "-train_steps", count, "-save_model", config.parent / f"{name}-{count}"]
-        command = [sys.executable, "-c", start, *map(str, options)]
-        return subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ).stdout
-
-    _, *short = clocks(lambda: run(FEW))
-    log, *long = clocks(lambda: run(FEW + steps))
-    tokens = sum(int(found) * FEW for found in _TOKENS.findall(log)[1:])
-    wall, processor = (tokens / max(b - a, 1e-9) for a, b in zip(short, long, strict=True))
+    """Target tokens for a wall-clock and a CPU second of a command, from its first to its last report."""
+    start = f"import sys; {COMMANDS[name]}; sys.exit(main())"
+    options = ["-config", config, "-train_steps", FEW + steps, "-save_model", config.parent / name]
+    command = [sys.executable, "-c", start, *map(str, options)]
+    # At each report: the clocks, and the tokens of a batch since the last one.
+    reports: list[tuple[float, float, int]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := _TOKENS.search(line):
+                reports.append((time.perf_counter(), processor_seconds(process.pid), int(found[1])))
+    if process.returncode or len(reports) < 2:
+        raise UserError(f"{name}: the training of {steps} steps ended with status {process.returncode}")
+    tokens = FEW * sum(size for *_, size in reports[1:])
+    wall, processor = (tokens / max(reports[-1][clock] - reports[0][clock], 1e-9) for clock in (0, 1))
     return wall, processor
+
+
+def processor_seconds(pid: int) -> float:
+    """The CPU seconds that a running process has used."""
+    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class PlainTransformer(nn.Module):
@@ -169,8 +164,9 @@ def plain_speeds(folder: Path, steps: int) -> tuple[float, float]:
         return sum(int(target.ne(0).sum()) - len(target) for _, target in part)
 
     train(batches[:FEW])
-    tokens, wall, processor = clocks(lambda: train(batches[FEW:]))
-    return tokens / wall, tokens / processor
+    start, processor = time.perf_counter(), time.process_time()
+    tokens = train(batches[FEW:])
+    return tokens / (time.perf_counter() - start), tokens / (time.process_time() - processor)
 
 
 def measure(repeats: int, steps: int) -> dict[str, list[float]]:
@@ -201,7 +197,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
     parser = parser_of("benchmarks.translation", __doc__)
     add_run_options(parser, threads=1)
-    parser.add_argument("--steps", type=positive, default=100, help="measured steps (default: 100)")
+    parser.add_argument("--steps", type=positive, default=200, help="measured steps (default: 200)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.input:
