@@ -172,11 +172,11 @@ def plain_speeds(folder: Path, steps: int) -> tuple[float, float]:
 def measure(repeats: int, steps: int) -> dict[str, list[float]]:
     """Median target tokens for each wall-clock and each CPU second, by program; the programs take turns."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (PLAIN, *COMMANDS)}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_corpus(folder, PAIRS)
-        for repeat in range(repeats):
-            print(f"measuring, {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+    for repeat in range(repeats):
+        print(f"measuring, {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_corpus(folder, PAIRS)
             found[PLAIN].append(plain_speeds(folder, steps))
             for command in COMMANDS:
                 found[command].append(command_speeds(command, folder / "config.yaml", steps))
