@@ -1,8 +1,9 @@
 """Where the gradients go in the first steps of a language model, by method.
 
 The models are those of the recipe ``ptb_awd_lstm`` that are trained from scratch with about a quarter of the
-parameters. All have its network, its batches and its SGD with clipped gradients, also those that it trains
-with another optimizer. Run the recipe's ``preprocess.sh`` first.
+parameters. All have its sizes, dropout, batches and SGD with clipped gradients, also those that it trains with
+another optimizer; the penalties of activations are the model's defaults. Run the recipe's ``preprocess.sh``
+first.
 
     OMP_NUM_THREADS=1 python -m benchmarks.gradients --output benchmarks/results.jsonl \\
         --readme benchmarks/README.md
@@ -38,14 +39,8 @@ from shared_embeddings.utils.command_line import positive
 
 PICTURE = "gradients.png"
 RECIPE, PLAIN_ROW = "ptb_awd_lstm", "small_standard"
-ROWS = (
-    PLAIN_ROW,
-    *(
-        f"small_{name}"
-        for name in ("adaptive", "alone", "define_half", "funnel", "group_reduce", "projective")
-    ),
-    *(f"small_{name}" for name in ("structured", "tensor_train", "uncle")),
-)
+_FROM_SCRATCH = "adaptive alone define_half funnel group_reduce projective structured tensor_train uncle"
+ROWS = (PLAIN_ROW, *(f"small_{name}" for name in _FROM_SCRATCH.split()))
 # Numbers are medians of so many steps.
 WINDOW = 25
 

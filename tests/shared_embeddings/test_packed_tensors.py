@@ -123,6 +123,10 @@ def test_int4_has_the_documented_error() -> None:
     assert float((found - table).norm() / table.norm()) == pytest.approx(0.082, abs=0.001)
 
 
+def test_storage_dtypes_are_the_formats() -> None:
+    assert STORES == ("fp32", *FORMATS)
+
+
 @pytest.mark.parametrize("shape", [(300, 64), (300, 3), (90, 33), (5, 20, 17), (6, 40, 2), (5, 10, 8, 3)])
 @pytest.mark.parametrize("store", STORES)
 def test_packing_again_gives_the_same_bytes(store: str, shape: tuple[int, ...]) -> None:
