@@ -1,8 +1,8 @@
 """Where the gradients go in the first steps of a language model, by method.
 
 The models are those of the recipe ``ptb_awd_lstm`` that are trained from scratch with about a quarter of the
-parameters. All have its sizes, dropout, batches and SGD with clipped gradients, also those that it trains with
-another optimizer; the penalties of activations are the model's defaults. Run the recipe's ``preprocess.sh``
+parameters. All have its sizes, dropout, batches and SGD with clipped gradients, also those that it trains
+with another optimizer; the penalties of activations are the defaults. Run the recipe's ``preprocess.sh``
 first.
 
     OMP_NUM_THREADS=1 python -m benchmarks.gradients --output benchmarks/results.jsonl \\
