@@ -1,9 +1,8 @@
 """Where the gradients go in the first steps of a language model, by method.
 
 The models are those of the recipe ``ptb_awd_lstm`` that are trained from scratch with about a quarter of the
-parameters. All have its sizes, dropout, batches and SGD with clipped gradients, also those that it trains
-with another optimizer; the penalties of activations are the defaults. Run the recipe's ``preprocess.sh``
-first.
+parameters. All have its network, batches and SGD with clipped gradients, also those that it trains with
+another optimizer. Run the recipe's ``preprocess.sh`` first.
 
     OMP_NUM_THREADS=1 python -m benchmarks.gradients --output benchmarks/results.jsonl \\
         --readme benchmarks/README.md
@@ -31,6 +30,7 @@ from benchmarks.measuring import (
 )
 from lm.data.corpus import Columns, load_corpus
 from lm.models import build
+from lm.train.config import parse
 from recipes.common.plot import PLAIN, finish, new_figure, style
 from recipes.common.recipe import Recipe, Row, find_recipe
 from recipes.common.tools import run_main
@@ -48,14 +48,10 @@ WINDOW = 25
 def measure(recipe: Recipe, row: Row, steps: int) -> Record:
     """The norms of gradients in each window of steps, of each tensor of the embedding and of the network."""
     corpus, settings = load_corpus(data_folder(recipe, row)), recipe.rows[PLAIN_ROW].train
-    network = {
-        name: value
-        for name, value in settings.items()
-        if name.endswith(("_dim", "_layers", "dropout", "_drop"))
-    }
-    torch.manual_seed(settings["seed"])
     embedding = recipe.with_files(row.embedding, recipe.home)
-    model = build(settings["model"], corpus.vocabulary.words, embedding, network)
+    config = parse({**settings, "embedding": embedding, "data": "", "output_dir": ""})
+    torch.manual_seed(settings["seed"])
+    model = build(config.training.model, corpus.vocabulary.words, embedding, config.model_options())
     rate, length, largest = (settings[name] for name in ("learning_rate", "sequence_length", "max_grad_norm"))
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     columns = Columns(corpus.train, settings["batch_size"])

@@ -334,7 +334,7 @@ def smoke_row(row: Row) -> Row:
         embedding["cutoffs"] = list(CUTOFFS[: len(embedding["cutoffs"])])
     if embedding["method"] == "group_reduce":
         embedding["num_groups"] = min(4, embedding["num_groups"])
-    if "classes" in embedding and row.batch is not None:
+    if "classes" in embedding and "pieces" in row.data:
         embedding["classes"] = classes_file(CLASSES)
     row = replace(row, embedding=embedding, distill=start(row.distill), fit=start(row.fit))
     if "model" in row.train:

@@ -6,8 +6,8 @@
 - ``marker``: of ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``;
 - ``table``: ``results`` (a line per row, the default), ``comparison`` (see `comparison_table`) or
   ``headlines`` (see `headline_table`);
-- ``rows``: a pattern of the rows' names (default: all); ``from_scratch: true`` leaves out the rows that start
-  from a trained one;
+- ``rows``: a pattern of the rows' names (default: all), after ``!`` of the others; ``from_scratch: true``
+  leaves out the rows that start from a trained one;
 - ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
 - ``columns``: names out of `COLUMNS`, with commas (default: those of the quality);
 - ``picture``: also draws this PNG file next to the README, quality against stored bytes of the rows.
@@ -167,7 +167,7 @@ def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str 
     records = [
         {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
         for name, row in rows.items()
-        if fnmatchcase(name, pattern)
+        if fnmatchcase(name, pattern.lstrip("!")) != pattern.startswith("!")
     ]
     return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
 

@@ -16,7 +16,7 @@ import shutil
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -400,11 +400,14 @@ def concatenate(parts: Sequence[Path], whole: Path) -> None:
 
 def smoke_settings(settings: Settings) -> Settings:
     """Return settings for a generated text of a few hundred pairs."""
-    small = {
-        name: replace(pieces, size=_SMOKE_SIZES[pieces.kind], classes=(CLASSES,) if pieces.classes else ())
-        for name, pieces in settings.pieces.items()
+    return replace(settings, shard=100, sentences=500, pieces=_smoke_pieces(settings.pieces))
+
+
+def _smoke_pieces(pieces: dict[str, Pieces]) -> dict[str, Pieces]:
+    return {
+        name: replace(each, size=_SMOKE_SIZES[each.kind], classes=(CLASSES,) if each.classes else ())
+        for name, each in pieces.items()
     }
-    return replace(settings, shard=100, sentences=500, pieces=small)
 
 
 def write_smoke_texts(folder: Path, settings: Settings) -> None:
@@ -463,6 +466,7 @@ class Multi30k:
     split_dashes: bool
     url: str
     sha256: dict[str, Any]
+    pieces: dict[str, Pieces]  # other subwords of the same text
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -508,7 +512,9 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     settings = read_multi30k(recipe, options.settings)
     if options.smoke:
         recipe = recipe.smoke()
-        settings = replace(settings, bpe_operations=MERGES, num_classes=CLASSES)
+        settings = replace(
+            settings, bpe_operations=MERGES, num_classes=CLASSES, pieces=_smoke_pieces(settings.pieces)
+        )
         raw = write_smoke_multi30k(settings, recipe.home / "raw")
     else:
         raw = locate_multi30k(settings, recipe.home / "raw")
@@ -552,3 +558,31 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     }
     write_json(folder / "data.json", description)
     print(f"prepared {folder}")
+    if settings.pieces:
+        prepare_pieces(settings, raw, folder)
+
+
+def prepare_pieces(settings: Multi30k, raw: Mapping[str, Path], folder: Path) -> None:
+    """Split the raw text into ``settings.pieces``, each in a folder of `folder`."""
+    train, *tests = (
+        Located(
+            Texts(split, "", "", "", ""),
+            tuple(raw[settings.raw_name(split, side)] for side in settings.languages),
+        )
+        for split in (TRAIN, "valid", "test")
+    )
+    # All pairs in one shard; none are left out.
+    whole = Settings(
+        *settings.languages,
+        shard=10**6,
+        max_words=10**6,
+        max_ratio=10**6,
+        sentences=10**6,
+        tests=tuple(each.texts for each in tests),
+        pieces=settings.pieces,
+    )
+    preparation = Preparation(whole, folder, processes=1)
+    preparation.split_text([train], tests)
+    for name in settings.pieces:
+        preparation.make_pieces(name)
+        print(f"prepared {folder / name}")

@@ -20,7 +20,7 @@ from recipes.common.results import read_results
 from recipes.common.table import markdown_table
 from recipes.common.tools import run_main
 from recipes.translation import preprocess
-from recipes.translation.subwords import Tokenizer, join_bpe
+from recipes.translation.subwords import Tokenizer, join_bpe, joiner
 from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
@@ -54,7 +54,7 @@ class Corpus:
     def configure(self, **changes: Any) -> None:
         _, settings = RECIPE.data_settings()
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
-        settings |= {"bpe_operations": 40, "num_classes": 3, "sha256": checksums, **changes}
+        settings |= {"bpe_operations": 40, "num_classes": 3, "sha256": checksums, "pieces": {}, **changes}
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def prepare(self) -> int:
@@ -86,6 +86,19 @@ def test_preprocessing_from_end_to_end(small: Corpus) -> None:
         text = [" ".join(pair[side == "de"].split()) for pair in PAIRS]
         assert [Tokenizer(side).detokenize(join_bpe(line)) for line in lines] == text
     assert (small.data / "test.reference").read_text().splitlines() == [pair[1] for pair in PAIRS]
+
+
+def test_other_pieces_of_the_same_text(small: Corpus) -> None:
+    small.configure(pieces={"spm60": {"kind": "sentencepiece", "size": 60}})
+    assert small.prepare() == 0
+    folder = small.data / "spm60"
+    assert len((folder / "vocabulary").read_text().splitlines()) + SPECIAL_TOKENS == 60
+    for place, side in enumerate(("en", "de")):
+        for split in ("train", "valid", "test"):
+            pieces = (folder / f"{split}.{side}").read_text().splitlines()
+            text = [" ".join(pair[place].split()) for pair in PAIRS]
+            assert [joiner("sentencepiece", side)(line) for line in pieces] == text
+    assert (small.data / "text" / "test.de").read_text() == (small.data / "test.reference").read_text()
 
 
 def test_second_run_does_nothing_and_changes_are_followed(
@@ -195,7 +208,7 @@ def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
     Quantized tables are compared by their bytes, not by their parameters.
     """
     for name, row in RECIPE.rows.items():
-        if row.embedding["method"] == "quantized":
+        if row.embedding["method"] == "quantized" or row.data:
             continue
         size = describe_size(row, 4120 - SPECIAL_TOKENS)
         times = float(size.split(", ")[1].split()[0])
@@ -206,24 +219,33 @@ def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
         assert size.endswith(f"times fewer than 4,120 x {row.train['hidden_size']}")
 
 
+def test_rows_of_the_papers_network_have_its_sizes() -> None:
+    for name in ("projective_64", "funnel_64_distilled", "adaptive", "alone_real", "alone_binary"):
+        size = describe_size(RECIPE.row(f"small_{name}"), 8000 - SPECIAL_TOKENS)
+        assert size.endswith("times fewer than 8,000 x 256")
+        assert float(size.split(", ")[1].split()[0]) == pytest.approx(3.9, abs=0.11)
+
+
 @pytest.mark.parametrize("name", RECIPE.rows)
 def test_rows_differ_only_in_their_embedding(name: str) -> None:
     """Except smaller networks, and rows that start from a trained model, with fewer steps of other sizes."""
     row = RECIPE.row(name)
     standard = RECIPE.row("standard" if row.distill or name == "standard" else "standard_short")
+    if row.data:
+        standard = RECIPE.row("small_standard")
     if name == "standard_short":
         assert RECIPE.row("standard").train == {**row.train, "train_steps": 14000}
     assert row.translate == standard.translate
     assert row.average == standard.average or row.distill or row.fit
     differing = {key for key in {**row.train, **standard.train} if row.train[key] != standard.train[key]}
-    schedule = {"train_steps", "learning_rate", "warmup_steps"}
+    schedule = {"train_steps", "learning_rate", "warmup_steps"} - ({"train_steps"} if row.data else set())
     # Rows in fp32 start from a teacher in fp32.
     if (row.distill["teacher"] if row.distill else name).startswith("standard_fp32"):
         differing -= {"autocast"}
     if row.distill:
         assert differing - {"save_checkpoint_steps"} == schedule
     else:
-        assert differing == ({"hidden_size", "word_vec_size"} if name.startswith("smaller_") else set())
+        assert differing == ({"hidden_size", "word_vec_size"} if "smaller_" in name else set())
     assert row.train["keep_checkpoint"] >= row.average
 
 
