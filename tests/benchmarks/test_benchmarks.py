@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from benchmarks import (
     gradients,
     language_model,
     layers,
+    learned,
     preprocessing,
     translation,
 )
@@ -206,6 +209,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "output layer": of_layers,
     "language model": lambda record: language_model.as_table(record["measured"]),
     "gradients": gradients.as_text,
+    "learned": learned.as_text,
     "translation": lambda record: translation.as_table(record["measured"]),
     "generation gemma": generation.as_table,
     "generation smollm": generation.as_table,
@@ -420,6 +424,33 @@ def test_gradients_are_measured_for_every_tensor(tmp_path: Path, monkeypatch) ->
     assert gradients.embedding_norms(one) == [5.0]
     # 25 of 26 parts of the squared norm, of which 16 are those of b.
     assert "| `small_x` | 5 | 1 | 5 | 1 | 96 % | `b`, 64 % | 1 |" in gradients.as_table([one])
+
+
+def test_the_spectrum_and_the_losses_of_a_trained_model_are_measured() -> None:
+    # A common vector of norm 3, and two directions of equal energy around it.
+    table = torch.tensor([[3.0, 1, 0], [3, -1, 0], [3, 0, 1], [3, 0, -1]])
+    found = learned.spectrum(table)
+    assert found == {"common": pytest.approx(36 / 40), "directions": pytest.approx(2.0)}
+
+    vocabulary = {"<blank>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}
+
+    class Model:
+        """Scores log 2 for the word that follows in the source, zero for others."""
+
+        def __call__(self, source: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor) -> Any:
+            assert lengths.tolist() == [2, 1] and target[:, 0, 0].tolist() == [1, 1]
+            return torch.nn.functional.one_hot(source[..., 0], 5) * math.log(2), None
+
+        def generator(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden
+
+    losses = learned.target_losses(Model(), vocabulary, ["a b", "b"], ["a a", "b"])
+    two, one = -math.log(2 / 6), -math.log(1 / 6)
+    assert losses == [("a", pytest.approx(two)), ("a", pytest.approx(one)), ("b", pytest.approx(two))]
+    words = [f"w{number}" for number in range(99)] + ["a", "b"]  # ranks 99 and 100
+    assert learned.by_frequency(losses, words) == pytest.approx(
+        [(two + one) / 2, two, 0, (2 * two + one) / 3]
+    )
 
 
 def test_almost_all_ranks_have_different_words() -> None:
