@@ -17,7 +17,7 @@ import yaml
 import shared_embeddings as se
 from recipes.common.recipe import SPECIAL_TOKENS, describe_size, find_recipe
 from recipes.common.results import read_results
-from recipes.common.table import markdown_table
+from recipes.common.table import markdown_table, records_of
 from recipes.common.tools import run_main
 from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe, joiner
@@ -247,6 +247,15 @@ def test_rows_differ_only_in_their_embedding(name: str) -> None:
     else:
         assert differing == ({"hidden_size", "word_vec_size"} if "smaller_" in name else set())
     assert row.train["keep_checkpoint"] >= row.average
+
+
+def test_a_table_has_the_rows_of_a_pattern_or_all_others() -> None:
+    found = {
+        pattern: [one["row"] for one in records_of(RECIPE.rows, [], pattern)]
+        for pattern in ("small_*", "!small_*")
+    }
+    assert found["small_*"][0] == "small_standard" and "smaller_4x" in found["!small_*"]
+    assert sorted(found["small_*"] + found["!small_*"]) == sorted(RECIPE.rows)
 
 
 def test_distilled_row_names_its_teacher(small: Corpus) -> None:
