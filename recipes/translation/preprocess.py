@@ -466,7 +466,7 @@ class Multi30k:
     split_dashes: bool
     url: str
     sha256: dict[str, Any]
-    pieces: dict[str, Pieces]  # other subwords of the same text
+    pieces: dict[str, Pieces] = field(default_factory=dict)  # other subwords of the same text
 
     @property
     def languages(self) -> tuple[str, str]:

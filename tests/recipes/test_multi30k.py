@@ -53,8 +53,9 @@ class Corpus:
 
     def configure(self, **changes: Any) -> None:
         _, settings = RECIPE.data_settings()
+        del settings["pieces"]
         checksums = {path.name: sha256(path) for path in self.raw.iterdir()}
-        settings |= {"bpe_operations": 40, "num_classes": 3, "sha256": checksums, "pieces": {}, **changes}
+        settings |= {"bpe_operations": 40, "num_classes": 3, "sha256": checksums, **changes}
         self.settings.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def prepare(self) -> int:
