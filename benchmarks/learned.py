@@ -34,7 +34,8 @@ _SENTENCES = 64
 
 def measure(recipe: Recipe, name: str) -> Record:
     """The spectrum of a row's table, and the losses of the target side of the validation set."""
-    row, folder = recipe.row(name), data_folder(recipe, recipe.row(name))
+    row = recipe.row(name)
+    folder = data_folder(recipe, row)
     languages = recipe.describe_data(folder)
     model, vocabs, _, _ = build_from_checkpoint(str(recipe.home / name / AVERAGED))
     (embedding,) = shared_embeddings_of(model)
