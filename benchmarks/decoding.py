@@ -38,6 +38,7 @@ from benchmarks.measuring import (
 )
 from recipes.common.tools import run_main
 from shared_embeddings.export.onnx import IR_VERSION, OPSET
+from shared_embeddings.quant import lanes
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.codecs.trellis import TrellisCodec
 from shared_embeddings.quant.storage import packed_bytes
@@ -209,11 +210,19 @@ def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
     return f"V = {words:,}, D = {dim}\n\n{markdown(titles, rows)}"
 
 
+def as_text(record: dict[str, Any]) -> str:
+    """The tables of all sizes, and what they were measured with."""
+    tables = [as_table(size, results) for size, results in record["measured"].items()]
+    note = f"Threads: {record['threads']}; torch {record['torch']} with {record['instructions']['torch']}"
+    return "\n\n".join([*tables, f"{note}; loops with {record['instructions']['loops']}."])
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure every table at every size, and publish."""
     parser = parser_of("benchmarks.decoding", __doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
     add_run_options(parser, threads=1)
+    parser.add_argument("--marker", default="decoding", help="name of the results (default: decoding)")
     parser.add_argument("--table", choices=[table.name for table in TABLES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -223,9 +232,11 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(measure(table, SIZES[size], options.repeats)))
         return
     if options.input:
-        record = read_record(options.input, "decoding", "measured")
+        record = read_record(options.input, options.marker, "measured")
     else:
-        record = {"threads": options.threads, "torch": torch.__version__, "measured": {}}
+        instructions = {"torch": torch.backends.cpu.get_cpu_capability(), "loops": lanes.INSTRUCTIONS}
+        record = {"threads": options.threads, "torch": torch.__version__, "instructions": instructions}
+        record["measured"] = {}
         for size in options.sizes:
             record["measured"][size] = []
             for table in TABLES:
@@ -233,8 +244,7 @@ def main(arguments: Sequence[str]) -> None:
                 how = ["--sizes", size, "--threads", options.threads, "--repeats", options.repeats]
                 found = in_fresh_process("benchmarks.decoding", "--table", table.name, *how)
                 record["measured"][size].append(found)
-    text = "\n\n".join(as_table(size, results) for size, results in record["measured"].items())
-    publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", "decoding", options)
+    publish(record, as_text(record), options.marker, options)
 
 
 if __name__ == "__main__":

@@ -40,27 +40,25 @@ def _has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-@functools.cache
 def has_lanes() -> bool:
     """Whether this processor has the instructions of `shared_embeddings.quant.lanes`."""
     if not _has_numba():
         return False
-    features: Any = importlib.import_module("llvmlite.binding").get_host_cpu_features()
-    return bool(features.get("avx2", False))
+    return importlib.import_module("shared_embeddings.quant.lanes").INSTRUCTIONS is not None
 
 
 class LanePlan(NamedTuple):
-    """How 16 rows at a time are decoded: numbers in pairs, in runs of pairs whose factors are equal.
+    """How vectors of rows are decoded: numbers in pairs, in runs of pairs whose factors are equal.
 
     A number is found by its state, the last bits of a window of 16. Its product with a factor has a hash
     in the upper 8 of 16 bits, and the entry is the sum of those for its upper and lower half.
     """
 
-    places: Tensor  # of the window of each pair ``(P,)``, in words of 16 rows
-    shifts: Tensor  # left of the first word of a window, right of the next one, 8 times each ``(P, 16)``
+    places: Tensor  # of the words, each with 16 bits of a row, that the window of a pair begins in ``(P,)``
+    shifts: Tensor  # the bits of that word before the window ``(P,)``
     bounds: Tensor  # the first pair of each run, and the number of pairs ``(R + 1,)``
-    factors: Tensor  # of the first and second numbers, 16 times, and bits between the two, ``(R, 40)``
-    tables: Tensor  # bytes ``(2, 32)``: the 16 coarse and fine entries, twice, in sum increased by `_MIDDLE`
+    factors: Tensor  # of the first and second numbers, and bits between the two ``(R, 3)``
+    tables: Tensor  # bytes ``(2, 16)``: the coarse and fine entries, in sum increased by `_MIDDLE`
     columns: Tensor  # of both numbers of a pair ``(P, 2)``; -1 for no second one
     dim: int  # D
     unit: float  # the size of one in `tables`

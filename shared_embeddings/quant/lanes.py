@@ -1,32 +1,40 @@
-"""Vectors of 16 rows for loops that numba compiles: operations that its own compiler does not form.
+"""Vectors of 16 or 32 rows for loops that numba compiles: operations that its own compiler does not form.
 
-A vector is one of the `KINDS`: 16 words of 16 bits, the 32 bytes of those, 8 integers of 32 bits, 8 floats,
-or a number of bits to shift by. Row i has word i, and bytes 2 i and 2 i + 1. The operations need AVX2.
+A vector is one of the `KINDS`: a word of 16 bits for each row, the two bytes of each of those, or half as
+many integers of 32 bits or floats. Row i has word i, and bytes 2 i and 2 i + 1. The operations need AVX-512,
+AVX2 or NEON.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
 
-ROWS = 16
+
+def _instructions() -> str | None:
+    """The vector instructions that the operations use, among those that numba compiles for."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "neon"
+    features = getattr(config, "CPU_FEATURES", None)  # of NUMBA_CPU_FEATURES
+    names = str(get_host_cpu_features().flatten() if features is None else features).split(",")
+    return next((name for name in ("avx512bw", "avx2") if f"+{name}" in names), None)
+
+
+INSTRUCTIONS = _instructions()
+ROWS = 32 if INSTRUCTIONS == "avx512bw" else 16
 # Without this, type checkers see functions with other arguments.
 _intrinsic: Any = intrinsic
 
-_BIT, _BYTE, _WORD, _INT, _FLOAT = (
-    ir.IntType(1),
-    ir.IntType(8),
-    ir.IntType(16),
-    ir.IntType(32),
-    ir.FloatType(),
-)
+_BYTE, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _WORDS, _BYTES = ir.VectorType(_WORD, ROWS), ir.VectorType(_BYTE, 2 * ROWS)
-_INTS, _FLOATS, _COUNT = ir.VectorType(_INT, 8), ir.VectorType(_FLOAT, 8), ir.VectorType(_WORD, 8)
+_INTS, _FLOATS = ir.VectorType(_INT, ROWS // 2), ir.VectorType(_FLOAT, ROWS // 2)
 
 
 class Lanes(types.Type):
@@ -37,8 +45,8 @@ class Lanes(types.Type):
         super().__init__(name=f"Lanes({kind})")
 
 
-KINDS = {"words": _WORDS, "bytes": _BYTES, "ints": _INTS, "floats": _FLOATS, "count": _COUNT}
-_words, _bytes, _ints, _floats, _count = (Lanes(kind) for kind in KINDS)
+KINDS = {"words": _WORDS, "bytes": _BYTES, "ints": _INTS, "floats": _FLOATS}
+_words, _bytes, _ints, _floats = (Lanes(kind) for kind in KINDS)
 
 
 @register_model(Lanes)
@@ -90,9 +98,25 @@ def _stored(builder: Any, pointer: Any, vector: Any) -> None:
     builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=1)
 
 
+def _chosen(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    """A vector of elements of two vectors; the places of the second follow those of the first."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, len(places)), places))
+
+
+def _joined(builder: Any, halves: list[Any]) -> Any:
+    """A vector of one or two others."""
+    size = sum(half.type.count for half in halves)
+    return _chosen(builder, halves[0], halves[-1], list(range(size)))
+
+
+def _loaded_table(builder: Any, pointer: Any) -> Any:
+    table = _loaded(ir.VectorType(_BYTE, 16))(builder, pointer)
+    return _chosen(builder, table, table, [byte % 16 for byte in range(2 * ROWS)])
+
+
 load_words = _in_memory(_words, _loaded(_WORDS))
 load_bytes = _in_memory(_bytes, _loaded(_BYTES))
-load_count = _in_memory(_count, _loaded(_COUNT))
+load_table = _in_memory(_bytes, _loaded_table)  # of 16 bytes, for `look_up`
 store = _in_memory(types.void, _stored)
 
 
@@ -100,24 +124,34 @@ def _splat(builder: Any, number: Any, kind: Any) -> Any:
     """A vector of equal numbers."""
     width = kind.element.width
     number = builder.trunc(number, kind.element) if number.type.width > width else number
-    none = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(none, number, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(_INT, kind.count), [0] * kind.count))
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(_INT, 0))
+    return _chosen(builder, first, first, [0] * kind.count)
 
 
+repeat_word = _operation(_words, lambda builder, number: _splat(builder, number, _WORDS))
 repeat_int = _operation(_ints, lambda builder, number: _splat(builder, number, _INTS))
 
 
-def _called(builder: Any, name: str, *arguments: Any, result: Any = _WORDS) -> Any:
-    """The result of an instruction of the processor."""
-    kind = ir.FunctionType(result, [one.type for one in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+def _shift(builder: Any, name: str, a: Any, by: Any) -> Any:
+    return getattr(builder, name)(a, _splat(builder, by, _WORDS))
 
 
-# Unlike in LLVM's own shifts, all bits of a word may be shifted out.
-shift_left = _operation(_words, lambda builder, a, by: _called(builder, "llvm.x86.avx2.psll.w", a, by))
-shift_right = _operation(_words, lambda builder, a, by: _called(builder, "llvm.x86.avx2.psrl.w", a, by))
-either = _operation(_words, lambda builder, a, b: builder.or_(a, b))
+shift_right = _operation(_words, lambda builder, a, by: _shift(builder, "lshr", a, by))  # by less than 16
+
+
+@_intrinsic
+def window(typing: Any, before: Any, after: Any, bits: Any) -> Any:
+    """16 bits of every two words: all but the first 0 to 15 bits of the word before, then those after."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        before, after, bits = values
+        rest = builder.sub(ir.Constant(bits.type, 15), bits)
+        after = builder.lshr(after, ir.Constant(_WORDS, [1] * ROWS))
+        return builder.or_(_shift(builder, "shl", before, bits), _shift(builder, "lshr", after, rest))
+
+    return _words(before, after, bits), generate
+
+
 product = _operation(_words, lambda builder, a, b: builder.mul(a, b))
 add_bytes = _operation(_bytes, lambda builder, a, b: builder.add(a, b))
 add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
@@ -125,7 +159,7 @@ add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
 
 def _high_bytes(builder: Any, a: Any, b: Any) -> Any:
     shifted = builder.bitcast(builder.lshr(a, ir.Constant(_WORDS, [8] * ROWS)), _BYTES)
-    even = ir.Constant(ir.VectorType(_BIT, 2 * ROWS), [1, 0] * ROWS)
+    even = ir.Constant(ir.VectorType(ir.IntType(1), 2 * ROWS), [1, 0] * ROWS)
     return builder.select(even, shifted, builder.bitcast(b, _BYTES))
 
 
@@ -144,31 +178,51 @@ low_nibbles = _operation(_bytes, lambda builder, a: builder.and_(a, _NIBBLES))
 
 
 def _looked_up(builder: Any, table: Any, places: Any) -> Any:
-    return _called(builder, "llvm.x86.avx2.pshuf.b", table, places, result=_BYTES)
+    names = {
+        "avx512bw": "llvm.x86.avx512.pshuf.b.512",
+        "avx2": "llvm.x86.avx2.pshuf.b",
+        "neon": "llvm.aarch64.neon.tbl1.v16i8",
+    }
+    size = 16 if INSTRUCTIONS == "neon" else 2 * ROWS
+    kind = ir.VectorType(_BYTE, size)
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind, kind]), names[INSTRUCTIONS or "avx2"]
+    )
+    parts = []
+    for first in range(0, 2 * ROWS, size):
+        own = [_chosen(builder, one, one, list(range(first, first + size))) for one in (table, places)]
+        parts.append(builder.call(function, own))
+    return _joined(builder, parts)
 
 
-# For each byte below 16, that entry of a table of 16 bytes, which a vector has twice.
+# For each byte below 16, that entry of a table of 16 bytes, which a vector has several times.
 look_up = _operation(_bytes, _looked_up)
 
 
 def _widened(first: int) -> Callable[..., Any]:
-    """Half of the bytes as words: in each half of a vector, eight from `first` on."""
-    places = [place for half in (0, 16) for byte in range(first, first + 8) for place in (half + byte, 32)]
-    mask = ir.Constant(ir.VectorType(_INT, 32), places)
+    """Half of the bytes as words: of each 16, eight from `first` on."""
+    places = [
+        place
+        for some in range(first, 2 * ROWS, 16)
+        for byte in range(some, some + 8)
+        for place in (byte, 2 * ROWS)
+    ]
 
     def build(builder: Any, a: Any) -> Any:
-        return builder.bitcast(builder.shuffle_vector(a, ir.Constant(_BYTES, [0] * 32), mask), _WORDS)
+        return builder.bitcast(_chosen(builder, a, ir.Constant(_BYTES, [0] * 2 * ROWS), places), _WORDS)
 
     return build
 
 
-low_words = _operation(_words, _widened(0))  # of rows 0 to 3 and 8 to 11
-high_words = _operation(_words, _widened(8))  # of rows 4 to 7 and 12 to 15
+low_words = _operation(_words, _widened(0))  # of rows 0 to 3, 8 to 11, ...
+high_words = _operation(_words, _widened(8))  # of rows 4 to 7, 12 to 15, ...
 
 
 def _pair_products(builder: Any, a: Any, pair: Any) -> Any:
-    numbers = builder.bitcast(_splat(builder, pair, _INTS), _WORDS)
-    return _called(builder, "llvm.x86.avx2.pmadd.wd", a, numbers, result=_INTS)
+    numbers, wide = builder.bitcast(_splat(builder, pair, _INTS), _WORDS), ir.VectorType(_INT, ROWS)
+    products = builder.mul(builder.sext(a, wide), builder.sext(numbers, wide))
+    firsts, seconds = (_chosen(builder, products, products, list(range(first, ROWS, 2))) for first in (0, 1))
+    return builder.add(firsts, seconds)
 
 
 # The sums of each two words times a pair of words, which an integer of 32 bits has.
@@ -179,8 +233,8 @@ add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
 
 @_intrinsic
 def no_floats(typing: Any) -> Any:
-    """Eight zeros."""
-    return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * 8)
+    """Zeros."""
+    return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * (ROWS // 2))
 
 
 @_intrinsic
@@ -200,42 +254,41 @@ def prefetch(typing: Any, array: Any, place: Any) -> Any:
 
 @_intrinsic
 def transpose(typing: Any, codes: Any, start: Any, stride: Any, out: Any, place: Any) -> Any:
-    """Write 16 vectors with one word of each row, of 32 bytes of 16 rows.
+    """Write 16 vectors with one word of each row, from 32 bytes of all rows.
 
     The first row starts at `start` and the others `stride` after each other. The first byte of a word has its
     upper bits.
     """
+    # Vectors have the 16 words of one row, or of a row and the 16th after it.
+    groups = range(0, ROWS, 16)
 
-    def words(places: list[int]) -> Any:
-        return ir.Constant(ir.VectorType(_INT, ROWS), places)
+    def in_turns(first: int) -> list[int]:
+        """Of each 8 words, those of two vectors from `first` on."""
+        words = [word for some in range(first, ROWS, 8) for word in range(some, some + 4)]
+        return [one for word in words for one in (word, ROWS + word)]
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         codes, start, stride, out, place = values
         source = context.make_array(signature.args[0])(context, builder, codes).data
         target = context.make_array(signature.args[3])(context, builder, out).data
-        swapped = [byte for half in (0, 16) for word in range(0, 16, 2) for byte in (word + 1, word)]
-        rows = []
-        for row in range(ROWS):
+
+        def loaded(row: int) -> Any:
             index = builder.add(start, builder.mul(stride, ir.Constant(start.type, row)))
-            own = _loaded(_BYTES)(builder, builder.gep(source, [index]))
-            rows.append(
-                builder.bitcast(
-                    _looked_up(builder, own, ir.Constant(_BYTES, [b % 16 for b in swapped])), _WORDS
-                )
-            )
-        # Within each half of a vector: three times, the words of two vectors in turns.
-        low = words([one for half in (0, 8) for word in range(half, half + 4) for one in (word, 16 + word)])
-        high = words([one for half in (4, 12) for word in range(half, half + 4) for one in (word, 16 + word)])
-        parts = []
-        for some in (rows[:8], rows[8:]):
-            for _ in range(3):
-                pairs = zip(some[:4], some[4:])
-                some = [builder.shuffle_vector(a, b, mask) for a, b in pairs for mask in (low, high)]
-            parts.append(some)
-        for number in range(ROWS):
-            half = 8 * (number // 8)
-            mask = words([*range(half, half + 8), *range(16 + half, 24 + half)])
-            vector = builder.shuffle_vector(*(part[number % 8] for part in parts), mask)
+            own = _loaded(ir.VectorType(_BYTE, 32))(builder, builder.gep(source, [index]))
+            return _chosen(builder, own, own, [byte ^ 1 for byte in range(32)])
+
+        rows = []
+        for row in range(16):
+            parts = [loaded(row + group) for group in groups]
+            rows.append(builder.bitcast(_joined(builder, parts), _WORDS))
+        turns = [in_turns(first) for first in (0, 4)]
+        for _ in range(3):
+            pairs = [pair for some in (rows[:8], rows[8:]) for pair in zip(some[:4], some[4:])]
+            rows = [_chosen(builder, a, b, places) for a, b in pairs for places in turns]
+        for number in range(16):
+            firsts = [part + group + number // 8 * 8 for group in groups for part in (0, ROWS)]
+            places = [word for first in firsts for word in range(first, first + 8)]
+            vector = _chosen(builder, rows[number % 8], rows[8 + number % 8], places)
             index = builder.add(place, ir.Constant(place.type, ROWS * number))
             _stored(builder, builder.gep(target, [index]), vector)
         return context.get_dummy_value()

@@ -242,10 +242,11 @@ def _trace(
         out[step] = state
 
 
-# Numbers of paths, 16 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the arguments
-# after codes and scales: where pairs of numbers are, and what decodes them.
+# Numbers of paths, 16 or 32 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the
+# arguments after codes and scales: where pairs of numbers are, and what decodes them.
 
-_AT_ONCE = 32  # bytes
+_AT_ONCE = 32  # bytes of a row
+_PAIR = 2 * lanes.ROWS  # bytes of the entries of all rows
 
 
 @_compiled
@@ -273,7 +274,7 @@ def lane_entries(
                 column = columns[pair, number]
                 if column >= 0:
                     for row in range(count):
-                        value = np.float32(values[pair * _AT_ONCE + 2 * row + number])
+                        value = np.float32(values[pair * _PAIR + 2 * row + number])
                         out[first + row, column] = value - np.float32(middle)
 
 
@@ -307,17 +308,17 @@ def lane_scores(
                 some = lanes.repeat_int(offsets[token, run])
                 others = some
                 for pair in range(bounds[run], bounds[run + 1]):
-                    entries = lanes.load_bytes(values, pair * _AT_ONCE)
+                    entries = lanes.load_bytes(values, pair * _PAIR)
                     numbers = pairs[token, pair]
                     some = lanes.add_ints(some, lanes.pair_products(lanes.low_words(entries), numbers))
                     others = lanes.add_ints(others, lanes.pair_products(lanes.high_words(entries), numbers))
                 low = lanes.add_floats(low, lanes.as_floats(some))
                 high = lanes.add_floats(high, lanes.as_floats(others))
             lanes.store(sums, 0, low)
-            lanes.store(sums, 8, high)
+            lanes.store(sums, lanes.ROWS // 2, high)
             for row in range(count):
-                # Of each four rows, the first and third are in `low`.
-                score = sums[row // 8 * 4 + row // 4 % 2 * 8 + row % 4]
+                # Of each eight rows, the first four are in `low`.
+                score = sums[row // 8 * 4 + row // 4 % 2 * (lanes.ROWS // 2) + row % 4]
                 out[first + row, token] = score * units[token] * scales[first + row, 0]
 
 
@@ -344,12 +345,12 @@ def _paired(hidden: Any, columns: Any, bounds: Any, middle: int, unit: float) ->
 
 @_compiled
 def _memory_of_lanes(codes: Any, places: Any) -> Any:
-    """The bytes of all codes; 16 rows to pad the last ones; words of 16 rows; bytes of all their entries."""
+    """The bytes of all codes; rows to pad the last ones; their words; bytes of all their entries."""
     blocks = (codes.shape[1] + _AT_ONCE - 1) // _AT_ONCE
     spare = np.zeros(lanes.ROWS * codes.shape[1] + _AT_ONCE, np.uint8)
     # Zeros come before the first word of a row; windows after the last bit read two more words.
-    words = np.zeros((blocks * lanes.ROWS + 4) * lanes.ROWS, np.uint16)
-    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * _AT_ONCE, np.uint8)
+    words = np.zeros((blocks * _AT_ONCE // 2 + 4) * lanes.ROWS, np.uint16)
+    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * _PAIR, np.uint8)
 
 
 @_compiled
@@ -366,7 +367,7 @@ def _read_lanes(
     words: Any,
     values: Any,
 ) -> None:
-    """Write entries of 16 rows from `first` on to `values`, as tables have them: 32 bytes for a pair."""
+    """Write entries of rows from `first` on to `values`, as tables have them."""
     stride = codes.shape[1]
     start, source = first * stride, flat
     if start + spare.shape[0] > flat.shape[0]:
@@ -376,17 +377,16 @@ def _read_lanes(
         lanes.transpose(source, start + byte, stride, words, lanes.ROWS * (1 + byte // 2))
         for line in range(0, lanes.ROWS * _AT_ONCE, 64):  # of the next rows
             lanes.prefetch(flat, start + lanes.ROWS * (stride + byte) + line)
-    coarse, fine = lanes.load_bytes(tables, 0), lanes.load_bytes(tables, _AT_ONCE)
+    coarse, fine = lanes.load_table(tables, 0), lanes.load_table(tables, 16)
     for run in range(bounds.shape[0] - 1):
-        of_first, of_second = lanes.load_words(factors, 40 * run), lanes.load_words(factors, 40 * run + 16)
-        back = lanes.load_count(factors, 40 * run + 32)
+        of_first, of_second = lanes.repeat_word(factors[run, 0]), lanes.repeat_word(factors[run, 1])
+        back = factors[run, 2]
         for pair in range(bounds[run], bounds[run + 1]):
-            before = lanes.load_words(words, places[pair])
-            after = lanes.load_words(words, places[pair] + lanes.ROWS)
-            before = lanes.shift_left(before, lanes.load_count(shifts, 16 * pair))
-            window = lanes.either(before, lanes.shift_right(after, lanes.load_count(shifts, 16 * pair + 8)))
+            place = places[pair] * lanes.ROWS
+            before, after = lanes.load_words(words, place), lanes.load_words(words, place + lanes.ROWS)
+            window = lanes.window(before, after, shifts[pair])
             hashed = lanes.product(lanes.shift_right(window, back), of_first)
             both = lanes.high_bytes(hashed, lanes.product(window, of_second))
             entries = lanes.look_up(coarse, lanes.high_nibbles(both))
             entries = lanes.add_bytes(entries, lanes.look_up(fine, lanes.low_nibbles(both)))
-            lanes.store(values, pair * _AT_ONCE, entries)
+            lanes.store(values, pair * _PAIR, entries)

@@ -405,14 +405,13 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
         # Sums of more products may not fit into 32 bits.
         for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS):
             bounds.append(number)
-            factors.append([first] * 16 + [second] * 16 + [bits] + [0] * 7)
-    shifts = [[pair.end % 16] + [0] * 7 + [16 - pair.end % 16] + [0] * 7 for pair in pairs]
+            factors.append([first, second, bits])
     coarse, fine = torch.from_numpy(path_levels()).int()
-    tables = torch.stack([coarse - coarse[0], fine - fine[0]]).repeat(1, 2)
+    tables = torch.stack([coarse - coarse[0], fine - fine[0]])
     on_cpu = functools.partial(torch.tensor, device="cpu")
     return kernels.LanePlan(
-        places=on_cpu([16 * (pair.end // 16) for pair in pairs]),
-        shifts=on_cpu(shifts).to(torch.uint16),
+        places=on_cpu([pair.end // 16 for pair in pairs]),
+        shifts=on_cpu([pair.end % 16 for pair in pairs]).to(torch.uint16),
         bounds=on_cpu([*bounds, len(pairs)]),
         factors=on_cpu(factors).to(torch.uint16),
         tables=tables.to(torch.uint8),
