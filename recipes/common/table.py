@@ -1,5 +1,5 @@
-"""The tables of READMEs, made from results: every number comes from a results file, a row without one says
-"not run".
+"""The tables of READMEs, made from results: every number comes from a results file. A row without one is in
+the table if its paper has figures, with "not run"; the others are named below the table.
 
 ``readme`` in ``rows.yaml`` lists the tables of a recipe. A table has
 
@@ -124,6 +124,8 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
         records = records_of(recipe.rows, found, table.get("rows", "*"))
         if table.get("from_scratch"):
             records = [record for record in records if recipe.rows[record["row"]].teacher is None]
+        idle = [record["row"] for record in records if not record["metrics"] and not record["paper"]]
+        records = [record for record in records if record["row"] not in idle]
         kind, quality = table.get("table", "results"), table.get("quality", "")
         if kind == "headlines":
             text = headline_table(recipe, records)
@@ -134,7 +136,9 @@ def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
             for name in names:
                 if name not in COLUMNS:
                     raise UserError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
-            text = markdown_table(records, names)
+            text = markdown_table(records, names) if records else ""
+        if idle:
+            text = f"{text}\nNot run: {', '.join(f'`{row}`' for row in idle)}.".lstrip()
         update_readme(readme, table["marker"], text)
         measured = [record for record in records if record["metrics"]]
         if table.get("picture") and measured:
