@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,11 @@ def samples(
         UserError: the model needs other inputs than tokens, or the texts have no tokens.
     """
     model.eval()
-    try:
-        with computing(model):
-            if model.get_output_embeddings() is None:
-                return _neighbors(model, vocabulary, texts, seed, tokens)
-            make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
-            inputs, positions, of = make(model, vocabulary, texts, seed, tokens)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        # Each model class fails in its own way without its other inputs.
-        raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
+    with _probing(model), computing(model):
+        if model.get_output_embeddings() is None:
+            return _neighbors(model, vocabulary, texts, seed, tokens)
+        make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
+        inputs, positions, of = make(model, vocabulary, texts, seed, tokens)
     of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
     how = f"{int(positions.sum()):,} tokens {of}"
     # What follows the last token of a row is not there.
@@ -97,11 +93,12 @@ def samples(
         given, places = part
         where, output = places.flatten(), model.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
-        try:
-            scores = model.eval()(**given).logits
-        finally:
-            hook.remove()
-        scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
+        with _probing(model):
+            try:
+                scores = model.eval()(**given).logits
+            finally:
+                hook.remove()
+            scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
         targets = given["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
         return Batch(scores, hidden, targets)
 
@@ -114,6 +111,15 @@ def samples(
     read = torch.cat([one.flatten() for name, one in inputs.items() if name.endswith("input_ids")])
     running = functools.partial(computing, model)
     return Samples(how, parts, predict, words=read.unique(), running=running)
+
+
+@contextmanager
+def _probing(model: Any) -> Iterator[None]:
+    """Each model class fails in its own way, without its other inputs for example: as a `UserError`."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
 
 
 def _neighbors(

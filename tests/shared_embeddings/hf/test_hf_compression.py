@@ -105,6 +105,24 @@ def test_layers_of_another_task_are_skipped(tmp_path: Path, capsys: pytest.Captu
     torch.testing.assert_close(scores(hf.load(tmp_path / "same")), scores(plain), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["ProphetNetForCausalLM", "ProphetNetForConditionalGeneration"])
+def test_models_that_cannot_be_probed_are_compressed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One has no position for the end of its longest input, the other scores two tokens at each."""
+    chosen, stack = getattr(transformers, name), ("encoder", "decoder")
+    settings = {f"{one}_ffn_dim": 24 for one in stack} | {f"num_{one}_attention_heads": 2 for one in stack}
+    layers = {f"num_{one}_layers": 1 for one in stack}
+    config = chosen.config_class(
+        vocab_size=WORDS, hidden_size=DIM, max_position_embeddings=32, **settings, **layers
+    )
+    model = chosen(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    assert compress(tmp_path / "model", "standard", tmp_path / "same") == 0
+    assert f"a {name} cannot be probed: " in capsys.readouterr().out
+    torch.testing.assert_close(scores(hf.load(tmp_path / "same")), scores(model), atol=1e-5, rtol=0)
+
+
 @pytest.mark.slow_except("qwen2")
 @pytest.mark.parametrize("kind", ["qwen2", "t5_untied", "marian", "marian_two_vocabularies"])
 def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
