@@ -58,8 +58,8 @@ class Placement:
 class WordTable:
     """One table of a model."""
 
-    # "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer. Layers
-    # of models have no such names, by which PEFT chooses those that it adapts.
+    # "words" for a single table, else "input_words", "decoder_words" or "output_words", by its layer, and
+    # "per_layer_words". Layers of models have no such names, by which PEFT chooses those that it adapts.
     name: str
     weight: Tensor  # ``(V, D)``, its values
     placement: Placement  # the modules that use it
@@ -69,14 +69,18 @@ class WordTable:
 
 
 def find_tables(model: Any) -> list[WordTable]:
-    """The tables of a model: one if input and output are tied or nothing scores words, else one for each.
+    """The tables of a model: one if input and output are tied or nothing scores words, else one for each; and
+    that of Gemma 3n and 4 with vectors for every layer.
 
     Raises:
         UserError: the model uses a table in an unsupported way.
     """
     kind = type(model).__name__
     weights: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, layer in _word_layers(model):
+    of_layers = [
+        ("per_layer", layer) for path, layer in model.named_modules() if path.endswith("embed_tokens_per_layer")
+    ]
+    for name, layer in _word_layers(model) + of_layers:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
             raise UserError(
@@ -88,8 +92,11 @@ def find_tables(model: Any) -> list[WordTable]:
                 f"{kind}: its table is {tuple(weight.shape)} of {weight.dtype}, not a floating-point matrix"
             )
         weights.setdefault(id(weight), (name, weight))
+    only = len(weights) - len(of_layers) == 1
     return [
-        WordTable("words" if len(weights) == 1 else f"{name}_words", weight, _find_uses(model, weight))
+        WordTable(
+            "words" if only and name == "input" else f"{name}_words", weight, _find_uses(model, weight)
+        )
         for name, weight in weights.values()
     ]
 

@@ -74,6 +74,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     # Small enough to bend the scores of random weights.
     "gemma2": ("Gemma2ForCausalLM", {**_DECODER, "final_logit_softcapping": 0.5}, ["words"]),
     "gemma3": ("Gemma3ForCausalLM", _DECODER, ["words"]),
+    # With vectors for every layer.
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {**_DECODER, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0, "global_head_dim": 8}
+        | {"vocab_size_per_layer_input": WORDS, "layer_types": ["full_attention"], "pad_token_id": 0},
+        ["per_layer_words", "words"],
+    ),
     "llama": (
         "LlamaForCausalLM",
         {**_DECODER, "tie_word_embeddings": False},
@@ -126,6 +133,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **_classes("ForCausalLM", "Phi3 SmolLM3 Glm", _PADDED),
     **_classes("ForCausalLM", "Mixtral Qwen3Moe", _MOE),
     **_classes("ForCausalLM", "Falcon BioGpt", _BERT),
+    "Gemma3nForCausalLM": {
+        **{**_PADDED, "intermediate_size": [24], "laurel_rank": 4, "activation_sparsity_pattern": [0.0]},
+        **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": WORDS, "num_kv_shared_layers": 0},
+        **{"altup_num_inputs": 2, "layer_types": ["full_attention"]},
+    },
+    "Qwen3NextForCausalLM": {
+        **{**_MOE, "num_hidden_layers": 2, "shared_expert_intermediate_size": 24},
+        "layer_types": ["linear_attention", "full_attention"],
+        **{f"linear_num_{one}_heads": 2 for one in ("key", "value")},
+        **{f"linear_{one}_head_dim": 8 for one in ("key", "value")},
+    },
+    "Mamba2ForCausalLM": {
+        **{"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8},
+        **{"state_size": 4, "n_groups": 1, "chunk_size": 4, "pad_token_id": 0},
+    },
     "Qwen2MoeForCausalLM": {**_MOE, "shared_expert_intermediate_size": 24},
     "BloomForCausalLM": {"vocab_size": WORDS, "hidden_size": DIM, "n_layer": 1, "n_head": 2},
     "MptForCausalLM": {**_SMALL, "d_model": DIM},

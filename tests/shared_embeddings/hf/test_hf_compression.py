@@ -124,7 +124,7 @@ def test_models_that_cannot_be_probed_are_compressed(
 
 
 @pytest.mark.slow_except("qwen2")
-@pytest.mark.parametrize("kind", ["qwen2", "t5_untied", "marian", "marian_two_vocabularies"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma4", "t5_untied", "marian", "marian_two_vocabularies"])
 def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     asked = ["--target-ratio", 4, "--report", tmp_path / "report.json"]
