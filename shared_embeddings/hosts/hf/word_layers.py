@@ -77,9 +77,8 @@ def find_tables(model: Any) -> list[WordTable]:
     """
     kind = type(model).__name__
     weights: dict[int, tuple[str, nn.Parameter]] = {}
-    of_layers = [
-        ("per_layer", layer) for path, layer in model.named_modules() if path.endswith("embed_tokens_per_layer")
-    ]
+    named = model.named_modules()
+    of_layers = [("per_layer", layer) for path, layer in named if path.endswith("embed_tokens_per_layer")]
     for name, layer in _word_layers(model) + of_layers:
         weight = getattr(layer, "weight", None)
         if not isinstance(layer, (nn.Embedding, nn.Linear)) or not isinstance(weight, nn.Parameter):
@@ -94,9 +93,7 @@ def find_tables(model: Any) -> list[WordTable]:
         weights.setdefault(id(weight), (name, weight))
     only = len(weights) - len(of_layers) == 1
     return [
-        WordTable(
-            "words" if only and name == "input" else f"{name}_words", weight, _find_uses(model, weight)
-        )
+        WordTable("words" if only and name == "input" else f"{name}_words", weight, _find_uses(model, weight))
         for name, weight in weights.values()
     ]
 
