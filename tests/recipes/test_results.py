@@ -17,7 +17,13 @@ from recipes.common import plot, table, tools
 from recipes.common.plot import BLEU, LOSS, PERPLEXITY, read_curves, short_names, validation_curve
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, not_run, read_results, write_result
-from recipes.common.table import comparison_table, update_tables
+from recipes.common.table import (
+    RECIPE_COLUMNS,
+    comparison_table,
+    markdown_table,
+    records_of,
+    update_tables,
+)
 from recipes.common.tools import run_main
 from recipes.translation.train import corpus_scores
 from shared_embeddings.utils.errors import UserError
@@ -139,6 +145,16 @@ def test_tables_are_written_between_the_markers(recipe: Recipe, tmp_path: Path) 
     assert readme.read_text().splitlines() == lines
     update_tables(recipe, tmp_path / "nowhere", readme)
     assert "Not run: `standard`, `funnel_8x`, `funnel_8x_fitted`, `funnel_16x`.\n" in readme.read_text()
+
+
+def test_rows_that_were_not_run_say_so_in_every_cell(recipe: Recipe) -> None:
+    text = markdown_table(records_of(recipe.rows, []), RECIPE_COLUMNS["bleu"])
+    _, _, _, small, fitted, _ = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
+    )
+    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 10
+    assert fitted[:3] == ["funnel_8x_fitted", "funnel", "fitted to standard, not trained"]
+    assert text.count("not run") == 4 * 10
 
 
 def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,10 +94,8 @@ def samples(
         where, output = places.flatten(), model.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         with _probing(model):
-            try:
+            with hook:
                 scores = model.eval()(**given).logits
-            finally:
-                hook.remove()
             scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
         targets = given["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
         return Batch(scores, hidden, targets)
