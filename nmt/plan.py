@@ -129,8 +129,9 @@ def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
     if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
         return wanted == found
     files = se.options(wanted["method"]).file_options
+    # A number for the only level of classes is stored as a list.
     return any(name in found for name in files) and all(
-        found.get(name) == value for name, value in wanted.items() if name not in files
+        found.get(name) in (value, [value]) for name, value in wanted.items() if name not in files
     )
 
 

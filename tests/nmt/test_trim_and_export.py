@@ -225,7 +225,10 @@ def test_export_keeps_the_bias_of_the_output(kind: str, host: Host) -> None:
     torch.testing.assert_close(F.linear(hidden, **head), model.generator(hidden))
 
 
-def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_classes": 9, "class_dims": [10]}], ids=["file", "sizes"])
+def test_classes_are_part_of_the_checkpoint(
+    options: dict[str, Any], host: Host, error_line: ErrorLine
+) -> None:
     """A class file is read when training starts, and not needed afterwards."""
     words = [*(f"w{number}" for number in range(40)), *(f"v{number}" for number in range(40))]
     generator = np.random.default_rng(0)
@@ -236,7 +239,7 @@ def test_classes_are_part_of_the_checkpoint(host: Host, error_line: ErrorLine) -
         generator.normal(size=(9, 3)).astype(np.float32),
         generator.normal(size=(80, 3)).astype(np.float32),
     ).save(file)
-    embedding = {"method": "uncle", "unique_dim": 6, "classes": str(file)}
+    embedding = {"method": "uncle", "unique_dim": 6, "classes": str(file), **options}
     checkpoint = host.train("model", embedding=embedding, train_steps=3)
     config = host.config("model", embedding=embedding)
     model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
