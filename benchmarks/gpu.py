@@ -4,7 +4,7 @@ Every slice has cases. Results are written after each case, and a new run contin
 A case that runs out of memory, or fails, does not stop the others.
 
     python -m benchmarks.gpu                                  # all slices, 8 minutes each at most
-    python -m benchmarks.gpu --slices output ptb --minutes 20
+    python -m benchmarks.gpu --slices output input --minutes 20
     python -m benchmarks.gpu --publish                        # results into benchmarks/README.md
 """
 
@@ -46,14 +46,6 @@ _LEAST, _GRACE = 15.0, 120.0
 _MEMORY_COLUMNS = {"mib": ("peak, MiB", 0), "mib/": ("peak, ratio", 3)}
 _LAYER_COLUMNS = {"ms": ("ms", 2), "ms/": ("time, ratio", 2), **_MEMORY_COLUMNS}
 _STEP_COLUMNS = {"tokens_per_second": ("tokens/s", 0), "tokens_per_second/": ("ratio", 2), **_MEMORY_COLUMNS}
-_PTB_COLUMNS = {
-    **{"epochs": ("epochs", 1), "valid_perplexity": ("validation perplexity", 2)},
-    **{"perplexity": ("test perplexity", 2), "tokens_per_second": ("tokens/s", 0)},
-}
-_BLEU_COLUMNS = {
-    **{"bleu": ("BLEU", 1), "chrf": ("chrF", 1)},
-    **{"parameters": ("parameters", 0), "training_seconds": ("seconds", 0)},
-}
 
 
 class Slice(NamedTuple):
@@ -64,13 +56,11 @@ class Slice(NamedTuple):
         cases: gives the cases for the options of the command.
         columns: by the key of a number: title and digits; with a slash behind the key, the number is divided
             by that of the first case.
-        shares_time: whether the cases share the time; otherwise, each takes what it needs.
     """
 
     title: str
     cases: Callable[[argparse.Namespace], Iterator[Case]]
     columns: dict[str, tuple[str, int]]
-    shares_time: bool = False
 
 
 def _limited(name: str, run: Callable[[], Measured]) -> Case:
@@ -99,11 +89,6 @@ def _apart(name: str, run: Callable[[Path, bool], Measured]) -> Any:
     return lambda options: iter([_limited(name, functools.partial(run, options.folder, options.tiny))])
 
 
-def _trainings(name: str) -> Callable[[argparse.Namespace], Iterator[Case]]:
-    """The cases of a slice of trainings."""
-    return lambda options: gpu_cases.training_cases(name, options)
-
-
 SLICES = {
     "tests": Slice(
         "Tests",
@@ -124,14 +109,11 @@ SLICES = {
         _measured(gpu_cases.xl_cases),
         _STEP_COLUMNS,
     ),
-    "ptb": Slice("`ptb_awd_lstm` at its published size", _trainings("ptb"), _PTB_COLUMNS, shares_time=True),
     "processes": Slice(
         "Two processes on one device, compared with one that has both batches",
         _apart("AWD-LSTM over gloo", gpu_cases.train_shared),
         {"loss_of_one": ("loss of one", 4), "loss_of_two": ("of two", 4), "difference": ("difference", 6)},
     ),
-    "multi30k_256": Slice("`multi30k_ende`, 256 dimensions", _trainings("multi30k_256"), _BLEU_COLUMNS),
-    "multi30k_512": Slice("`multi30k_ende`, 512 dimensions", _trainings("multi30k_512"), _BLEU_COLUMNS),
 }
 
 
@@ -166,24 +148,20 @@ def run_slice(name: str, options: argparse.Namespace, results: Results) -> None:
     """Run the pending cases of a slice while there is time."""
     deadline = time.monotonic() + 60 * options.minutes
     pending = results.pending(name, list(SLICES[name].cases(options)))
-    for number, (case, run) in enumerate(pending):
+    for case, run in pending:
         left = deadline - time.monotonic()
         if left < _LEAST:
             break
         print(f"{name}: {case} ...", file=sys.stderr, flush=True)
-        if SLICES[name].shares_time:
-            left /= len(pending) - number
-        earlier = results.records.get((name, case), {}).get("measured")
         # What stays if the process dies.
-        results.add(name, case, failed="interrupted", done=False, measured=earlier)
+        results.add(name, case, failed="interrupted", done=False)
         results.add(name, case, **outcome(run, left))
 
 
 def outcome(run: Callable[[float], Measured], seconds: float) -> dict[str, Any]:
     """The numbers of a case, or why there are none; a case that is not done is tried again."""
     try:
-        measured = run(seconds)
-        return {"measured": measured, "done": measured.get("finished", True)}
+        return {"measured": run(seconds), "done": True}
     except gpu_cases.OutOfTime:
         return {"failed": "not finished", "done": False}
     except torch.OutOfMemoryError:
@@ -219,7 +197,7 @@ def run_apart(name: str, options: argparse.Namespace) -> None:
 
 
 def as_text(records: dict[tuple[str, str], Measured]) -> str:
-    """A table for each slice with results, where cases without one say so, and a list of the other slices."""
+    """A table for each slice with results, a line with its other cases, and a list of the other slices."""
     options = argparse.Namespace(tiny=False, folder=Path())
     has_results = {name for name, _ in records}
     parts = []
@@ -227,10 +205,12 @@ def as_text(records: dict[tuple[str, str], Measured]) -> str:
         if name not in has_results:
             continue
         cases = [case for case, _ in part.cases(options)]
-        first = records.get((name, cases[0]), {}).get("measured") or {}
-        rows = [[case, *_cells(part, records.get((name, case)), first)] for case in cases]
+        found = {case: records[name, case] for case in cases if (name, case) in records}
+        first = found.get(cases[0], {}).get("measured") or {}
+        rows = [[case, *_cells(part, record, first)] for case, record in found.items()]
         table = markdown(["", *(title for title, _ in part.columns.values())], rows)
-        parts.append(f"{part.title}\n\n{table}")
+        idle = "; ".join(case for case in cases if case not in found)
+        parts.append(f"{part.title}\n\n{table}" + (f"\n\nNot run: {idle}." if idle else ""))
     devices = sorted({record["device"] for record in records.values()})
     versions = sorted({record["versions"]["torch"] for record in records.values()})
     if records:
@@ -240,11 +220,11 @@ def as_text(records: dict[tuple[str, str], Measured]) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(part: Slice, record: Measured | None, first: Measured) -> list[str]:
+def _cells(part: Slice, record: Measured, first: Measured) -> list[str]:
     """The cells of a case; `first` has the numbers that ratios are to."""
-    numbers = (record or {}).get("measured")
+    numbers = record.get("measured")
     if not numbers:
-        return [(record or {}).get("failed", NOT_RUN), *["–"] * (len(part.columns) - 1)]
+        return [record["failed"], *["–"] * (len(part.columns) - 1)]
     cells = []
     for key, (_, digits) in part.columns.items():
         value, base = numbers.get(key.rstrip("/")), first.get(key.rstrip("/"))
@@ -274,9 +254,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="try everything on the CPU, with tiny sizes")
     parser.add_argument("--list", action="store_true", help="list the slices and how far they are")
     parser.add_argument("--publish", action="store_true", help="put the results into benchmarks/README.md")
-    parser.add_argument(
-        "--folder", type=PathOption.FOLDER, help="of results and trainings (default: runs/gpu)"
-    )
+    parser.add_argument("--folder", type=PathOption.FOLDER, help="of results (default: runs/gpu)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     runs = Path(os.environ.get("RUNS") or REPOSITORY / "runs")

@@ -1,8 +1,7 @@
-"""What `benchmarks.gpu` measures: layers and training steps, the tests of GPUs, and trainings of recipes.
+"""What `benchmarks.gpu` measures: layers and training steps, the tests of GPUs, and two processes on one GPU.
 
 Layers and steps are measured in this process, their time and memory; the same code measures tiny sizes on a
-CPU, without the memory. Tests and trainings are other processes. A training that runs out of time saves its
-state, so that the next call resumes it.
+CPU, without the memory. Tests and the two processes are other processes.
 """
 
 from __future__ import annotations
@@ -10,17 +9,14 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
-import json
 import re
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -33,10 +29,8 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows, words
 from benchmarks.measuring import Step, median_times
-from recipes.common.recipe import Recipe, find_recipe, smoke_row
-from recipes.common.recipe import Row as RecipeRow
-from recipes.common.results import REPOSITORY, find_result
-from shared_embeddings.compress.sizing import suggest
+from recipes.common.recipe import find_recipe, run_step
+from recipes.common.results import REPOSITORY
 
 Cases = Iterator[tuple[str, Callable[[], dict[str, float]]]]
 WARM_UP, RUNS = 5, 10
@@ -240,16 +234,10 @@ def with_speed(measured: dict[str, float], tokens: int) -> dict[str, float]:
 # Other processes.
 
 Measured = dict[str, Any]
-PTB_ROWS = ("table1c_standard", "table4_unique200", "table1c_define")
-RATIOS, WIDTHS = (4, 8), (256, 512)
-# Seconds that are kept for the evaluation of a model.
-_EVALUATION = 40.0
-# Of `quantized`, bits per weight that leave room for scales at each ratio.
-_BITS = {4: 7.8, 8: 3.8}
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The time of a slice is over; handled like an interrupt of the user, so that trainings are saved."""
+    """The time of a slice is over; like an interrupt of the user, no handler of errors catches it."""
 
 
 @contextmanager
@@ -286,112 +274,13 @@ def run_tests(folder: Path, _tiny: bool) -> Measured:
     }
 
 
-def prepared(name: str, tiny: bool) -> Recipe:
-    """A recipe with its data, from ``$DATA_DIR`` or generated; preparing them has no limit of time."""
-    from recipes.common.recipe import run_step
-
-    recipe = find_recipe(name)
-    run_step(recipe, "preprocess", ["--smoke"] if tiny else [])
-    return recipe.smoke() if tiny else recipe
-
-
-# AWD-LSTM on the Penn Treebank.
-
-
-def train_ptb(name: str, tiny: bool, seconds: float) -> Measured:
-    """Train a row of `ptb_awd_lstm` for some time; returns how far it came, and its perplexities."""
-    from recipes.language_model import BEST, data_folder, train
-
-    deadline = time.monotonic() + seconds
-    recipe = prepared("ptb_awd_lstm", tiny)
-    run, row = recipe.home / name, recipe.row(name)
-    is_finished = True
-    try:
-        with time_limit(deadline - time.monotonic() - _EVALUATION):
-            train(recipe, row, [])
-    except OutOfTime:
-        is_finished = False
-    log = run / "train.log"
-    measured = {"finished": is_finished, **(progress_of(log.read_text("utf-8")) if log.exists() else {})}
-    if (run / BEST).exists():
-        output, data = run / "slice.json", data_folder(recipe, row)
-        options = ["-model", run / BEST, "-data", data, "-split", "test", "-output", output, "-force"]
-        subprocess.run([sys.executable, "-m", "lm.evaluate.command", *map(str, options)], check=True)
-        measured["perplexity"] = float(json.loads(output.read_text("utf-8"))["metrics"]["perplexity"])
-    return measured
-
-
-def progress_of(log: str) -> Measured:
-    """Epochs, best validation perplexity and median speed of a ``train.log`` of ``lm_train``."""
-    epochs = re.findall(r" epoch ([\d.]+) ", log)
-    valid = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", log)]
-    speeds = sorted(int(number.replace(",", "")) for number in re.findall(r"\| ([\d,]+) tokens/s", log))
-    return {
-        "epochs": float(epochs[-1]) if epochs else 0.0,
-        "valid_perplexity": min(valid) if valid else None,
-        "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
-    }
-
-
-# Translation, Multi30k.
-
-
-def translator_names() -> list[str]:
-    """The plain table, and every method at every ratio."""
-    methods = [method for method in se.methods() if method != "standard"]
-    return ["standard", *(f"{method}_{ratio}x" for ratio in RATIOS for method in methods)]
-
-
-def train_translator(name: str, width: int, tiny: bool, seconds: float) -> Measured:
-    """Train, or fit, a row of `multi30k_ende` with wider layers, and score it.
-
-    ``quantized`` is fitted to the trained plain table, the others are trained from scratch.
-    """
-    from recipes.translation.train import AVERAGED, evaluate, fit_row, prepared_data, train_row
-
-    deadline = time.monotonic() + seconds
-    recipe = prepared("multi30k_ende", tiny)
-    with time_limit(deadline - time.monotonic()):
-        row = wide_row(recipe, name, width)
-        data, run = prepared_data(recipe, row), recipe.home / row.name
-        if row.fit is not None:
-            teacher = recipe.home / str(row.teacher) / AVERAGED
-            fit_row(row, run, data, teacher, recipe.data / "vocabulary", [])
-        else:
-            on_gpu = [] if tiny else ["-world_size", "1", "-gpu_ranks", "0"]
-            train_row(row, run, data, on_gpu, row.average)
-        evaluate(recipe, row, [] if tiny else ["-gpu", "0"])
-    result = find_result(recipe.home, row.name)
-    assert result is not None
-    numbers = {key: result["metrics"][key] for key in ("bleu", "chrf", "training_seconds")}
-    return {**numbers, "embedding": row.embedding, "parameters": result["counts"]["total"]}
-
-
-def wide_row(recipe: Recipe, name: str, width: int) -> RecipeRow:
-    """The row `standard_short` with wider layers and the embedding of a name of `translator_names`."""
-    base = find_recipe(recipe.name).row("standard_short")
-    sizes = {"hidden_size": width, "word_vec_size": width, "transformer_ff": 4 * width}
-    row = replace(base, name=f"{name}_{width}", train={**base.train, **sizes})
-    method, _, ratio = name.rpartition("_")
-    if method == "quantized":
-        embedding: dict[str, Any] = {"method": method, "bits": _BITS[int(ratio[:-1])]}
-        row = replace(row, embedding=embedding, fit={"teacher": f"standard_{width}"})
-    elif method:
-        words = len((recipe.data / "vocabulary").read_text("utf-8").splitlines())
-        budget = words * width // int(ratio[:-1])
-        found = next(each for each in suggest(words, width, budget) if each.method == method)
-        if found.options is None:
-            raise ValueError(f"impossible at this size: {found.remark}")
-        row = replace(row, embedding={"method": method, **found.options})
-    return smoke_row(row) if recipe.is_smoke else row
-
-
 # Two processes.
 
 
 def train_shared(folder: Path, tiny: bool) -> Measured:
     """Train a language model in two processes that share a device, and in one with the batch of both."""
-    recipe = prepared("ptb_awd_lstm", tiny=True)
+    recipe = find_recipe("ptb_awd_lstm").smoke()
+    run_step(recipe, "preprocess", ["--smoke"])
     dropped = [f"{part}_dropout" for part in ("embedding", "input", "hidden", "output")]
     settings = {
         **{"data": recipe.data, "model": "awd_lstm", "device": device_of(tiny)},
@@ -427,18 +316,6 @@ def _joined_on_one_device(device: str) -> Iterator[Any]:
     finally:
         torch.distributed.destroy_process_group()
         gc.collect()  # ends the threads of gloo
-
-
-def training_cases(slice_name: str, options: Namespace) -> Iterator[tuple[str, Callable[[float], Measured]]]:
-    """The cases of a slice of trainings."""
-    if slice_name == "ptb":
-        for name in PTB_ROWS:
-            yield name, functools.partial(train_ptb, name, options.tiny)
-        return
-    width = int(slice_name.rpartition("_")[2])
-    tiny = ["standard", "quantized_8x", "funnel_4x"] if width == min(WIDTHS) else ["standard"]
-    for name in tiny if options.tiny else translator_names():
-        yield name, functools.partial(train_translator, name, width, options.tiny)
 
 
 if __name__ == "__main__":  # lm_train, as one of several processes that share a device

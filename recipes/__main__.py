@@ -91,6 +91,13 @@ def coverage(arguments: Sequence[str]) -> None:
         print(line)
 
 
+def run_rows(arguments: Sequence[str]) -> None:
+    """Train and evaluate rows of a recipe, several at a time."""
+    from recipes.run_rows import main
+
+    main(arguments)
+
+
 def report(arguments: Sequence[str]) -> None:
     """Write a report that compares all results with the papers, as Markdown and as an HTML page."""
     from recipes.report.contents import main
@@ -145,6 +152,7 @@ def smoke(arguments: Sequence[str]) -> None:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "list": list_rows,
+    "run": run_rows,
     "table": table,
     "sizes": sizes,
     "report": report,

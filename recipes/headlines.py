@@ -397,7 +397,7 @@ def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> 
     Of ``n_best`` hypotheses, the one with the most content words of the source is selected.
     """
     run, texts = recipe.home / row.name, recipe.data / "text" / "test.source"
-    speed = translate(row, run, recipe.data / "test.source", options, f"{name}.characters")
+    speed = translate(recipe, row, recipe.data / "test.source", options, f"{name}.characters")
     lines = [join_characters(line) for line in read_lines(run / f"{name}.characters")]
     n_best = int(option_value(options, "n_best") or row.translate.get("n_best", 1))
     if n_best > 1:

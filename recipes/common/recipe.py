@@ -12,7 +12,8 @@
   with the same settings as those in ``rows``;
 - ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
   ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
-  of the variant ``fitted``.
+  of the variant ``fitted``. ``seeds: [2, 3]`` in a row ``funnel_4x`` adds rows ``funnel_4x_seed2`` and
+  ``funnel_4x_seed3``; tables show the mean and the range of all.
 
 A row takes the settings of its group; in mappings such as ``train``, option by option. The settings of a row
 are the attributes of `Row`.
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import shared_embeddings as se
-from recipes.common.results import REPOSITORY, SMOKE_FOLDER
+from recipes.common.results import REPOSITORY, SEED, SMOKE_FOLDER
 from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SMOKE_HELP, classes_file
 from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
@@ -131,6 +132,7 @@ class RowSettings(Settings):
     hardware: str = ""
     note: str = ""
     variants: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
     paper: Content | None = None
 
 
@@ -194,7 +196,10 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
     for name, row in _named(content):
         where = f"{path}: {name}"
         parse_options(where, RowSettings, row)
-        named = {name: {key: value for key, value in row.items() if key != "variants"}}
+        own = {key: value for key, value in row.items() if key not in ("variants", "seeds")}
+        named = {name: own}
+        for seed in row.get("seeds", ()):
+            named[f"{name}{SEED}{seed}"] = {**own, "train": {**own.get("train", {}), "seed": seed}}
         for variant in row.get("variants", ()):
             if variant not in variants:
                 raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")

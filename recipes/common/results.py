@@ -20,6 +20,8 @@ FILE = "results.jsonl"
 SMOKE_FOLDER = "smoke"
 PACKAGES = ("torch", "OpenNMT-py", "sacrebleu", "shared-embeddings")
 BASELINE = "standard"
+# Between the name of a row and another seed of it.
+SEED = "_seed"
 _REQUIRED = {"row": str, "config": dict, "counts": dict, "metrics": dict, "data_checksum": str}
 Record = dict[str, Any]
 

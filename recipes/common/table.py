@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from nmt.length_control import LENGTH_DEPENDENT
@@ -25,6 +26,7 @@ from recipes.common.plot import TITLES, quality_size_plot
 from recipes.common.recipe import FILE, Recipe, Row, read_file
 from recipes.common.results import (
     BASELINE,
+    SEED,
     Record,
     describe_options,
     embedding_bits,
@@ -59,7 +61,19 @@ def _stored(record: Record) -> str:
 
 
 def _number(metric: str) -> Callable[[Record], str]:
-    return lambda record: f"{record['metrics'][metric]:.1f}"
+    """A column's metric, with the range of several seeds."""
+
+    def text(record: Record) -> str:
+        value = f"{record['metrics'][metric]:.1f}"
+        runs = record.get("runs", {}).get(metric) or [record["metrics"][metric]]
+        least, most = f"{min(runs):.1f}", f"{max(runs):.1f}"
+        return value if least == most else f"{value} ({least} to {most})"
+
+    return text
+
+
+def _measured_on_gpu(record: Record) -> str:
+    return " (GPU)" if record.get("device", "").startswith("cuda") else ""
 
 
 def _difference(metric: str) -> Callable[[Record], str]:
@@ -86,7 +100,7 @@ COLUMNS = {
     "bleu": Column("BLEU", _number("bleu")),
     "difference": Column("difference", _difference("bleu")),
     "chrf": Column("chrF", _number("chrf")),
-    "valid_perplexity": Column("validation perplexity", _number("valid_perplexity")),
+    "valid_perplexity": Column("validation perplexity", _number("valid_perplexity")),  # lowest in training
     "perplexity": Column("test perplexity", _number("perplexity")),
     "perplexity_difference": Column("difference", _difference("perplexity")),
     "pointer_perplexity": Column("with pointer", _number("pointer_perplexity")),
@@ -98,12 +112,16 @@ COLUMNS = {
     "inference_ms": Column("inference, ms per batch", _number("inference_ms")),
     "paper_training_ms": _in_paper("the paper's training, ms per batch", "training_ms"),
     "paper_inference_ms": _in_paper("the paper's inference, ms per batch", "inference_ms"),
-    "minutes": Column("training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}"),
-    "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}"),
+    "minutes": Column(
+        "training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}{_measured_on_gpu(r)}"
+    ),
+    "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}{_measured_on_gpu(r)}"),
     "date": Column("date", lambda r: r["date"][:10]),
 }
 _SIZES = ("row", "method", "options", "embedding", "stored", "smaller", "total")
 _COSTS = ("minutes", "speed", "date")
+# The metrics that are averaged over seeds.
+QUALITIES = {"bleu", "chrf", "valid_perplexity", "perplexity"}
 # The columns of a recipe's table, by what its models are judged by.
 RECIPE_COLUMNS = {
     "bleu": (*_SIZES, "bleu", "difference", "chrf", *_COSTS),
@@ -165,14 +183,24 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
 def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str = "*") -> list[Record]:
     """One record per row whose name matches, with its paper's figures: its results, or that it was not run.
 
-    The baseline comes first, then the others by name, numbers counted as numbers.
+    Metrics of quality are means over the seeds of a row; ``runs`` has those of each. The baseline comes
+    first, then the others by name, numbers counted as numbers.
     """
     found = {record["row"]: record for record in results}
-    records = [
-        {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
-        for name, row in rows.items()
-        if fnmatchcase(name, pattern.lstrip("!")) != pattern.startswith("!")
-    ]
+    records = []
+    for name, row in rows.items():
+        if SEED in name or fnmatchcase(name, pattern.lstrip("!")) == pattern.startswith("!"):
+            continue
+        record = {**(found.get(name) or not_run(name, row.settings())), "paper": row.paper}
+        if record["metrics"]:
+            seeds = [record, *(other for key, other in found.items() if key.startswith(f"{name}{SEED}"))]
+            record["runs"] = {
+                metric: [seed["metrics"][metric] for seed in seeds]
+                for metric in QUALITIES & record["metrics"].keys()
+            }
+            means = {metric: fmean(runs) for metric, runs in record["runs"].items()}
+            record["metrics"] = {**record["metrics"], **means}
+        records.append(record)
     return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
 
 

@@ -19,6 +19,7 @@ from recipes.common.plot import legend_order, new_figure, quality_axis, shown_me
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names
 from recipes.common.results import (
     FILE,
+    SEED,
     SMOKE_FOLDER,
     Record,
     is_baseline,
@@ -46,8 +47,7 @@ class Found:
     def row(self) -> str:
         """The name of the row, without the seed where names of runs end in it."""
         name: str = self.record["row"]
-        seed = self.record["config"].get("seed")
-        return name if seed is None else name.removesuffix(f"-{seed}")
+        return name.removesuffix(f"-{self.seed}").removesuffix(f"{SEED}{self.seed}")
 
     @property
     def seed(self) -> int | None:
@@ -270,7 +270,8 @@ def lines_of(recipe: Recipe, found: Iterable[Found]) -> tuple[list[Line], list[L
         if one.recipe == recipe.name:
             by_row.setdefault(one.row, []).append(one)
     lines, left_out = [], []
-    names = sorted(recipe.rows, key=lambda name: (not is_baseline(name), natural(name)))
+    names = [name for name in recipe.rows if SEED not in name]
+    names.sort(key=lambda name: (not is_baseline(name), natural(name)))
     for name in [*names, *sorted(by_row.keys() - recipe.rows.keys(), key=natural)]:
         runs, others = _seeds(by_row.get(name, []))
         left_out += others

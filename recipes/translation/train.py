@@ -47,8 +47,8 @@ USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 
 Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints ($AVERAGE of them, if set). Resumes from
 the latest complete checkpoint. Run preprocess.sh first, and train.sh for the teacher of ROW if it has one.
-Fitted rows have no options. With --smoke, trains a tiny network for a few steps on the CPU, in
-$RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
+Fitted rows have no options. Uses a GPU if there is one. With --smoke, trains a tiny network for a few steps
+on the CPU, in $RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
 MACHINES_USAGE = """
 Rows of papers have these additional options
 
@@ -105,8 +105,10 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         return
     machine = 0
     if row.batch is not None:
-        machines, options = read_machines(options, gpus=0 if recipe.is_smoke else torch.cuda.device_count())
+        machines, options = read_machines(options, gpus=torch.cuda.device_count() if has_gpu(recipe) else 0)
         options, machine = with_overrides(machines.options(row.batch), options), machines.machine
+    elif has_gpu(recipe):
+        data = data._replace(options={**data.options, "world_size": 1, "gpu_ranks": [0]})
     row = complete_row(recipe, row)
     if machine:
         join_training(run, row, data, machine, options)
@@ -115,6 +117,13 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     if not average.isdecimal() or int(average) < 1:
         raise UserError(f"AVERAGE is {average!r}; it must be an integer of at least 1")
     train_row(row, run, data, options, int(average))
+
+
+def has_gpu(recipe: Recipe) -> bool:
+    """Return whether the rows of a recipe are trained and evaluated on a GPU."""
+    import torch
+
+    return torch.cuda.is_available() and not recipe.is_smoke
 
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
@@ -332,7 +341,7 @@ def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
     join = joiner(trained.data.get("kind", "bpe"), trained.data["target"])
     metrics: dict[str, Any] = {}
     for test in row.data.get("tests", ["test"]):
-        speed = translate(row, run, folder / f"{test}.{trained.data['source']}", options, f"{test}.pieces")
+        speed = translate(recipe, row, folder / f"{test}.{trained.data['source']}", options, f"{test}.pieces")
         lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
         write_lines(run / f"{test}.translation", lines)
         text = f"text/{test}.{trained.data['target']}" if row.data else "test.reference"
@@ -390,12 +399,18 @@ def write_evaluation(
     train = {name: options_of_model[name] for name in sorted(used) if name in options_of_model}
     given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
     settings = {name: value for name, value in row.settings().items() if name != "train"}
+    metrics = {**metrics, "training_seconds": trained.training["seconds"]}
+    log = recipe.home / row.name / "train.log"
+    if found := re.findall(
+        r"Validation perplexity: ([\d.]+)", log.read_text("utf-8") if log.exists() else ""
+    ):
+        metrics["valid_perplexity"] = min(map(float, found))
     write_result(
         recipe.home,
         row.name,
         config={**settings, **{name: value for name, value in given.items() if value}},
         counts=counts,
-        metrics={**metrics, "training_seconds": trained.training["seconds"]},
+        metrics=metrics,
         data_checksum=trained.data["checksum"],
         peak_memory_mib={
             "training": trained.training["peak_memory_mib"],
@@ -404,11 +419,13 @@ def write_evaluation(
     )
 
 
-def translate(row: Row, run: Path, source: Path, options: list[str], output: str) -> float:
-    """Translate `source` into the file `output` of `run`; return tokens per second without loading."""
+def translate(recipe: Recipe, row: Row, source: Path, options: list[str], output: str) -> float:
+    """Translate `source` into the file `output` of the run; return tokens per second without loading."""
+    run = recipe.home / row.name
     log = run / "translate.log"
     log.unlink(missing_ok=True)
-    write_yaml(run / "translate.yaml", {**row.translate, "report_time": True, "log_file": str(log)})
+    own = {"report_time": True, "log_file": str(log), "gpu": 0 if has_gpu(recipe) else -1}
+    write_yaml(run / "translate.yaml", {**row.translate, **own})
     with replacing(run / output) as temporary:
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
         arguments += ["-transforms", "none"]  # the data are tokenized

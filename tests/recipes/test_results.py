@@ -147,6 +147,21 @@ def test_tables_are_written_between_the_markers(recipe: Recipe, tmp_path: Path) 
     assert "Not run: `standard`, `funnel_8x`, `funnel_8x_fitted`, `funnel_16x`.\n" in readme.read_text()
 
 
+def test_tables_show_the_mean_and_the_range_of_seeds(recipe: Recipe, tmp_path: Path) -> None:
+    rows = (recipe.folder / "rows.yaml").read_text()
+    seeded = rows.replace("{method: funnel}}", "{method: funnel}, seeds: [2, 3]}")
+    (recipe.folder / "rows.yaml").write_text(seeded)
+    write(tmp_path / "runs", "funnel_16x_seed2", bleu=28.0)
+    write(tmp_path / "runs", "funnel_16x_seed3", bleu=30.0, device="cuda: 1 x X")
+    readme = recipe.folder / "README.md"
+    update_tables(recipe, tmp_path / "runs", readme)
+    text = readme.read_text()
+    assert "| 29.1 (28.0 to 30.0) | -0.9 | 50.0 |" in text and "_seed" not in text
+    write(tmp_path / "runs", "standard", device="cuda: 1 x X")
+    update_tables(recipe, tmp_path / "runs", readme)
+    assert "| 2 (GPU) | 100 (GPU) |" in readme.read_text()
+
+
 def test_rows_that_were_not_run_say_so_in_every_cell(recipe: Recipe) -> None:
     text = markdown_table(records_of(recipe.rows, []), RECIPE_COLUMNS["bleu"])
     _, _, _, small, fitted, _ = (

@@ -104,6 +104,17 @@ def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
     assert fitted.train == {"seed": 7, "steps": 100} and fitted.teacher == "standard"
 
 
+def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
+    path = folder / "rows.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["rows"]["funnel"]["seeds"] = [2, 3]
+    path.write_text(yaml.safe_dump(content))
+    rows = read_rows(folder)
+    first, second = rows["funnel"], rows["funnel_seed2"]
+    assert second.train == {**first.train, "seed": 2} and "funnel_seed3" in rows
+    assert {**first.settings(), "train": None} == {**second.settings(), "train": None}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -226,6 +226,28 @@ def test_two_machines_equal_one_process_with_all_batches(tmp_path: Path) -> None
     assert drawn == [{"corpus": 4 * (STEPS - 1)}] * 2
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["cpu", "gpu"])
+def test_a_gpu_trains_and_translates_if_there_is_one(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    recipe = find_recipe("multi30k_ende")
+    recipe.data.mkdir(parents=True)
+    content = {"source": "en", "target": "de", "vocabulary": "vocabulary", "checksum": "sum"}
+    (recipe.data / "data.json").write_text(json.dumps(content))
+    run = recipe.home / "standard"
+    Tools(monkeypatch, run)
+    train.train_command(recipe, ["standard"])
+    settings = yaml.safe_load((run / "train.yaml").read_text())
+    assert settings.get("gpu_ranks") == ([0] if there else None)
+    assert json.loads((run / "training.json").read_text())["options"] == []
+    monkeypatch.setattr(train, "run_tool", lambda name, arguments: None)
+    with pytest.raises(FileNotFoundError):  # nothing was translated
+        train.translate(recipe, recipe.row("standard"), tmp_path / "source", [], "output")
+    assert yaml.safe_load((run / "translate.yaml").read_text())["gpu"] == (0 if there else -1)
+
+
 @pytest.mark.parametrize("finished", [None, 2, 4])
 def test_another_machine_joins_an_unfinished_run(
     finished: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

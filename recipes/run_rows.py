@@ -1,0 +1,134 @@
+"""``python -m recipes run``: trains and evaluates many rows of a recipe, some beside each other.
+
+Every row is a pair of processes, ``train`` and ``eval``, as if started by hand; a row waits for its teacher.
+Small models leave most of a GPU, and all but one core of a CPU, to others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from recipes.common.recipe import Recipe, find_recipe
+from recipes.common.results import FILE, REPOSITORY, find_result
+from recipes.common.smoke import SMOKE, SMOKE_HELP
+from shared_embeddings.utils.command_line import Parser, positive
+from shared_embeddings.utils.errors import UserError
+
+STEPS, QUALITIES = ("train", "eval"), ("bleu", "perplexity")
+# Seconds after which a process that was told to stop, and saves its state, is killed.
+_GRACE = 60.0
+
+
+def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
+    """The rows without a result whose names match a pattern, and their teachers, which come first."""
+    names: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in recipe.rows if fnmatchcase(name, pattern)]
+        if not matching:
+            raise UserError(f"{recipe.name} has no row {pattern!r}; see python -m recipes list {recipe.name}")
+        for name in matching:
+            chain = [name]
+            while (teacher := recipe.rows[chain[-1]].teacher) is not None:
+                chain.append(teacher)
+            names += reversed(chain)
+    return [name for name in dict.fromkeys(names) if find_result(recipe.home, name) is None]
+
+
+class Job:
+    """The process of one step of a row; its output goes to ``STEP.output`` in the row's folder."""
+
+    def __init__(self, recipe: Recipe, row: str, step: str) -> None:
+        self.row, self.step = row, step
+        self.output = recipe.home / row / f"{step}.output"
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "recipes", recipe.name, step, row, *[SMOKE] * recipe.is_smoke]
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        with self.output.open("ab") as file:
+            # Its own group: an interrupt of the terminal is passed on once, by `stop`.
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def last_line(self) -> str:
+        """The last line that it printed."""
+        lines = self.output.read_text("utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) -> list[str]:
+    """Run the steps of rows, `count` at a time, until the time is over; return the rows that have no result.
+
+    Trainings that are stopped save their state and resume next time.
+    """
+    started, waiting, failed = time.monotonic(), list(rows), set[str]()
+    running: list[Job] = []
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:7.0f} s  {text}", flush=True)
+
+    def is_ready(row: str) -> bool:
+        teacher = recipe.rows[row].teacher
+        return teacher is None or teacher not in (*waiting, *failed, *(job.row for job in running))
+
+    try:
+        while (waiting or running) and time.monotonic() - started < seconds:
+            for row in [row for row in waiting if is_ready(row)][: count - len(running)]:
+                waiting.remove(row)
+                running.append(Job(recipe, row, STEPS[0]))
+                say(f"{row}: training")
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                if job.process.returncode:
+                    failed.add(job.row)
+                    say(f"{job.row}: {job.step} failed: {job.last_line()} (all of it: {job.output})")
+                elif job.step == STEPS[0]:
+                    running.append(Job(recipe, job.row, STEPS[1]))
+                else:
+                    metrics = (find_result(recipe.home, job.row) or {"metrics": {}})["metrics"]
+                    numbers = [f"{name} {metrics[name]:.1f}" for name in QUALITIES if name in metrics]
+                    say(f"{job.row}: {', '.join(numbers) or 'done'}")
+            if not running and waiting and not any(map(is_ready, waiting)):
+                break  # their teachers failed
+            time.sleep(0.2)
+    finally:
+        stop(running)
+    return [row for row in rows if find_result(recipe.home, row) is None]
+
+
+def stop(jobs: Sequence[Job]) -> None:
+    """Let the processes save their states and end."""
+    for job in jobs:
+        if job.process.poll() is None:
+            os.killpg(job.process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    for job in jobs:
+        try:
+            job.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(job.process.pid, signal.SIGKILL)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train and evaluate rows of a recipe, several at a time; again to resume."""
+    parser = Parser("python -m recipes run", description=main.__doc__)
+    parser.add_argument("task", help="a recipe whose data are prepared")
+    parser.add_argument("rows", nargs="+", metavar="ROW", help="a name, or a pattern such as 'small_*'")
+    parser.add_argument("--jobs", type=positive, default=1, help="rows at a time (default: 1)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    recipe = find_recipe(options.task)
+    recipe = recipe.smoke() if options.smoke else recipe
+    rows = chosen_rows(recipe, options.rows)
+    missing = run_rows(recipe, rows, options.jobs, 60 * options.minutes)
+    print(f"{len(rows) - len(missing)} of {len(rows)} rows done; results: {recipe.home / FILE}")
+    if missing:
+        raise UserError(f"no result of {', '.join(missing)}; run the same command again to resume")
