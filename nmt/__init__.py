@@ -13,5 +13,6 @@ from nmt.vocabulary import provide_missing_packages
 # OpenNMT-py calls functions that newer releases of torch deprecate.
 warnings.filterwarnings("ignore", category=FutureWarning, module="onmt")
 warnings.filterwarnings("ignore", message=".*nested tensor.*", module="torch")
+warnings.filterwarnings("ignore", message=".*sdp_kernel", category=FutureWarning)
 
 provide_missing_packages()  # in every process, before anything imports onmt
