@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 
-# Methods with `expensive_rows` compute tables in blocks of this many rows, which limits the memory of wide
-# layers.
-_TABLE_BLOCK = 2048
+# Methods with `expensive_rows` compute tables in blocks of rows, which limits the memory of wide layers. A block
+# takes a millisecond of an accelerator however small it is.
+_CPU_TABLE_BLOCK, _ACCELERATOR_TABLE_BLOCK = 2048, 16_384
 # Words whose rows are decoded together for scores.
 _SCORED_ROWS = 2048
 # More tokens than this are scored faster by a product with decoded rows than by sums over word codes.
@@ -587,9 +587,10 @@ class SharedEmbedding(CachingModule):
             return self.rows(ids)
         rows = self.row_function()
         if torch.is_grad_enabled():
-            # Inner layers are recomputed in the backward pass instead of stored for all V words.
-            rows = functools.partial(checkpoint, rows, use_reentrant=False)
-        return torch.cat([rows(block) for block in ids.split(_TABLE_BLOCK)])
+            # Inner layers, of which none is random, are recomputed in the backward pass instead of stored.
+            rows = functools.partial(checkpoint, rows, use_reentrant=False, preserve_rng_state=False)
+        size = _CPU_TABLE_BLOCK if ids.device.type == "cpu" else _ACCELERATOR_TABLE_BLOCK
+        return torch.cat([rows(block) for block in ids.split(size)])
 
     def without_padding(self, rows: Tensor, ids: Tensor) -> Tensor:
         """`rows` ``(n, D)`` with a constant zero wherever `ids` ``(n,)`` is the padding word."""
