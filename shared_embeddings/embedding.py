@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 
-# Methods with `expensive_rows` compute tables in blocks of rows, which limits the memory of wide layers. A block
-# takes a millisecond of an accelerator however small it is.
+# Methods with `expensive_rows` compute tables in blocks of rows, which limits the memory of wide layers. A
+# block takes a millisecond of an accelerator however small it is.
 _CPU_TABLE_BLOCK, _ACCELERATOR_TABLE_BLOCK = 2048, 16_384
 # Words whose rows are decoded together for scores.
 _SCORED_ROWS = 2048

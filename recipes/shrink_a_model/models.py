@@ -107,8 +107,8 @@ SUMMARY_LINES = {
 }
 # Larger losses, in percent, are left out there.
 _MOST_LOSS = 1000
-# Smaller losses, in percent, are drawn as this one: a logarithmic axis has no 0.
-_LEAST_LOSS = 0.1
+# Smaller and larger losses, in percent, are drawn as these: a logarithmic axis has no 0.
+_LEAST_LOSS, _GREATEST_LOSS = 0.1, 10_000
 # Sentences whose vectors are compared between ONNX Runtime and PyTorch.
 _COMPARED = 64
 _PLAIN: dict[str, Any] = {"method": "standard", "options": {}, "relative_error": 0.0}
@@ -516,7 +516,12 @@ def table(records: Sequence[Record]) -> str:
 
 def higher(text: str) -> Callable[[Record], str]:
     """How much higher the perplexity of a text is, for a column; +0.0 % if that rounds to zero."""
-    return lambda record: f"{round(loss(record, text), 1) + 0.0:+.1f} %"
+
+    def text_of(record: Record) -> str:
+        found = round(loss(record, text), 1) + 0.0
+        return f"{found:+.1f} %" if found < 1e6 else f"{found:+.0e} %"
+
+    return text_of
 
 
 def decoder_table(records: Sequence[Record]) -> str:
@@ -547,9 +552,13 @@ def decoder_table(records: Sequence[Record]) -> str:
         Column("table, MB", lambda r: f"{r['counts']['stored_bits'] / 8e6:.1f}"),
         Column("folder, MB", folder),
     ]
+
+    def perplexity(value: float) -> str:
+        return f"{value:.2f}" if value < 1e6 else f"{value:.0e}"
+
     for text, title in DECODER_TEXTS.items():
         columns += [
-            Column(f"{title}: perplexity", shown(text, "perplexity", lambda value: f"{value:.2f}")),
+            Column(f"{title}: perplexity", shown(text, "perplexity", perplexity)),
             Column("loss", higher(text)),
             Column("KL", shown(text, "kl", lambda value: f"{abs(value):.4f}")),
             Column("greedy kept", shown(text, "kept", lambda value: f"{100 * value:.1f} %")),
@@ -638,7 +647,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
     for axes, (decoder, text) in zip(panels, wanted, strict=True):
         for one in of_decoder[decoder]:
             color, marker, _ = styles[series(one)]
-            place = bits_a_weight(one), max(_LEAST_LOSS, loss(one, text))
+            place = bits_a_weight(one), min(max(_LEAST_LOSS, loss(one, text)), _GREATEST_LOSS)
             axes.scatter(*place, s=34, marker=marker, color=color, label=series(one), zorder=2)
             given = one["config"].get("peer", {}).get("kind") or f"{one['config']['given']['bits']:g}"
             axes.text(*place, given, fontsize=8, color=color)
@@ -650,7 +659,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
         axes.grid(alpha=0.3, linewidth=0.6)
         axes.margins(x=0.15, y=0.1)
     for axes in panels[:: len(DECODER_TEXTS)]:
-        axes.set_ylabel(f"higher perplexity (%); {_LEAST_LOSS:g} stands for less")
+        axes.set_ylabel(f"higher perplexity (%), drawn from {_LEAST_LOSS:g} to {_GREATEST_LOSS}")
     finish(figure, panels, path, styles)
 
 
