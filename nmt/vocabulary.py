@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.extras import missing_module
 from shared_embeddings.words.token_counts import split_count
 
 UNKNOWN = "<unk>"
@@ -91,11 +92,11 @@ def build_vocab_from_tokens(
 
 
 def _missing(what: str, package: str, remedy: str) -> Callable[..., None]:
+    """A function that stands for one of a package that is not installed."""
+
     def fail(*args: object, **kwargs: object) -> None:
-        raise UserError(
-            f"{what} needs {package}, which is not installed (it has no wheel for this Python version); "
-            f"{remedy}, or Python 3.10 to 3.12"
-        )
+        wheels = "" if package == "spacy" else " (it has wheels for Python 3.10 to 3.12)"
+        raise UserError(f"{what}: {missing_module(package)}{wheels}, or {remedy}")
 
     return fail
 
@@ -123,19 +124,19 @@ class _LazySpacy(importlib.abc.MetaPathFinder):
 
 
 def provide_missing_packages() -> None:
-    """Make OpenNMT-py, which imports them, work without pyonmttok and fasttext, and import spaCy lazily.
+    """Make OpenNMT-py, which imports them, work without pyonmttok, fasttext and spaCy; import spaCy lazily.
 
     Features that need a missing package fail with an error that names it.
     """
     needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
     stubs = {
-        name: _missing("the onmt_tokenize transform", "pyonmttok", "use bpe or sentencepiece")
+        name: _missing("transform onmt_tokenize", "pyonmttok", "use bpe or sentencepiece")
         for name in needed
     }
     _add_stub("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **stubs})
-    load_model = _missing("the clean transform", "fasttext", "remove it")
-    _add_stub("fasttext", {"load_model": load_model})
+    _add_stub("fasttext", {"load_model": _missing("transform clean", "fasttext", "remove it")})
     sys.meta_path.insert(0, _LazySpacy())
+    _add_stub("spacy", {"load": _missing("transform terminology", "spacy", "remove it")})
 
 
 def read_vocabulary(path: str, minimum_count: int) -> list[str]:

@@ -13,11 +13,12 @@ EXTRAS = {
     "hf": ("accelerate", "huggingface_hub", "tokenizers", "transformers"),
     "lm": ("tensorboard", "torchtext"),
     "nmt": tuple(
-        "ahocorasick configargparse ctranslate2 fasttext flask nltk pyonmttok rapidfuzz rouge_score "
-        "sacrebleu sentencepiece six spacy subword_nmt waitress".split()
+        "ahocorasick configargparse ctranslate2 flask nltk rapidfuzz rouge_score sacrebleu sentencepiece "
+        "six subword_nmt waitress".split()
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "recipes": ("babel", "num2words", "sacremoses", "vl_convert"),
+    "transforms": ("fasttext", "pyonmttok", "spacy"),
     "wandb": ("wandb",),
 }
 # Packages that are not named like their module.

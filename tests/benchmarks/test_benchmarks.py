@@ -27,6 +27,7 @@ from benchmarks import (
     layers,
     learned,
     preprocessing,
+    rates,
     translation,
 )
 from benchmarks.layers import PLAIN, PUBLISHED, SETTINGS, operations, rows, with_ratios, words
@@ -210,6 +211,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "language model": lambda record: language_model.as_table(record["measured"]),
     "gradients": gradients.as_text,
     "learned": learned.as_text,
+    "rates": rates.as_text,
     "translation": lambda record: translation.as_table(record["measured"]),
     "generation gemma": generation.as_table,
     "generation smollm": generation.as_table,
@@ -397,6 +399,25 @@ def test_programs_for_translation_train_on_the_same_text(tmp_path: Path, monkeyp
     batches = list(translation.plain_batches(tmp_path, 128))
     assert sum(len(source) for source, _ in batches) > 200
     assert all(side.numel() <= 128 or len(side) == 1 for batch in batches for side in batch)
+
+
+@pytest.mark.slow
+def test_rates_are_tried_once_and_divergence_is_a_result(tmp_path: Path, monkeypatch, capsys) -> None:
+    text = tmp_path / "text.txt"
+    lines = islice(Language(0, 60, 8, seed=1).sentences(), 300)
+    text.write_text("\n".join(lines) + "\n")
+    prepare(dict.fromkeys(("train", "valid", "test"), [text]), tmp_path / "ptb_awd_lstm" / "data")
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(rates, "ROWS", ("small_projective",))
+    monkeypatch.setattr(rates, "RATES", {"sgd": (1.0, 1e30)})
+    arguments = ["--output", str(tmp_path / "numbers.jsonl"), "--rows", "small_projective"]
+    rates.main(arguments)
+    first, second = read_record(tmp_path / "numbers.jsonl", "rates", "measured")["measured"]
+    assert {first["rate"], second["rate"]} == {1.0, 1e30}
+    assert "diverged | " not in (table := capsys.readouterr().out) and "diverged" in table
+    monkeypatch.setattr(rates, "train", lambda *_: pytest.fail("is there already"))
+    rates.main(arguments)
+    assert capsys.readouterr().out == table
 
 
 @pytest.mark.slow

@@ -161,18 +161,18 @@ def test_no_module_of_opennmt_keeps_a_patched_function() -> None:
 
 @pytest.mark.slow
 def test_missing_packages_are_replaced(tmp_path: Path) -> None:
-    """Without pyonmttok and fasttext, the commands run, and features that need them report it."""
+    """Without pyonmttok, fasttext and spaCy, the commands run, and features that need them report it."""
     script = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
-        "hidden = ('pyonmttok', 'fasttext')\n"
+        "hidden = ('pyonmttok', 'fasttext', 'spacy')\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in hidden else find(name, *rest)\n"
         "from nmt.hooks import apply_patches\n"
         "apply_patches()\n"
-        "import pyonmttok, onmt.transforms.clean as clean\n"
+        "import pyonmttok, onmt.transforms.clean as clean, onmt.transforms.terminology as terms\n"
         "assert 'spacy.language' not in sys.modules\n"
         "print(pyonmttok.build_vocab_from_tokens(['a'])(['a']))\n"
-        "for call in (pyonmttok.Tokenizer, clean.fasttext.load_model):\n"
+        "for call in (pyonmttok.Tokenizer, clean.fasttext.load_model, terms.spacy.load):\n"
         "    try:\n"
         "        call('x')\n"
         "    except ValueError as error:\n"
@@ -182,4 +182,6 @@ def test_missing_packages_are_replaced(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "[0]", done.stderr
-    assert "pyonmttok" in lines[1] and "fasttext" in lines[2]
+    packages = [re.search(r"the package (\w+) is not installed", line)[1] for line in lines[1:]]
+    assert packages == ["pyonmttok", "fasttext", "spacy"]
+    assert all("pip install 'shared-embeddings[transforms]'" in line for line in lines[1:])

@@ -1,0 +1,112 @@
+"""How well each method learns in one epoch, by optimizer and learning rate.
+
+The models are the rows `small_*` of the recipe ``ptb_awd_lstm`` that are trained from scratch. One epoch is a
+sixth of their training; its rate falls to zero along a cosine. Run the recipe's ``preprocess.sh`` first. Runs
+that are in the file of results are not repeated.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.rates --jobs 2 --output benchmarks/results.jsonl \\
+        --readme benchmarks/README.md
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
+from recipes.common.recipe import REPOSITORY, Recipe, find_recipe
+from recipes.common.tools import run_main, write_yaml
+from recipes.language_model import data_folder
+from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.errors import UserError
+
+BENCHMARK, RECIPE, PLAIN_ROW = "rates", "ptb_awd_lstm", "small_standard"
+_OTHERS = "projective funnel define define_half alone uncle adaptive group_reduce tensor_train structured"
+ROWS = (PLAIN_ROW, *(f"small_{name}" for name in _OTHERS.split()))
+RATES = {"sgd": (5.0, 10.0, 20.0, 40.0), "adam": (0.001, 0.002, 0.004, 0.008)}
+# The other options of an optimizer.
+OPTIONS: dict[str, dict[str, Any]] = {"sgd": {}, "adam": {"warmup_steps": 100}}
+
+
+class Run(NamedTuple):
+    """One training."""
+
+    row: str
+    optimizer: str
+    rate: float
+
+
+def train(recipe: Recipe, run: Run, epochs: int) -> Record:
+    """Train a row with an optimizer; returns the best validation perplexity, None if it diverged."""
+    row = recipe.row(run.row)
+    with tempfile.TemporaryDirectory(prefix=f"{run.row}-") as folder:
+        settings = {
+            **recipe.row(PLAIN_ROW).train,
+            **{"embedding": recipe.with_files(row.embedding, recipe.home)},
+            **{"data": str(data_folder(recipe, row)), "output_dir": f"{folder}/run"},
+            **{"optimizer": run.optimizer, "learning_rate": run.rate, **OPTIONS[run.optimizer]},
+            **{"epochs": epochs, "precision": "fp32", "log_every": 1000},
+        }
+        config = Path(folder, "settings.yaml")
+        write_yaml(config, settings)
+        command = [sys.executable, "-m", "lm.train.command", "-config", str(config)]
+        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        if ended.returncode and not re.search("not finite|the loss is", ended.stderr):
+            raise UserError(f"{run.row}: lm_train failed: {ended.stderr.strip().splitlines()[-1]}")
+        found = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", ended.stdout)]
+    return {**run._asdict(), "perplexity": min(found, default=None)}
+
+
+def as_text(record: Mapping[str, Any]) -> str:
+    """A line for each row, with the best of all runs in bold."""
+    found = {(one["row"], one["optimizer"], one["rate"]): one["perplexity"] for one in record["measured"]}
+    columns = [(optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
+    lines = []
+    for row in ROWS:
+        values = {column: found.get((row, *column)) for column in columns}
+        best = min((value for value in values.values() if value is not None), default=None)
+        cells = []
+        for column, value in values.items():
+            text = "diverged" if (row, *column) in found else "not run"
+            text = text if value is None else f"{value:,.0f}"
+            cells.append(f"**{text}**" if value is not None and value == best else text)
+        lines.append([f"`{row}`", *cells])
+    titles = ["row", *(f"{'SGD' if optimizer == 'sgd' else 'Adam'} {rate:g}" for optimizer, rate in columns)]
+    return markdown(titles, lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, or only write the table."""
+    parser = parser_of("benchmarks.rates", __doc__)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, metavar="ROW", help="default: all")
+    parser.add_argument("--epochs", type=positive, default=1, help="of each run (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at a time (default: 1)")
+    options = parser.parse_args(arguments)
+    recipe = find_recipe(RECIPE)
+    record = dict(earlier_record(options.output, BENCHMARK) or {})
+    if record.get("epochs") != options.epochs:
+        record = {"epochs": options.epochs, "measured": []}
+    done = {(one["row"], one["optimizer"], one["rate"]) for one in record["measured"]}
+    runs = [Run(row, name, rate) for row in options.rows for name in RATES for rate in RATES[name]]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        started = [pool.submit(train, recipe, run, options.epochs) for run in runs if run not in done]
+        try:
+            for future in as_completed(started):
+                one = future.result()
+                print(*one.values(), file=sys.stderr, flush=True)
+                record["measured"] = [*record["measured"], one]
+                if options.output:
+                    save_record(options.output, BENCHMARK, record)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    publish(record, as_text(record), BENCHMARK, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(BENCHMARK, main))
