@@ -107,11 +107,12 @@ def name_unusable_files(original: Any, self: Any, vocabs: Any = None) -> None:
 def load_installed_spacy_models(original: Any, self: Any, vocabs: Any = None) -> None:
     """Load installed spaCy models only; spaCy itself imports packages of any name and reads any folder."""
     installed = sorted(entry.name for entry in entry_points(group="spacy_models"))
+    advice = "none; pip install 'shared-embeddings[transforms]', then python -m spacy download NAME"
     for name in ("src_spacy_language_model", "tgt_spacy_language_model"):
         given = getattr(self.opts, name)
         if given not in installed:
             raise UserError(
                 f"{name}: {given!r} is not an installed spaCy model; "
-                f"installed: {', '.join(installed) or 'none'}"
+                f"installed: {', '.join(installed) or advice}"
             )
     original(self, vocabs)
