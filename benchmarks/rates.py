@@ -64,11 +64,12 @@ def train(recipe: Recipe, run: Run, epochs: int) -> Record:
 
 
 def as_text(record: Mapping[str, Any]) -> str:
-    """A line for each row, with the best of all runs in bold."""
+    """A line for each row with runs, the best of them in bold, and the names of the others."""
     found = {(one["row"], one["optimizer"], one["rate"]): one["perplexity"] for one in record["measured"]}
     columns = [(optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
+    tried = [row for row in ROWS if any(row == name for name, *_ in found)]
     lines = []
-    for row in ROWS:
+    for row in tried:
         values = {column: found.get((row, *column)) for column in columns}
         best = min((value for value in values.values() if value is not None), default=None)
         cells = []
@@ -77,8 +78,9 @@ def as_text(record: Mapping[str, Any]) -> str:
             text = text if value is None else f"{value:,.0f}"
             cells.append(f"**{text}**" if value is not None and value == best else text)
         lines.append([f"`{row}`", *cells])
+    idle = ", ".join(f"`{row}`" for row in ROWS if row not in tried)
     titles = ["row", *(f"{'SGD' if optimizer == 'sgd' else 'Adam'} {rate:g}" for optimizer, rate in columns)]
-    return markdown(titles, lines)
+    return markdown(titles, lines) + (f"\n\nNot run: {idle}." if idle else "")
 
 
 def main(arguments: Sequence[str]) -> None:
