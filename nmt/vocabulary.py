@@ -130,8 +130,7 @@ def provide_missing_packages() -> None:
     """
     needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
     stubs = {
-        name: _missing("transform onmt_tokenize", "pyonmttok", "use bpe or sentencepiece")
-        for name in needed
+        name: _missing("transform onmt_tokenize", "pyonmttok", "use bpe or sentencepiece") for name in needed
     }
     _add_stub("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **stubs})
     _add_stub("fasttext", {"load_model": _missing("transform clean", "fasttext", "remove it")})
