@@ -27,7 +27,7 @@ from benchmarks import gpu_cases
 from benchmarks.measuring import earlier_record, markdown, save_record
 from recipes.common.results import REPOSITORY
 from recipes.common.table import NOT_RUN, update_readme
-from recipes.common.tools import run_main
+from recipes.common.tools import python_path, run_main
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import first_line, write_text
@@ -269,10 +269,7 @@ def main(arguments: Sequence[str]) -> None:
         if not options.tiny and not torch.cuda.is_available():
             raise UserError("torch finds no CUDA device; --tiny tries everything on the CPU")
         os.environ["RUNS"] = str(options.folder)
-        # Commands of this environment import this repository, whether or not it is installed.
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
+        os.environ["PYTHONPATH"] = python_path()
         for name in options.slices:
             run_slice(name, options, results) if options.tiny or options.here else run_apart(name, options)
     results = Results(options.folder / FILE)

@@ -42,8 +42,11 @@ class Run(NamedTuple):
     rate: float
 
 
-def train(recipe: Recipe, run: Run, epochs: int) -> Record:
-    """Train a row with an optimizer; returns the best validation perplexity, None if it diverged."""
+def train(recipe: Recipe, run: Run, epochs: int, children: list[subprocess.Popen[str]]) -> Record:
+    """Train a row with an optimizer; returns the best validation perplexity, None if it diverged.
+
+    The process is added to `children`, so that an interrupt can end it.
+    """
     row = recipe.row(run.row)
     with tempfile.TemporaryDirectory(prefix=f"{run.row}-") as folder:
         settings = {
@@ -56,10 +59,13 @@ def train(recipe: Recipe, run: Run, epochs: int) -> Record:
         config = Path(folder, "settings.yaml")
         write_yaml(config, settings)
         command = [sys.executable, "-m", "lm.train.command", "-config", str(config)]
-        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-        if ended.returncode and not re.search("not finite|the loss is", ended.stderr):
-            raise UserError(f"{run.row}: lm_train failed: {ended.stderr.strip().splitlines()[-1]}")
-        found = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", ended.stdout)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True) as process:
+            children.append(process)
+            printed, errors = process.communicate()
+        if process.returncode and not re.search("not finite|the loss is", errors):
+            raise UserError(f"{run.row}: lm_train failed: {errors.strip().splitlines()[-1]}")
+        found = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", printed)]
     return {**run._asdict(), "perplexity": min(found, default=None)}
 
 
@@ -96,8 +102,11 @@ def main(arguments: Sequence[str]) -> None:
         record = {"epochs": options.epochs, "measured": []}
     done = {(one["row"], one["optimizer"], one["rate"]) for one in record["measured"]}
     runs = [Run(row, name, rate) for row in options.rows for name in RATES for rate in RATES[name]]
+    children: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        started = [pool.submit(train, recipe, run, options.epochs) for run in runs if run not in done]
+        started = [
+            pool.submit(train, recipe, run, options.epochs, children) for run in runs if run not in done
+        ]
         try:
             for future in as_completed(started):
                 one = future.result()
@@ -106,7 +115,9 @@ def main(arguments: Sequence[str]) -> None:
                 if options.output:
                     save_record(options.output, BENCHMARK, record)
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()
     publish(record, as_text(record), BENCHMARK, options)
 
 

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from recipes.common.recipe import Recipe, find_recipe
-from recipes.common.results import FILE, REPOSITORY, find_result
+from recipes.common.results import FILE, find_result, read_results
 from recipes.common.smoke import SMOKE, SMOKE_HELP
+from recipes.common.tools import python_path
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 
@@ -38,7 +39,14 @@ def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
             while (teacher := recipe.rows[chain[-1]].teacher) is not None:
                 chain.append(teacher)
             names += reversed(chain)
-    return [name for name in dict.fromkeys(names) if find_result(recipe.home, name) is None]
+    return without_result(recipe, list(dict.fromkeys(names)))
+
+
+def without_result(recipe: Recipe, rows: Sequence[str]) -> list[str]:
+    """Those of the rows that have not been evaluated."""
+    file = recipe.home / FILE
+    found = {record["row"] for record in read_results(file)} if file.is_file() else set()
+    return [row for row in rows if row not in found]
 
 
 class Job:
@@ -49,8 +57,7 @@ class Job:
         self.output = recipe.home / row / f"{step}.output"
         self.output.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "recipes", recipe.name, step, row, *[SMOKE] * recipe.is_smoke]
-        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": python_path()}
         with self.output.open("ab") as file:
             # Its own group: an interrupt of the terminal is passed on once, by `stop`.
             self.process = subprocess.Popen(
@@ -100,7 +107,7 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
             time.sleep(0.2)
     finally:
         stop(running)
-    return [row for row in rows if find_result(recipe.home, row) is None]
+    return without_result(recipe, rows)
 
 
 def stop(jobs: Sequence[Job]) -> None:

@@ -195,7 +195,7 @@ def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str 
         if record["metrics"]:
             seeds = [record, *(other for key, other in found.items() if key.startswith(f"{name}{SEED}"))]
             record["runs"] = {
-                metric: [seed["metrics"][metric] for seed in seeds]
+                metric: [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
                 for metric in QUALITIES & record["metrics"].keys()
             }
             means = {metric: fmean(runs) for metric, runs in record["runs"].items()}

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from recipes.common.results import REPOSITORY
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.download import download, verify
@@ -170,6 +171,11 @@ def checksums_of(files: Mapping[str, Path]) -> dict[str, Any]:
     found = {name: sha256(path) for name, path in files.items()}
     whole = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
     return {"checksum": whole, "files": found}
+
+
+def python_path() -> str:
+    """The value of PYTHONPATH with which commands import this repository, whether or not it is installed."""
+    return os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
