@@ -66,8 +66,9 @@ format: setup-any ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-readme: setup-any ## update the tables and the picture of README.md, after methods or results changed
+readme: setup-any ## update tables and picture of README.md and stored help, after methods, results or options changed
 	@$(BIN)/python scripts/update_readme.py
+	@$(BIN)/python scripts/update_help.py
 
 pins: ## resolve requirements/pins.in again
 	@PYTHON="$(PYTHON)" scripts/update_pins.sh

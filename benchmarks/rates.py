@@ -54,7 +54,7 @@ def train(recipe: Recipe, run: Run, epochs: int, children: list[subprocess.Popen
             **{"embedding": recipe.with_files(row.embedding, recipe.home)},
             **{"data": str(data_folder(recipe, row)), "output_dir": f"{folder}/run"},
             **{"optimizer": run.optimizer, "learning_rate": run.rate, **OPTIONS[run.optimizer]},
-            **{"epochs": epochs, "precision": "fp32", "log_every": 1000},
+            **{"epochs": epochs, "log_every": 1000},
         }
         config = Path(folder, "settings.yaml")
         write_yaml(config, settings)

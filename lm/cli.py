@@ -6,6 +6,7 @@ See `shared_embeddings.utils.command_line.run` for their errors and exit statuse
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared_embeddings.utils.command_line import explain, lost_group, run_module
@@ -16,25 +17,27 @@ from shared_embeddings.utils.interrupts import RESUME
 if TYPE_CHECKING:
     import torch
 
+HELPS = Path(__file__).with_name("help")  # written by ``make readme``
+
 
 def prepare() -> None:
     """Convert texts to token files and a vocabulary."""
-    run_module("lm_prepare", "lm.data.prepare", _explain)
+    run_module("lm_prepare", "lm.data.prepare:main", HELPS, _explain)
 
 
 def train() -> None:
     """Train a language model, or resume its training."""
-    run_module("lm_train", "lm.train.command", _explain, RESUME)
+    run_module("lm_train", "lm.train.command:main", HELPS, _explain, RESUME)
 
 
 def evaluate() -> None:
     """Compute the perplexity of a trained model."""
-    run_module("lm_evaluate", "lm.evaluate.command", _explain)
+    run_module("lm_evaluate", "lm.evaluate.command:main", HELPS, _explain)
 
 
 def generate() -> None:
     """Generate text with a trained model."""
-    run_module("lm_generate", "lm.evaluate.generate", _explain)
+    run_module("lm_generate", "lm.evaluate.generate:main", HELPS, _explain)
 
 
 def _explain(error: BaseException) -> str | None:

@@ -25,6 +25,9 @@ from shared_embeddings.utils.path_options import PathOption
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
 
 
+HELPS = Path(__file__).with_name("help")  # written by ``make readme``
+
+
 def _command(function: Callable[[], None], advice: str = command_line.NO_PARTIAL_FILES) -> Callable[[], None]:
     """Make a command of a function: it applies the patches and reports user errors in one line."""
 
@@ -36,8 +39,8 @@ def _command(function: Callable[[], None], advice: str = command_line.NO_PARTIAL
 
     @functools.wraps(function)
     def command() -> None:
-        name = Path(sys.argv[0]).name
-        command_line.exit_with(command_line.run(name, main, explain=_explain, advice=advice))
+        name = f"onmt_{function.__name__}"
+        command_line.exit_with(command_line.run(name, main, None, _explain, advice, HELPS))
 
     return command
 
@@ -140,7 +143,7 @@ def train() -> None:
     from nmt.options import TRAIN, parse
     from nmt.train import ranks, runs
 
-    opt = parse(onmt.bin.train._get_parser(), TRAIN)
+    opt = parse(onmt.bin.train._get_parser(), "-config train.yaml", TRAIN)
     corpora = _check_training(opt)
     with runs.locked_run(opt) as lock:
         settings = runs.settings_of(opt, corpora)
@@ -166,7 +169,8 @@ def translate() -> None:
     from nmt.transforms import applied
     from nmt.translation import translate_file
 
-    opt = parse(onmt.bin.translate._get_parser(), TRANSLATE)
+    example = "-model model_step_1000.pt -src test.txt -output out.txt"
+    opt = parse(onmt.bin.translate._get_parser(), example, TRANSLATE)
     check_translation(opt)
     with applied(opt) as description:
         check_prefix(opt)
@@ -189,7 +193,8 @@ def build_vocab() -> None:
         for action in onmt.bin.train._get_parser()._actions
         for string in action.option_strings
     }
-    opt = parse(onmt.bin.build_vocab._get_parser(), known_elsewhere=of_training)
+    parser, example = onmt.bin.build_vocab._get_parser(), "-config train.yaml -n_sample -1"
+    opt = parse(parser, example, known_elsewhere=of_training)
     check_counting(opt)
     corpora = read_corpora(opt)
     check_transforms(opt, corpora)
@@ -208,7 +213,7 @@ def average_models() -> None:
     add("-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write")
     add("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
     add("-force", "--force", action="store_true", help="overwrite an existing file")
-    opt = parse(parser)
+    opt = parse(parser, "-models model_step_900.pt model_step_1000.pt -output averaged.pt")
     models = list(map(str, opt.models))
     check_new_model(models, opt.output, PathOption.NEW_FILE, opt.force)
     save_checkpoint(average_checkpoints(models, opt.fp32), opt.output)
@@ -230,7 +235,7 @@ def release_model() -> None:
     kinds = ["int8", "int16", "float16", "int8_float16"]
     add("--quantization", "-q", "-quantization", choices=kinds, help="for CTranslate2")
     add("-force", "--force", action="store_true", help="overwrite existing output")
-    opt = parse(parser)
+    opt = parse(parser, "--model model_step_1000.pt --output released.pt")
     model, output = str(opt.model), str(opt.output)
     if opt.format == "pytorch":
         if opt.quantization:
@@ -252,25 +257,24 @@ def server() -> None:
     from nmt.options import parse
     from nmt.server import make_parser, serve
 
-    serve(parse(make_parser()))
+    serve(parse(make_parser(), "--model_config available_models/conf.json"))
 
 
-def _of_headlines(program: str, name: str) -> Callable[[], None]:
-    """Make a command of a function of `nmt.headlines`, which is imported inside `run`."""
-
-    def main(arguments: Sequence[str]) -> None:
-        from nmt import headlines
-
-        getattr(headlines, name)(arguments)
-
-    return lambda: command_line.exit_with(command_line.run(program, main))
+def characters() -> None:
+    """``onmt_characters``: split text into characters, or join them."""
+    command_line.run_module("onmt_characters", "nmt.headlines:characters_main", HELPS)
 
 
-characters = _of_headlines("onmt_characters", "characters_main")
-character_vocab = _of_headlines("onmt_character_vocab", "vocabulary_main")
-rerank = _of_headlines("onmt_rerank", "rerank_main")
+def character_vocab() -> None:
+    """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
+    command_line.run_module("onmt_character_vocab", "nmt.headlines:vocabulary_main", HELPS)
+
+
+def rerank() -> None:
+    """``onmt_rerank``: keep the best hypothesis for each source."""
+    command_line.run_module("onmt_rerank", "nmt.headlines:rerank_main", HELPS)
 
 
 def rouge() -> None:
     """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    command_line.run_module("onmt_rouge", "nmt.rouge")
+    command_line.run_module("onmt_rouge", "nmt.rouge:main", HELPS)

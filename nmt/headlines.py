@@ -58,7 +58,8 @@ def _write_lines(target: Path, lines: Iterable[str]) -> None:
 
 def characters_main(arguments: Sequence[str]) -> None:
     """Run ``onmt_characters split`` or ``onmt_characters join``."""
-    parser = Parser("onmt_characters", description="Text as characters, and characters as text")
+    about = "Text as characters, and characters as text"
+    parser = Parser("onmt_characters", "split -input train.txt -output train.characters", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, text) in COMMANDS.items():
         add = commands.add_parser(name, help=text, description=text).add_argument
@@ -101,6 +102,7 @@ def vocabulary_main(arguments: Sequence[str]) -> None:
     """Run ``onmt_character_vocab``."""
     parser = Parser(
         "onmt_character_vocab",
+        "-source train.pieces -target train.characters -output vocab.txt",
         description="Build one vocabulary for a source in subwords and a target in characters, for "
         "share_vocab: true; onmt_train omits rare tokens with src_words_min_frequency and src_vocab_size",
     )
@@ -161,6 +163,7 @@ def rerank_main(arguments: Sequence[str]) -> None:
     """Run ``onmt_rerank``."""
     parser = Parser(
         "onmt_rerank",
+        "-source test.txt -hypotheses out.txt -n_best 5 -output best.txt",
         description="Keep the hypothesis with the most content words of the source; texts contain words, "
         "not subwords or characters",
     )

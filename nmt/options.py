@@ -24,7 +24,7 @@ import torch
 
 from nmt.checkpoints import safetensors_of
 from nmt.plan import parse_text
-from shared_embeddings.utils.command_line import check_repeats, finite_number, whole_number
+from shared_embeddings.utils.command_line import check_repeats, finite_number, last_line, whole_number
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import followed, staged
 from shared_embeddings.utils.options import check_known
@@ -54,14 +54,17 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 # Parsing
 
 
-def parse(parser: Any, table: Table | None = None, known_elsewhere: Collection[str] = ()) -> Namespace:
+def parse(
+    parser: Any, example: str, table: Table | None = None, known_elsewhere: Collection[str] = ()
+) -> Namespace:
     """Parse the command line and the configuration file; unknown and repeated options fail by name.
 
     The command line takes precedence. An output that is a symbolic link becomes the target of the link.
-    `known_elsewhere` are options of other commands, which a shared configuration file may contain.
+    The help ends with the arguments of an `example`. `known_elsewhere` are options of other commands, which a
+    shared configuration file may contain.
     """
     table = table or {}
-    parser.error = fail
+    parser.error, parser.epilog = fail, last_line(parser.prog, example)
     if isinstance(parser, configargparse.ArgumentParser):
         parser._config_file_parser = ConfigurationReader()
         parser._config_file_open_func = _open_config

@@ -244,7 +244,8 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
 
 def main(arguments: Sequence[str]) -> None:
     """Run ``onmt_rouge``."""
-    parser = Parser("onmt_rouge", description="ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line")
+    about = "ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line"
+    parser = Parser("onmt_rouge", "--candidates out.txt --references test.txt", description=about)
     add = parser.add_argument
     file: dict[str, Any] = {"type": PathOption.FILE, "metavar": "FILE"}
     add("--candidates", "-candidates", required=True, help="texts to score", **file)

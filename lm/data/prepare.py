@@ -25,7 +25,7 @@ DEFAULT_SPLIT = "0.9,0.05,0.05"
 
 def main(arguments: Sequence[str]) -> None:
     """Convert texts to token files and a vocabulary for lm_train."""
-    parser = Parser("lm_prepare", description=main.__doc__)
+    parser = Parser("lm_prepare", "-dataset ptb -output runs/ptb/data", description=main.__doc__)
     add = parser.add_argument
     for split in SPLITS:
         text = f"UTF-8 texts of the {split} split"

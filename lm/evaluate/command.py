@@ -112,7 +112,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("lm_evaluate", description=main.__doc__)
+    example = "-model runs/ptb/funnel/best.pt -data runs/ptb/data"
+    parser = Parser("lm_evaluate", example, description=main.__doc__)
     add = parser.add_argument
     add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
     source = "folder written by lm_prepare, or a UTF-8 text"

@@ -22,7 +22,8 @@ from shared_embeddings.utils.path_options import PathOption
 
 def main(arguments: Sequence[str]) -> None:
     """Generate text with a trained model: words separated by spaces, and a line feed for each <eos>."""
-    parser = Parser("lm_generate", description=main.__doc__)
+    example = "-model runs/ptb/funnel/best.pt -prompt 'the company'"
+    parser = Parser("lm_generate", example, description=main.__doc__)
     add = parser.add_argument
     add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
     add("-prompt", default="", metavar="TEXT", help="words to continue (default: start of a line)")

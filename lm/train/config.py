@@ -18,6 +18,7 @@ from lm import models
 from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
 from shared_embeddings.compress.straight_through import parse_quantization
+from shared_embeddings.utils.command_line import last_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import (
     OptionError,
@@ -246,4 +247,4 @@ def help_text() -> str:
                 default = shown.removesuffix("...\n").strip()
             entry = f"  {field.name} ({default}): {about}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    return "\n".join([*lines, "", last_line("lm_train", "-config train.yaml -learning_rate 20")])

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 from shared_embeddings.utils import interrupts
@@ -21,6 +22,7 @@ from shared_embeddings.utils.interrupts import RESUME
 from shared_embeddings.utils.path_options import check_path_options
 
 USER_ERROR = 2
+HELP = ["--help"]
 TRACEBACK_VARIABLE = "SHARED_EMBEDDINGS_TRACEBACK"
 # A number without a decimal point, which PyYAML parses as text.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
@@ -67,6 +69,7 @@ def run(
     arguments: Sequence[str] | None = None,
     explain: Explain = explain,
     advice: str = NO_PARTIAL_FILES,
+    helps: Path | None = None,
 ) -> int:
     """Run a command and return its exit status; ``--version`` alone prints the version.
 
@@ -80,12 +83,16 @@ def run(
         arguments: ``sys.argv[1:]`` if not given.
         explain: returns the line for an error, or None to show its traceback.
         advice: the end of the line printed on interruption.
+        helps: a folder with the help of programs that take seconds to import, printed for ``--help`` alone.
     """
     try:
         with interrupts.signals_raised():
             given = sys.argv[1:] if arguments is None else arguments
             if list(given) == ["--version"]:
                 print(f"{program} {metadata.version('shared-embeddings')}")
+                return 0
+            if helps and list(given) in (HELP, ["-h"]) and (stored := helps / f"{program}.txt").is_file():
+                print(stored.read_text(encoding="utf-8"), end="")
                 return 0
             status = main(given)
             sys.stdout.flush()
@@ -110,12 +117,20 @@ def run(
         return USER_ERROR
 
 
-def run_module(program: str, module: str, explain: Explain = explain, advice: str = NO_PARTIAL_FILES) -> None:
-    """Run ``main(arguments)`` of a module as a command, see `run`, and exit with its status.
+def run_module(
+    program: str, function: str, helps: Path, explain: Explain = explain, advice: str = NO_PARTIAL_FILES
+) -> None:
+    """Run ``MODULE:FUNCTION(arguments)`` as a command, see `run`, and exit with its status.
 
-    The module is imported inside `run`, so that a missing package is reported like any other error.
+    Without arguments, the help is printed. The module is imported inside `run`, so that a missing package is
+    reported like any other error.
     """
-    exit_with(run(program, lambda words: importlib.import_module(module).main(words), None, explain, advice))
+    module, _, name = function.partition(":")
+
+    def main(arguments: Sequence[str]) -> int | None:
+        return getattr(importlib.import_module(module), name)(arguments)  # type: ignore[no-any-return]
+
+    exit_with(run(program, main, sys.argv[1:] or HELP, explain, advice, helps))
 
 
 def exit_with(status: int) -> None:
@@ -160,11 +175,13 @@ def check_repeats(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors that accepts each option once, by its full name.
 
-    Options that name files have a `PathOption` as their type, which checks them after parsing.
+    Options that name files have a `PathOption` as their type, which checks them after parsing. An `example`
+    has the arguments of a use, see `last_line`.
     """
 
-    def __init__(self, prog: str, **settings: Any) -> None:
-        super().__init__(prog, **{"allow_abbrev": False, **settings})
+    def __init__(self, prog: str, example: str | None = None, **settings: Any) -> None:
+        closing = {} if example is None else {"epilog": last_line(prog, example)}
+        super().__init__(prog, **{"allow_abbrev": False, **closing, **settings})
         self.register("type", int, whole_number)
         self.register("type", float, finite_number)
 
@@ -177,6 +194,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def last_line(program: str, example: str) -> str:
+    """The end of the help of a program."""
+    return f"--version prints the version; example: {program} {example}"
 
 
 def whole_number(text: str) -> int:

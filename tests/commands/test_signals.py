@@ -5,18 +5,21 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from scripts.update_help import live_help, stored_help
 from shared_embeddings.utils import command_line, interrupts
 from shared_embeddings.utils.interrupts import command_of
 from tests.drills.runner import Drill, Result, Try, perform, rows
@@ -65,11 +68,28 @@ def test_help_does_not_wait_for_torch(words: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
 
 
-@pytest.mark.parametrize("command", ["lm.cli:train", "nmt.cli:train", "nmt.cli:translate"])
-def test_versions_do_not_wait_for_torch(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        *(("nmt.cli:train", "--version"), ("nmt.cli:translate", "--version"), ("nmt.cli:server", "-h")),
+        *(("lm.cli:train", word) for word in ("--version", "--help", "-h", "")),
+        *(("nmt.cli:rouge", ""), ("nmt.cli:rerank", "--help")),
+    ],
+)
+def test_versions_and_stored_help_do_not_wait_for_torch(command: str, word: str, tmp_path: Path) -> None:
     module, name = command.split(":")
-    ended = stopped(tmp_path, "SIGTERM", "-c", f"import {module}; {module}.{name}()", "--version")
+    ended = stopped(tmp_path, "SIGTERM", "-c", f"import {module}; {module}.{name}()", *word.split())
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "command"), list(stored_help()), ids=lambda value: getattr(value, "stem", "")
+)
+def test_stored_help_is_that_of_the_parser(file: Path, command: metadata.EntryPoint) -> None:
+    # Lines and punctuation differ between versions of Python.
+    shown, stored = (set(re.findall(r"\w+", text)) for text in (live_help(command), file.read_text()))
+    assert shown == stored, "run: make readme"
+    assert f"--version prints the version; example: {command.name} " in file.read_text()
 
 
 def test_programs_that_import_the_library_keep_their_signal_handlers(tmp_path: Path) -> None:

@@ -174,7 +174,10 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Ended:
     module = ModuleType("lm.failing")
     module.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    return ended(lambda: command_line.run_module("lm_fail", module.__name__, cli._explain), "lm_fail")
+    return ended(
+        lambda: command_line.run_module("lm_fail", f"{module.__name__}:main", cli.HELPS, cli._explain),
+        "lm_fail",
+    )
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
