@@ -264,4 +264,4 @@ def test_boolean_words_are_parsed(host: Host) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for text, wanted in (("false", False), ("True", True), ("no", False)):
             patch.setattr("sys.argv", ["onmt_train", "-data", "d", "-src_vocab", "v", "-penn", text])
-            assert parse(onmt.bin.train._get_parser()).penn is wanted
+            assert parse(onmt.bin.train._get_parser(), "-config train.yaml").penn is wanted

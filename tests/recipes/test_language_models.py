@@ -166,10 +166,9 @@ def test_small_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
         if method in ("structured", "group_reduce"):  # sizes also depend on codes or word counts
             assert 3.7 < times < 12
         elif method not in ("standard", "quantized"):  # fewer bits, not fewer parameters
-            # A unit in the proportions of DeFINE is larger.
-            least, most = (
-                (7.7, 8.3) if "_8x" in name else (1.7, 2.0) if name.endswith("_half") else (3.6, 4.4)
-            )
+            # A unit in the proportions of DeFINE and a deeper one are larger; fewer classes are smaller.
+            others = {"_8x": (7.7, 8.3), "_half": (1.7, 2.0), "_deep": (3.0, 3.3), "_classes": (5.0, 6.0)}
+            least, most = next((others[part] for part in others if part in name), (3.6, 4.4))
             assert least <= times < most, name
         assert size.endswith(f"times fewer than {words:,} x {row.train['embedding_dim']}")
 
