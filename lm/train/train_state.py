@@ -117,9 +117,12 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     restore_generator(trainer.lengths, saved["lengths"])
     own = saved["processes"][trainer.group.rank]
     device = trainer.group.device
-    # The length of memories varies.
-    forms = [[(part.dtype, part.dim()) for part in state] for state in trainer.states]
-    if forms != [[(part.dtype, part.dim()) for part in state] for state in own["states"]]:
+    # The length of memories varies, and their type: under autocast it is that of the last products.
+    forms, saved_forms = (
+        [[(part.is_floating_point(), part.dim()) for part in state] for state in states]
+        for states in (trainer.states, own["states"])
+    )
+    if forms != saved_forms:
         raise ValueError("the states of the model have another shape")
     if (own["window"].dtype, own["window"].shape) != (trainer.window.dtype, trainer.window.shape):
         raise ValueError("the window has another shape")

@@ -220,11 +220,13 @@ def assert_same_run(first: Path, second: Path) -> None:
             assert torch.equal(parameter, other)
 
 
-@pytest.mark.slow_except("8")
+@pytest.mark.slow_except("8-fp32", "8-bf16")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("first_end", [3, 8, 13])
-def test_a_resumed_run_is_the_same_run(data: Path, tmp_path: Path, first_end: int) -> None:
-    """Dropout, lengths, averages, memory and the log continue exactly."""
+def test_a_resumed_run_is_the_same_run(data: Path, tmp_path: Path, first_end: int, precision: str) -> None:
+    """Dropout, lengths, averages, memory and the log continue exactly; in bf16, states have another type."""
     common = {"nonmono": 0, "evaluate_every": 2, "save_every": 1, "grad_accum_steps": 2}
+    common["precision"] = precision
     run(settings(data, tmp_path / "whole", **common))
     stopped = settings(data, tmp_path / "parts", **common)
 
