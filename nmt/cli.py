@@ -23,8 +23,6 @@ from shared_embeddings.utils.path_options import PathOption
 
 # Prefixes of words that are not in vocabulary files: placeholders of transforms, and vocabulary padding.
 NOT_IN_FILES = ("｟", "averyunlikelytoken")
-
-
 HELPS = Path(__file__).with_name("help")  # written by ``make readme``
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -117,18 +117,19 @@ def _restore(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     restore_generator(trainer.lengths, saved["lengths"])
     own = saved["processes"][trainer.group.rank]
     device = trainer.group.device
-    # The length of memories varies, and their type: under autocast it is that of the last products.
-    forms, saved_forms = (
-        [[(part.is_floating_point(), part.dim()) for part in state] for state in states]
-        for states in (trainer.states, own["states"])
-    )
-    if forms != saved_forms:
+    if _forms(trainer.states) != _forms(own["states"]):
         raise ValueError("the states of the model have another shape")
     if (own["window"].dtype, own["window"].shape) != (trainer.window.dtype, trainer.window.shape):
         raise ValueError("the window has another shape")
     trainer.states = [tuple(part.to(device) for part in state) for state in own["states"]]
     trainer.window = own["window"].to(device)
     restore_random_states(own["random"])
+
+
+def _forms(states: Sequence[Sequence[torch.Tensor]]) -> list[list[tuple[torch.dtype, int]]]:
+    """What saved states share with those of the model: not the length of memories, nor bf16 by autocast."""
+    same = {torch.bfloat16: torch.float32}
+    return [[(same.get(part.dtype, part.dtype), part.dim()) for part in state] for state in states]
 
 
 def _without_path(settings: Mapping[str, Any]) -> dict[str, Any]:
