@@ -19,7 +19,7 @@ from shared_embeddings.accounting import stored_bits
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.words.classes import train_word_vectors
 
-CODECS = {"uniform": "rounded, a scale for 32", "trellis": "trellis", "principal": "principal"}
+CODECS = {"uniform": "rounded, a scale for 32", "trellis": "trellis", "spectral": "spectral"}
 BITS = (1.0, 1.5, 2.0, 4.0, 8.0)
 
 

@@ -40,7 +40,7 @@ Records = dict[str, Any]
 TOLERANCE = 2e-5
 # Fields of reports that differ from run to run; on_disk is of a folder with a model card.
 CHANGING = "seconds tokens_per_second memory rss peak speed time version date path decoding on_disk".split()
-CODECS = ("uniform", "trellis", "principal", "spectral")
+CODECS = ("uniform", "trellis", "spectral")
 
 
 def describe(tensor: Tensor) -> list[float]:

@@ -89,10 +89,11 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     @classmethod
     def normalize(cls, given: dict[str, object]) -> dict[str, object]:
         """Refuse codecs of earlier versions."""
-        if (codec := given.get("codec")) in ("lloyd_max", "residual"):
+        codec = str(given.get("codec"))
+        if better := {"lloyd_max": "trellis", "residual": "trellis", "principal": "spectral"}.get(codec):
             raise OptionError(
-                f"quantized: codec '{codec}' was removed, '{DEFAULT_CODEC}' is more exact; choose it, or "
-                "compress the original model again"
+                f"quantized: codec '{codec}' was removed, '{better}' is more exact; choose it, or compress "
+                "the original model again"
             )
         return given
 
@@ -169,9 +170,8 @@ class QuantizedEmbedding(SharedEmbedding):
         self.codec = options.codec_for(embedding_dim)
         self.word_counts = options.word_counts(num_embeddings)
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
-        if self.codec.num_scales:
-            scales = torch.empty(num_embeddings, self.codec.num_scales)
-            self.register_parameter(self.scales_name, nn.Parameter(scales))
+        scales = torch.empty(num_embeddings, self.codec.num_scales)
+        self.register_parameter(self.scales_name, nn.Parameter(scales))
         for name, shape in self.codec.book_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for rate, count in self.word_counts.items():
@@ -217,8 +217,6 @@ class QuantizedEmbedding(SharedEmbedding):
     @property
     def word_scales(self) -> Tensor:
         """The scales ``(V, S)``."""
-        if not self.codec.num_scales:
-            return next(iter(self.parameters())).new_empty(self.num_embeddings, 0)
         return self.get_parameter(self.scales_name)
 
     def books(self) -> Books:
@@ -237,10 +235,8 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         codec, books = self.codec, self.books()
-        if not codec.num_scales:  # torch does not check ids of empty rows
-            self.check_ids(ids)
         scales = F.embedding(ids, self.word_scales)
-        found, start = codec.uncoded(scales, books), 0
+        found, start = scales.new_zeros(len(ids), self.embedding_dim), 0
         places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
         for rate, count in self.word_counts.items():
             is_mine = (places >= start) & (places < start + count)
@@ -262,21 +258,20 @@ class QuantizedEmbedding(SharedEmbedding):
         return torch.cat([self._restored(rows, books) for rows in self._decoded().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
-        """The decoded rows ``(V, R)``, and the map ``(R, D)`` that restores them and rotates them back."""
+        """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
         rows = self._decoded()
         is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
         eye = torch.eye(rows.size(1)).to(rows)
         return OutputFactors(rows, None if is_plain else self._restored(eye, self.books()))
 
     def _decoded(self) -> Tensor:
-        """The rows ``(V, R)`` of all words as the codec stores them."""
+        """The rows ``(V, D)`` of all words as the codec stores them."""
         codec, books, found = self.codec, self.books(), []
         for rate, scales in self._parts():
             codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
             for some, factors in zip(codes, scales.split(BLOCK)):
-                found.append(
-                    codec.decode(some, factors, rate, books) if rate else codec.uncoded(factors, books)
-                )
+                zeros = factors.new_zeros(len(factors), self.embedding_dim)
+                found.append(codec.decode(some, factors, rate, books) if rate else zeros)
         rows = torch.cat(found)
         return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
 
@@ -290,7 +285,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 found.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
-                found.append(F.linear(states, codec.uncoded(scales[:1], books)).expand(-1, len(scales)))
+                found.append(states.new_zeros(len(states), len(scales)))
         return torch.cat(found, dim=-1).index_select(-1, self._slots().int()) if self._is_mixed else found[0]
 
     def _parts(self) -> Iterator[tuple[float, Tensor]]:
@@ -368,7 +363,7 @@ class QuantizedEmbedding(SharedEmbedding):
             weights = task.importance
         elif options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
-        codec, rates, books = draft.codec.fit(
+        codec, rates = draft.codec.fit(
             table, options.bits, weights, lambda codec, counts: _code_bytes(codec, counts) <= limit
         )
         counts = [int((rates == rate).sum()) for rate in RATES]
@@ -376,14 +371,12 @@ class QuantizedEmbedding(SharedEmbedding):
         made: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts, **layout})
         if made._is_mixed:
             made.widths.copy_(torch.tensor([RATES.index(rate) for rate in rates.tolist()]))
-        if books is None:
-            # In blocks: rotating takes several copies.
-            every = max(1, made.num_embeddings // _SAMPLE)
-            sample = torch.cat([made._rotated(rows) for rows in table[::every].split(BLOCK)])
-            books = made.codec.learn(sample, list(made.word_counts), task.seed)
-            del sample
-        for name, values in books.items():
+        # In blocks: rotating takes several copies.
+        every = max(1, made.num_embeddings // _SAMPLE)
+        sample = torch.cat([made._rotated(rows) for rows in table[::every].split(BLOCK)])
+        for name, values in made.codec.learn(sample, rates[::every].to(table.device)).items():
             made.get_parameter(name).copy_(values)
+        del sample
         metric = None
         if task.metric is not None:
             rotated = Metric(task.metric).seen_by(made._rotated)

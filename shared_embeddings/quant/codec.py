@@ -7,8 +7,7 @@ case of the tests and benchmarks.
 A row has a *rate*, the bits of each of its numbers, such as 4 or 0.5. Codecs see rows after the rotation, if
 they want one.
 
-Axes: ``V`` vocabulary, ``n`` rows, ``N`` hidden states, ``D`` dimensions, ``S`` scales of a row, ``R``
-numbers of a decoded row.
+Axes: ``V`` vocabulary, ``n`` rows, ``N`` hidden states, ``D`` dimensions, ``S`` scales of a row.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ class Fitted(NamedTuple):
     Attributes:
         codec: with the layout for this table.
         rates: of all words ``(V,)``.
-        books: the codebooks, or None to `learn` them from rotated rows.
     """
 
     codec: Codec
     rates: Tensor
-    books: Books | None = None
 
 
 class Codec(ABC):
@@ -76,8 +73,8 @@ class Codec(ABC):
         name: the value of the option `codec`.
         about: what the codec does, for the description of that option.
         rotates: whether rows are rotated before they are encoded.
-        has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row at
-            most, which 8 bits are enough for.
+        has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row,
+            which 8 bits are enough for.
         about_layout: what the option `directions` lists, for the description of that option.
         example_bits: a typical rate, for tests.
         few_states: more hidden states than this are scored faster by a product with decoded rows.
@@ -165,9 +162,9 @@ class Codec(ABC):
         """Codebooks for normal numbers with a variance of one."""
         return {}
 
-    def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
-        """Codebooks for a sample of rotated rows ``(n, D)``; by default the initial ones."""
-        return self.initial_books(rates)
+    def learn(self, rows: Tensor, rates: Tensor) -> Books:
+        """Codebooks for a sample of rotated rows ``(n, D)`` and their rates ``(n,)``; by default none."""
+        return {}
 
     def derived(self, books: Books) -> Books:
         """What the methods below need besides codebooks, and get with them; computed once in inference."""
@@ -184,22 +181,18 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        """Rows ``(n, R)`` as `restore` takes them, in the type of the scales ``(n, S)``."""
-
-    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        """What `decode` returns for words without codes: zeros."""
-        return scales.new_zeros(scales.size(0), self.dim)
+        """Rows ``(n, D)`` as `restore` takes them, in the type of the scales ``(n, S)``."""
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
-        """The vectors ``(n, D)`` of decoded rows ``(n, R)``: by a linear map, by default none."""
+        """The vectors ``(n, D)`` of decoded rows ``(n, D)``: by a linear map, by default none."""
         return rows
 
     def project(self, hidden: Tensor, books: Books) -> Tensor:
-        """Hidden states ``(N, D)`` as ``(N, R)``: their products with decoded rows are those with vectors."""
+        """Hidden states ``(N, D)`` whose products with decoded rows are those of `hidden` with vectors."""
         return hidden
 
     def scores(self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        """The products ``(N, n)`` of projected hidden states ``(N, R)`` with decoded rows, in blocks."""
+        """The products ``(N, n)`` of projected hidden states ``(N, D)`` with decoded rows, in blocks."""
         if len(hidden) <= self.few_states and kernels.usable(hidden, codes, scales, *books.values()):
             found = self.direct_scores(hidden, codes, scales, rate, books)
             if found is not None:
@@ -268,9 +261,9 @@ def check_decoder(method: str, options: Mapping[str, Any]) -> None:
 # Parts of several codecs.
 
 
-def squared_norms(rows: Tensor, mean: float | Tensor = 0.0) -> Tensor:
-    """The squared distances ``(n,)`` of rows ``(n, D)`` from their mean, in float64."""
-    return torch.cat([(part - mean).double().square().sum(dim=1) for part in rows.split(BLOCK)])
+def squared_norms(rows: Tensor) -> Tensor:
+    """The squared norms ``(n,)`` of rows ``(n, D)``, in float64."""
+    return torch.cat([part.double().square().sum(dim=1) for part in rows.split(BLOCK)])
 
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:

@@ -20,8 +20,7 @@ HEADER = "packed_tensors"
 # The bits of a number, in the order in which files number them: the tensor ``codes9`` has rows of half a bit.
 RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
 # For each codec a function of codes ``(n, bytes)``, their rate, D, and the options and other tensors by name.
-# It returns rows ``(n, D)`` before they are scaled and rotated back. Codecs without scales are called with a
-# rate of 0, too.
+# It returns rows ``(n, D)`` before they are scaled and rotated back.
 DECODERS: dict[str, Callable[..., Any]] = {}
 # What their tensors of codes are called, before the number of a rate, if not "codes".
 CODES: dict[str, str] = {}
@@ -105,19 +104,16 @@ def decoded_table(
         raise ValueError("the codes are of an earlier version: compress the model again")
     only = int(min(codes).removeprefix(kind)) if codes else 0
     places = numbers.get("widths", np.full(num_embeddings, only))
-    scales = numbers.get("row_scales", numbers.get("scales"))
+    scales = numbers["row_scales"] if "row_scales" in numbers else numbers["scales"]
+    group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
     table = np.zeros((num_embeddings, embedding_dim), np.float32)
-    for place, rate in enumerate(RATES):
+    for place, rate in list(enumerate(RATES))[1:]:  # words without bits are zero
         words = np.flatnonzero(places == place)
-        if not rate and scales is not None:
-            continue
         rows = codes.get(f"{kind}{place}", np.zeros((len(words), 0), np.uint8))
         for start in range(0, len(words), _BLOCK):
             ids = words[start : start + _BLOCK]
             found = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
-            if scales is not None:
-                group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
-                found = found * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
+            found = found * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
             table[ids] = rotated_back(found, numbers["signs"]) if "signs" in numbers else found
     return table
 

@@ -400,7 +400,7 @@ def text(tmp_path: Path) -> Path:
 def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: str) -> None:
     """The file next to the vectors needs no other module of the project."""
     small = tmp_path / "small.safetensors"
-    options = {"bits": 2.0, "codec": "principal"} if method == "quantized" else {}
+    options = {"bits": 2.0, "codec": "spectral"} if method == "quantized" else {}
     report = compress(text, method, small, options=options, store="fp16")
     assert report.kept.share is not None and report.kept.share > 0.5
     loader = loader_of(tmp_path)
@@ -437,12 +437,12 @@ def loader_of(folder: Path) -> Any:
 def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -> None:
     """Rotations that do not depend on the table need more bits for the same error."""
     errors = {}
-    for codec in ("principal", "trellis"):
+    for codec in ("spectral", "trellis"):
         report = compress(
             text, "quantized", tmp_path / f"{codec}.safetensors", options={"bits": 2.0, "codec": codec}
         )
         errors[codec] = report.tables[0].fit.relative_error
-    assert errors["principal"] < 0.5 * errors["trellis"]
+    assert errors["spectral"] < 0.5 * errors["trellis"]
 
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:

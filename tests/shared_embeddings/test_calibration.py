@@ -19,7 +19,7 @@ from shared_embeddings.utils.errors import UserError
 
 WORDS, DIM = 256, 96
 # Word vectors have no model that says what errors count.
-CODECS = sorted(codecs().keys() - {"principal"})
+CODECS = sorted(codecs())
 
 
 def drawn(*shape: int) -> Tensor:

@@ -22,11 +22,10 @@ from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
 from shared_embeddings.quant.codec import Codec, codecs
 from shared_embeddings.quant.codecs import trellis
-from shared_embeddings.quant.codecs.principal import PrincipalCodec, normal_error, normal_levels
 from shared_embeddings.quant.codecs.spectral import SpectralCodec
 from shared_embeddings.quant.codecs.trellis import TrellisCodec
 from shared_embeddings.quant.codecs.uniform import UniformCodec
-from shared_embeddings.quant.decoder import factors_of
+from shared_embeddings.quant.decoder import RATES, factors_of
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.options import OptionError
@@ -47,7 +46,7 @@ def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
 
 def recoded(codec: Codec, rows: Tensor, rate: float) -> tuple[Tensor, float]:
     """Decoded rows, and the bits of a number with the scales as stored."""
-    books = codec.learn(rows, [rate], 0)
+    books = codec.learn(rows, torch.full((len(rows),), float(rate)))
     books |= codec.derived(books)
     codes, scales = codec.encode(rows, rate, books)
     assert codes.dtype == torch.uint8 and codes.shape == (len(rows), codec.row_bytes(rate))
@@ -96,7 +95,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, lambda codec, counts: True).codec
-    others = TrellisCodec(96), TrellisCodec(95), PrincipalCodec(95)
+    others = TrellisCodec(96), TrellisCodec(95)
     for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), fitted, *others):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for rate in filter(None, codec.rates):
@@ -199,15 +198,6 @@ def test_the_codebook_of_the_trellis_is_normal() -> None:
     assert float((torch.corrcoef(books) - torch.eye(4)).abs().max()) < 0.05
 
 
-def test_levels_of_lloyd_and_max() -> None:
-    """Table I of Max (1960); one bit has an error of 1 - 2 / pi."""
-    assert normal_error(1) == pytest.approx(1 - 2 / math.pi, abs=1e-6)
-    assert normal_error(2) == pytest.approx(0.1175, abs=1e-4)
-    assert normal_levels(1).tolist() == pytest.approx([-math.sqrt(2 / math.pi), math.sqrt(2 / math.pi)])
-    assert normal_levels(2).tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
-    assert normal_levels(3)[4:].tolist() == pytest.approx([0.2451, 0.7560, 1.344, 2.152], abs=1e-3)
-
-
 def test_uniform_codes_worked_by_hand() -> None:
     codec = UniformCodec(5, 4)
     rows = torch.tensor([[-8.0, 7.0, 0.0, 3.0, 16.0]])
@@ -286,7 +276,7 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(2000, 24, generator=generator) * 0.7 ** torch.arange(24) + 1.0
     errors = {}
-    for codec in ("principal", "spectral", "trellis"):
+    for codec in ("spectral", "trellis"):
         embedding = fit("quantized", rows, bits=2.0, codec=codec)[0].eval()
         with torch.no_grad():
             errors[codec] = float((embedding.table() - rows).norm() / rows.norm())
@@ -295,36 +285,69 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
             # Loops for paths read hidden states in 16 bits.
             near = {"rtol": 1e-4, "atol": 1e-4 * float(wanted.abs().max())}
             torch.testing.assert_close(embedding.logits(hidden), wanted, **near)
-    assert errors["principal"] < 0.3 * errors["trellis"]
-    assert errors["spectral"] < 0.6 * errors["trellis"]
+    assert errors["spectral"] < 0.3 * errors["trellis"]
 
 
 def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
     rows = correlated_rows(12)
-    codec = SpectralCodec(12, layout=[3, *[0] * 110])
-    books = codec.learn(rows, [2], 0)
+    codec = SpectralCodec(12, layout=[3, *[0] * 110, 1])
+    books = codec.learn(rows, torch.full((len(rows),), 2.0))
     reflected = codec.project(rows, books | codec.derived(books))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
     wanted = torch.linalg.svdvals(rows)[:3]
     torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_principal_levels_reach_outliers() -> None:
-    """With 8 bits, factors with long tails lose less than half as much as with 4."""
+def test_sizes_of_directions_reach_outliers() -> None:
+    """With 8 bits, factors with long tails lose less than a third as much as with 4."""
     torch.manual_seed(0)
-    factors = torch.distributions.StudentT(3.0).sample((2000, 16)) * torch.logspace(0, -2, 16)
+    factors = torch.distributions.StudentT(3.0).sample((2000, 32)) * torch.logspace(0, -2, 32)
     errors = []
     for bits in (4, 8):
-        embedding = fit("quantized", factors, codec="principal", bits=bits, count_exponent=0, progress=False)[
-            0
-        ]
+        made, _ = fit("quantized", factors, codec="spectral", bits=bits, count_exponent=0, progress=False)
         with torch.no_grad():
-            errors.append(float((embedding.table() - factors).norm() / factors.norm()))
-    assert errors[1] < 0.4 * errors[0]
+            errors.append(float((made.table() - factors).norm() / factors.norm()))
+    assert errors[1] < 0.33 * errors[0]
+
+
+def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> None:
+    """Half of the words are larger, near one vector, and vary in other directions than the rest."""
+    rows = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1)) * 0.01
+    rows[:2000, :4] += 10 * normal_rows(2000, 4) + torch.tensor([30.0, 0.0, 0.0, 0.0])
+    rows[2000:, 4:8] += normal_rows(2000, 4)
+    made, _ = fit("quantized", rows, codec="spectral", bits=2.0, progress=False)
+    assert isinstance(made, QuantizedEmbedding) and len(made.word_counts) > 1
+    books, count = made.books(), made.codec.num_axes
+    assert count > 0
+    reflected = made.codec.project(made._rotated(rows), books)
+    for place, rate in enumerate(RATES[1:]):
+        if rate not in made.word_counts:
+            continue
+        own = reflected[made.widths == place + 1, :count]
+        sizes = reflected[made.widths == place + 1].square().mean(dim=1, keepdim=True).sqrt()
+        center = (sizes * own).sum(dim=0) / sizes.square().sum()
+        torch.testing.assert_close(books["center"][place], center, rtol=0.05, atol=0.02)
+        wanted = ((own - sizes * center).square().sum(dim=0) / sizes.square().sum()).sqrt()
+        found = books["spread"][place, :count]
+        assert bool((found >= 0.9 * wanted).all() and (found <= 4.1 * wanted + 0.02).all())
+
+
+def test_spectral_codes_of_earlier_versions_share_sizes() -> None:
+    """Without the last number of the layout, as files of earlier versions have it."""
+    rows = correlated_rows(40)
+    new = SpectralCodec(40).fit(rows, 2.0, None, lambda codec, counts: True).codec
+    old = SpectralCodec(40, layout=new.layout[:-1])
+    books = new.learn(rows, torch.full((len(rows),), 2.0))
+    books["center"].zero_()
+    shared = {"axes": books["axes"], "spread": books["spread"][1]}
+    assert old.book_shapes([2.0]) == {name: tuple(book.shape) for name, book in shared.items()}
+    codes = torch.randint(256, (5, new.row_bytes(2.0)), dtype=torch.uint8)
+    scales = torch.ones(5, 1)
+    assert torch.equal(old.decode(codes, scales, 2.0, shared), new.decode(codes, scales, 2.0, books))
 
 
 WORDS, COLUMNS = 300, 48
-CODECS = sorted(codecs().keys() - {"principal"})  # whose words without bits are not zero
+CODECS = sorted(codecs())
 COUNTS = 1e6 / torch.arange(1, WORDS + 1).double().square()
 
 
@@ -375,7 +398,7 @@ def test_all_widths_in_every_dtype(codec: str, monkeypatch: pytest.MonkeyPatch) 
     targets = torch.arange(0, WORDS, 20)
     for bits in (0.75, 2.5):
         made = fitted(COUNTS, bits=bits, codec=codec)
-        assert len(made.word_counts) > 1 and (bits > 1 or codec == "principal" or 0 in made.word_counts)
+        assert len(made.word_counts) > 1 and (bits > 1 or 0 in made.word_counts)
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             rounded = copy.deepcopy(made).to(dtype).eval()
             held = copy.deepcopy(rounded)
@@ -425,7 +448,7 @@ def test_words_can_be_removed(codec: str) -> None:
 
 
 def test_training_moves_scales_and_levels_but_no_codes() -> None:
-    embedding = fitted(bits=2.0, codec="spectral")
+    embedding, _ = fit("quantized", correlated_rows(COLUMNS), bits=2.0, codec="spectral")
     before = {name: tensor.clone() for name, tensor in embedding.state_dict().items()}
     optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
     embedding.cross_entropy(torch.randn(20, COLUMNS), torch.randint(WORDS, (20,))).backward()
@@ -433,7 +456,7 @@ def test_training_moves_scales_and_levels_but_no_codes() -> None:
     changed = {
         name for name, tensor in embedding.state_dict().items() if not torch.equal(tensor, before[name])
     }
-    assert changed == {"row_scales", "axes", "spread"}
+    assert changed == {"row_scales", "axes", "spread", "center"}
 
 
 @pytest.mark.parametrize(

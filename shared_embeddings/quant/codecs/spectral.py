@@ -1,7 +1,8 @@
 """Trellis codes with more bits for principal directions of the table (reverse water-filling), and scales.
 
-Householder reflections turn the first dimensions of rows into the principal directions. A few reflections
-take much less memory than a basis, and are orthogonal whatever the precision of their numbers.
+Words of each rate have their own bits and sizes of directions. Householder reflections turn the first
+dimensions of rows into the principal directions. A few reflections take much less memory than a basis, and
+are orthogonal whatever the precision of their numbers.
 
 Axes: ``n`` rows, ``D`` dimensions, ``K`` reflections.
 """
@@ -28,14 +29,15 @@ from shared_embeddings.quant.codec import (
     row_sizes,
     squared_norms,
 )
-from shared_embeddings.quant.codecs.principal import principal_directions
 from shared_embeddings.quant.codecs.trellis import (
+    ERRORS,
     Runs,
     TrellisCodec,
     entries_of,
     find_path,
     gains_for,
     packed_states,
+    path_books,
     path_entries,
     path_gain,
     path_scores,
@@ -45,20 +47,29 @@ from shared_embeddings.quant.codecs.trellis import (
 )
 from shared_embeddings.quant.metric import Metric
 
-# The bits of a number of a reflection as stored, and the share of all bits that reflections may take.
-_AXIS_BITS = 16
-_SHARE = 0.04
+# Numbers of reflections that are tried, up to half of D, grow by this factor.
+_GROWTH = 1.5
+# Few reflections are fast: the fewest are taken whose expected error is within this factor of the least.
+_ENOUGH = 1.005
+# Rows whose products are computed together.
+_BLOCK = 4096
+# The largest entry, and by how much sizes may be increased for numbers with long tails.
+_LARGEST = float(path_books().max())
+_INCREASES = [2 ** (step / 4) for step in range(9)]
 
 
 def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
     """Trellis codes with the bits and the size of each direction, reflected back."""
     axes, spread = parts["axes"], parts["spread"]
+    spread = spread if spread.ndim == 1 else spread[RATES.index(rate) - 1]
     start = 1 + len(RATES) * (RATES.index(rate) - 1)
     counts = parts["directions"][start : start + len(RATES)] or [dim * (other == rate) for other in RATES]
     each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
     sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
     gains = np.array([path_gain(one) for one in each], np.float32)
     rows = np.pad(path_entries(codes, each) * (sizes * gains), ((0, 0), (0, dim - len(each))))
+    if "center" in parts:
+        rows[:, : len(axes)] += parts["center"][RATES.index(rate) - 1]
     for axis in axes[::-1]:
         axis = axis / max(np.linalg.norm(axis), 1e-12)
         rows = rows - 2 * (rows @ axis)[:, None] * axis
@@ -67,17 +78,19 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
 
 @register("spectral")
 class SpectralCodec(TrellisCodec):
-    """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``spread`` ``(K + 1,)``, the size of
-    numbers along each principal direction, then of the others.
+    """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``spread`` ``(10, K + 1)``, for the
+    words of each rate the size of numbers along each principal direction, then of the others; ``center``
+    ``(10, K)``, their mean along each, in rows of size one.
 
     The layout is K, then for each rate in the order of `RATES`, without 0, how many dimensions have each
-    rate; by default all have that of the word, with an eighth of D reflections.
+    rate, then a 1; by default all have that of the word, with an eighth of D reflections. Without the 1, as
+    in files of earlier versions, words of all rates share one ``spread`` ``(K + 1,)``, without ``center``.
     """
 
     about = "trellis, with more bits for principal directions"
     about_layout = (
         "the number of reflections, then for words of 1, 2, ... 8, 1/2 and 1/4 bits the number of directions "
-        "with 0, 1, ... 8, 1/2 and 1/4 bits"
+        "with 0, 1, ... 8, 1/2 and 1/4 bits, then 1"
     )
     example_bits = 2.5
     standalone = (path_gain, *TrellisCodec.standalone[:-1], decode_spectral)
@@ -85,7 +98,8 @@ class SpectralCodec(TrellisCodec):
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         super().__init__(dim, group_size, layout)
         plain = [dim * (other == rate) for rate in RATES[1:] for other in RATES]
-        self.num_axes, *counts = layout or (dim // 8, *plain)
+        self.num_axes, *counts = layout or (dim // 8, *plain, 1)
+        self._shares_spread = len(counts) == len(plain)
         # The bits of the dimensions of a row by its rate, descending, each with how many have them.
         self._runs: dict[float, Runs] = {}
         for number, rate in enumerate(RATES[1:]):
@@ -95,11 +109,16 @@ class SpectralCodec(TrellisCodec):
             )
 
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
-        return {"axes": (self.num_axes, self.dim), "spread": (self.num_axes + 1,)}
+        axes, count = self.num_axes, len(RATES) - 1
+        if self._shares_spread:
+            return {"axes": (axes, self.dim), "spread": (axes + 1,)}
+        return {"axes": (axes, self.dim), "spread": (count, axes + 1), "center": (count, axes)}
 
     def initial_books(self, rates: Sequence[float]) -> Books:
         """Reflections that exchange signs only."""
-        return {"axes": torch.eye(self.num_axes, self.dim), "spread": torch.ones(self.num_axes + 1)}
+        shapes = self.book_shapes(rates)
+        books = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        return {**books, "axes": torch.eye(*shapes["axes"]), "spread": torch.ones(shapes["spread"])}
 
     def fit(
         self,
@@ -108,41 +127,90 @@ class SpectralCodec(TrellisCodec):
         importance: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> Fitted:
-        """As many directions as fit into a small share of the bits, and their bits for each rate."""
-        most = min(int(_SHARE * bits * len(table) / _AXIS_BITS), self.dim // 4)
-        variances, _ = _spectrum(table, most)
-        limits, shares, layout = super().errors(), {0.0: 1.0}, [most]
+        """The number of reflections with the least expected error, and the bits of directions by rate."""
+        directions = principal_directions(table)
+        every = torch.arange(len(table), device=table.device)
+        weights = (
+            every.new_ones(len(table), dtype=torch.float64) if importance is None else importance.double()
+        )
+        energies, energy = _energies(table, every, torch.ones_like(weights), directions), squared_norms(table)
+        trials, count = [], 0
+        while count <= self.dim // 2:
+            spectrum = _spectrum(*energies, count)
+            missed = [self._allot(spectrum, rate)[1] for rate in self.rates[1:]]
+            total = float(energies[0].sum())
+            errors = torch.tensor([total, *missed], dtype=torch.float64) / max(total, 1e-30)
+            draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES), 1])
+            rates = draft.allocate(energy, weights, is_small, errors)
+            shares = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
+            trials.append((float((energy * weights).cpu() @ shares), count, rates))
+            count = max(count + 1, int(count * _GROWTH))
+        least = min(error for error, *_ in trials)
+        _, count, rates = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
+        layout = [count]
         for rate in RATES[1:]:
-            # As many bits as rows fit into those of `rate` without directions; those of the first state are
-            # not those of a step.
-            total, is_long = rate * self.dim + max(RATES), True
-            while is_long:
-                chosen = direction_bits(variances, self.rates, limits, total)
-                counts = dict(zip(self.rates, chosen.bincount(minlength=len(self.rates)).tolist()))
-                runs = tuple((one, count) for one, count in counts.items() if one * count)
-                is_long = stream_bytes(steps_for(runs[::-1])) > self.row_bytes(rate)
-                total -= 1
-            missed = (variances * limits[chosen]).sum() / variances.sum().clamp(min=1e-30)
-            shares[rate] = float(missed)
-            layout += [counts.get(one, 0) for one in RATES]
-        codec = SpectralCodec(self.dim, layout=layout)
-        errors = torch.tensor([shares[rate] for rate in self.rates], dtype=torch.float64)
-        return Fitted(codec, codec.allocate(squared_norms(table), importance, is_small, errors))
+            ids = every[(rates == rate).to(table.device)]
+            own = _energies(table, ids, weights, directions) if len(ids) else energies
+            layout += self._allot(_spectrum(*own, count), rate)[0]
+        return Fitted(SpectralCodec(self.dim, layout=[*layout, 1]), rates)
 
-    def learn(self, rows: Tensor, rates: Sequence[float], seed: int) -> Books:
-        """Reflections onto the principal directions."""
-        variances, directions = _spectrum(rows, self.num_axes)
+    def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
+        """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
+        limits = super().errors()
+        # As many bits as rows fit into those of the rate without directions; those of the first state are
+        # not those of a step.
+        total, is_long = rate * self.dim + max(RATES), True
+        while is_long:
+            chosen = direction_bits(variances, self.rates, limits, total)
+            counts = dict(zip(self.rates, chosen.bincount(minlength=len(self.rates)).tolist()))
+            runs = tuple((one, count) for one, count in counts.items() if one * count)
+            is_long = stream_bytes(steps_for(runs[::-1])) > self.row_bytes(rate)
+            total -= 1
+        return [counts.get(one, 0) for one in RATES], float((variances * limits[chosen]).sum())
+
+    def learn(self, rows: Tensor, rates: Tensor) -> Books:
+        """Reflections onto the principal directions; means and sizes of directions with a small error."""
+        directions = principal_directions(rows)[:, : self.num_axes].contiguous()
         axes = torch.geqrf(directions).a.tril(-1).t() if self.num_axes else directions.t()
-        axes = axes + torch.eye(self.num_axes, self.dim)
-        spread = variances[: self.num_axes + 1].sqrt().clamp(min=1e-4)
-        return {"axes": F.normalize(axes).to(rows), "spread": spread.to(rows)}
+        axes = axes.cpu() + torch.eye(self.num_axes, self.dim)
+        books = {**self.initial_books(()), "axes": F.normalize(axes).to(rows)}
+        reflected = self.project(rows, books | self.derived(books))
+        for place, rate in enumerate(RATES[1:]):
+            own = reflected[rates == rate] if bool((rates == rate).any()) else reflected
+            books["center"][place], books["spread"][place] = self._learned(own, rate)
+        return books
+
+    def _learned(self, rows: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        """Rows of ``center`` and ``spread`` for reflected rows: sizes are root mean squares around the means.
+
+        They are larger where numbers have long tails: what is beyond the largest entry is an error, which is
+        known for normal numbers.
+        """
+        count, sizes = self.num_axes, row_sizes(rows)
+        numbers, weights = rows / sizes, sizes.square() / sizes.square().sum()
+        center = (weights * numbers).sum(dim=0)[:count]
+        numbers[:, :count] -= center
+        powers = (weights * numbers.square()).sum(dim=0)
+        spread = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)]).sqrt().clamp(min=1e-4)
+        each = [one for one, number in self._runs[rate] for _ in range(number)][:count]
+        lost, gains = (spread.new_tensor([of(one) for one in each]) for of in (ERRORS.__getitem__, path_gain))
+        errors = []
+        for increase in _INCREASES:
+            border = increase * _LARGEST * gains
+            beyond = (numbers[:, : len(each)].abs() / spread[: len(each)] - border).clamp(min=0).square()
+            usual = (1 + border**2) * torch.erfc(border / 2**0.5)
+            usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
+            errors.append(lost * increase**2 + ((weights * beyond).sum(dim=0) - usual).clamp(min=0))
+        spread[: len(each)] *= spread.new_tensor(_INCREASES)[torch.stack(errors).argmin(dim=0)]
+        return center, spread
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
         steps, sizes = steps_for(self._runs[rate]), self._sizes(rate, books)
-        states = find_path(reflected / row_sizes(rows), steps, sizes, metric)
-        values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes)))
+        center = self._center(rate, books)
+        states = find_path(reflected / row_sizes(rows) - center, steps, sizes, metric)
+        values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes))) + center
         codes = packed_states(states, steps)
         missing = self.row_bytes(rate) - codes.size(1)
         return Encoded(F.pad(codes, (0, missing)), fitted_scales(reflected, values, metric))
@@ -151,7 +219,8 @@ class SpectralCodec(TrellisCodec):
         """Reflected rows."""
         sizes = self._sizes(rate, books)
         values = read_entries(codes, steps_for(self._runs[rate])) * sizes
-        return F.pad(values, (0, self.dim - len(sizes))).to(scales.dtype) * scales
+        values = F.pad(values, (0, self.dim - len(sizes))) + self._center(rate, books)
+        return values.to(scales.dtype) * scales
 
     def derived(self, books: Books) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
@@ -177,22 +246,55 @@ class SpectralCodec(TrellisCodec):
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
         sizes = self._sizes(rate, books)
-        return path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self._runs[rate]), scales)
+        found = path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self._runs[rate]), scales)
+        # Autocast does not round these sums.
+        offsets = (hidden * self._center(rate, books)).sum(dim=1, keepdim=True)
+        return found.addcmul_(offsets.to(found.dtype), scales.t().to(found.dtype))
+
+    def _center(self, rate: float, books: Books) -> Tensor:
+        """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
+        if "center" not in books:
+            return books["spread"].new_zeros(self.dim)
+        return F.pad(books["center"][RATES.index(rate) - 1], (0, self.dim - self.num_axes))
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size of the entries of every dimension with bits."""
         spread, runs = books["spread"], self._runs[rate]
+        spread = spread if self._shares_spread else spread[RATES.index(rate) - 1]
         sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
         gains = gains_for(runs, spread.device)
         return sizes[: len(gains)] * gains.to(spread.dtype)
 
 
-def _spectrum(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Variances ``(D,)`` of rows with a variance of one, equal but for K; the K directions ``(D, K)``."""
-    variances, basis = principal_directions(rows, torch.zeros(rows.size(1)))
-    variances = variances / variances.mean().clamp(min=1e-30)
-    variances[count:] = variances[count:].mean()
-    return variances, basis[:count].t().contiguous()
+def principal_directions(rows: Tensor) -> Tensor:
+    """Directions ``(D, D)`` along which rows ``(n, D)`` are largest, as columns, the largest first."""
+    products = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
+    for part in rows.split(_BLOCK):
+        products += (part.t() @ part).double()
+    return torch.linalg.eigh(products.cpu()).eigenvectors.flip(1).to(rows)
+
+
+def _energies(
+    table: Tensor, ids: Tensor, weights: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted sums for some rows of a table: of squares along directions ``(D, D)``, of products with the
+    sizes of rows, and of the squares of these.
+    """
+    squares, products = weights.new_zeros(2, directions.size(1))
+    norm = weights.new_zeros(())
+    for some in ids.split(_BLOCK):
+        own, factors = weights[some].unsqueeze(1), (table[some] @ directions).double()
+        sizes = factors.square().mean(dim=1, keepdim=True).sqrt()
+        squares += (own * factors.square()).sum(dim=0)
+        products += (own * sizes * factors).sum(dim=0)
+        norm += (own * sizes.square()).sum()
+    return squares, products, norm
+
+
+def _spectrum(squares: Tensor, products: Tensor, norm: Tensor, count: int) -> Tensor:
+    """The energies ``(D,)`` of K directions around their means in rows of size one, and of others, evenly."""
+    own = squares[:count] - products[:count].square() / norm.clamp(min=1e-30)
+    return torch.cat([own.clamp(min=0), squares[count:].mean().expand(len(squares) - count)]).cpu()
 
 
 def _exact(values: Tensor) -> Tensor:

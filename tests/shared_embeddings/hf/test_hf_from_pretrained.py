@@ -236,7 +236,6 @@ transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], tru
 DECODED = [
     *((codec, DIM, bits, None) for codec in codecs() for bits in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0)),
     ("spectral", DIM, 1.3, 0),
-    ("principal", DIM, 1.3, 0),
     ("trellis", 44, 0.6, 9),
     ("spectral", 36, 0.6, 10),
 ]
