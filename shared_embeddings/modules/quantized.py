@@ -236,7 +236,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         codec, books = self.codec, self.books()
         scales = F.embedding(ids, self.word_scales)
-        found, start = scales.new_zeros(len(ids), self.embedding_dim), 0
+        found, start = scales.new_zeros(scales.size(0), self.embedding_dim), 0
         places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
         for rate, count in self.word_counts.items():
             is_mine = (places >= start) & (places < start + count)
@@ -270,7 +270,7 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate, scales in self._parts():
             codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
             for some, factors in zip(codes, scales.split(BLOCK)):
-                zeros = factors.new_zeros(len(factors), self.embedding_dim)
+                zeros = factors.new_zeros(factors.size(0), self.embedding_dim)
                 found.append(codec.decode(some, factors, rate, books) if rate else zeros)
         rows = torch.cat(found)
         return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
@@ -285,7 +285,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 found.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
-                found.append(states.new_zeros(len(states), len(scales)))
+                found.append(states.new_zeros(states.size(0), scales.size(0)))
         return torch.cat(found, dim=-1).index_select(-1, self._slots().int()) if self._is_mixed else found[0]
 
     def _parts(self) -> Iterator[tuple[float, Tensor]]:

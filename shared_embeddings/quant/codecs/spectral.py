@@ -128,17 +128,15 @@ class SpectralCodec(TrellisCodec):
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> Fitted:
         """The number of reflections with the least expected error, and the bits of directions by rate."""
-        directions = principal_directions(table)
+        directions = principal_directions(table).to(table)
         every = torch.arange(len(table), device=table.device)
-        weights = (
-            every.new_ones(len(table), dtype=torch.float64) if importance is None else importance.double()
-        )
-        energies, energy = _energies(table, every, torch.ones_like(weights), directions), squared_norms(table)
-        trials, count = [], 0
+        equal = torch.ones_like(every, dtype=torch.float64)
+        weights = equal if importance is None else importance.to(equal)
+        energies, energy = _energies(table, every, equal, directions), squared_norms(table)
+        total, trials, count = float(energies[0].sum()), [], 0
         while count <= self.dim // 2:
             spectrum = _spectrum(*energies, count)
             missed = [self._allot(spectrum, rate)[1] for rate in self.rates[1:]]
-            total = float(energies[0].sum())
             errors = torch.tensor([total, *missed], dtype=torch.float64) / max(total, 1e-30)
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES), 1])
             rates = draft.allocate(energy, weights, is_small, errors)
@@ -172,7 +170,7 @@ class SpectralCodec(TrellisCodec):
         """Reflections onto the principal directions; means and sizes of directions with a small error."""
         directions = principal_directions(rows)[:, : self.num_axes].contiguous()
         axes = torch.geqrf(directions).a.tril(-1).t() if self.num_axes else directions.t()
-        axes = axes.cpu() + torch.eye(self.num_axes, self.dim)
+        axes = axes + torch.eye(self.num_axes, self.dim)
         books = {**self.initial_books(()), "axes": F.normalize(axes).to(rows)}
         reflected = self.project(rows, books | self.derived(books))
         for place, rate in enumerate(RATES[1:]):
@@ -267,11 +265,11 @@ class SpectralCodec(TrellisCodec):
 
 
 def principal_directions(rows: Tensor) -> Tensor:
-    """Directions ``(D, D)`` along which rows ``(n, D)`` are largest, as columns, the largest first."""
+    """Directions ``(D, D)`` along which rows ``(n, D)`` are largest, as columns, largest first; on a CPU."""
     products = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
     for part in rows.split(_BLOCK):
         products += (part.t() @ part).double()
-    return torch.linalg.eigh(products.cpu()).eigenvectors.flip(1).to(rows)
+    return torch.linalg.eigh(products.cpu()).eigenvectors.flip(1)
 
 
 def _energies(
