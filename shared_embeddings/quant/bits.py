@@ -23,7 +23,7 @@ def pack_bits(numbers: Tensor, width: int) -> Tensor:
     """Numbers ``(n, T)`` below 2**width as bytes ``(n, ceil(T * width / 8))``; unused bits are zero."""
     bits = bits_of(numbers, width)
     missing = -bits.size(1) % 8
-    bits = F.pad(bits, (0, missing)).view(len(bits), -1, 8)
+    bits = F.pad(bits, (0, missing)).unflatten(1, (-1, 8))
     return (bits << torch.arange(7, -1, -1, device=bits.device)).sum(dim=-1).to(torch.uint8)
 
 

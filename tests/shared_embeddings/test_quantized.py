@@ -332,6 +332,15 @@ def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> No
         assert bool((found >= 0.9 * wanted).all() and (found <= 4.1 * wanted + 0.02).all())
 
 
+@pytest.mark.parametrize("codec", codecs())
+def test_a_rate_may_have_none_of_the_words_that_matter(codec: str) -> None:
+    rows = correlated_rows(COLUMNS, WORDS) * torch.linspace(4, 0.1, WORDS).unsqueeze(1)
+    only = torch.arange(5)
+    made, report = fit("quantized", rows, codec=codec, bits=2.5, only=only, progress=False)
+    assert isinstance(made, QuantizedEmbedding) and len(made.word_counts) > len(made.widths[only].unique())
+    assert report.relative_error < 0.2
+
+
 def test_spectral_codes_of_earlier_versions_share_sizes() -> None:
     """Without the last number of the layout, as files of earlier versions have it."""
     rows = correlated_rows(40)
