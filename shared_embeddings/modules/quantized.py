@@ -270,8 +270,10 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate, scales in self._parts():
             codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
             for some, factors in zip(codes, scales.split(BLOCK)):
-                zeros = factors.new_zeros(factors.size(0), self.embedding_dim)
-                found.append(codec.decode(some, factors, rate, books) if rate else zeros)
+                if rate:
+                    found.append(codec.decode(some, factors, rate, books))
+                else:
+                    found.append(factors.new_zeros(factors.size(0), self.embedding_dim))
         rows = torch.cat(found)
         return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
 

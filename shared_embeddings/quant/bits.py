@@ -70,8 +70,9 @@ def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor
     """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
     if kernels.usable(packed, book):
         ends = width * torch.arange(1, count + 1, device="cpu")
-        starts, masks = torch.zeros_like(ends), torch.full_like(ends, 2**width - 1)
-        return kernels.decode_entries(packed, kernels.EntryPlan(ends, starts, masks, book))
+        return kernels.decode_entries(
+            packed, kernels.EntryPlan(ends, torch.zeros_like(ends), 2**width - 1, book)
+        )
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)

@@ -84,7 +84,7 @@ class EntryPlan(NamedTuple):
 
     ends: Tensor  # the bits of a stream up to the end of each code
     starts: Tensor  # the entry of code 0
-    masks: Tensor  # the bits of each code, as ones
+    mask: int  # the bits of a code, as ones
     book: Tensor  # all entries
 
 

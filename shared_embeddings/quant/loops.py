@@ -93,20 +93,20 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 
 
 @_compiled
-def decode_entries(codes: Any, ends: Any, starts: Any, masks: Any, book: Any, out: Any) -> None:
+def decode_entries(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: Any) -> None:
     """Entries ``(n, D)`` of `book` for the last bits of streams before each of `ends` ``(D,)``."""
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], ends, starts, masks, book, out[row])
+        _decode_row(codes[row], ends, starts, mask, book, out[row])
 
 
 @_compiled
 def entry_scores(
-    codes: Any, scales: Any, ends: Any, starts: Any, masks: Any, book: Any, hidden: Any, out: Any
+    codes: Any, scales: Any, ends: Any, starts: Any, mask: int, book: Any, hidden: Any, out: Any
 ) -> None:
     """Products ``(n, N)`` of vectors ``(N, D)`` with rows of `decode_entries` times `scales` ``(n, 1)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], ends, starts, masks, book, numbers)
+        _decode_row(codes[row], ends, starts, mask, book, numbers)
         for token in range(hidden.shape[0]):
             score = np.float32(0.0)
             for column in range(numbers.shape[0]):
@@ -115,7 +115,7 @@ def entry_scores(
 
 
 @_compiled
-def _decode_row(codes: Any, ends: Any, starts: Any, masks: Any, book: Any, out: Any) -> None:
+def _decode_row(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: Any) -> None:
     """One row ``(D,)`` of `decode_entries`; unsigned numbers save tests for negative places."""
     stream, read, place = np.uint64(0), 0, np.uint64(0)
     for column in range(out.shape[0]):
@@ -123,7 +123,7 @@ def _decode_row(codes: Any, ends: Any, starts: Any, masks: Any, book: Any, out: 
             stream = stream << np.uint64(8) | np.uint64(codes[place])
             place += np.uint64(1)
             read += 8
-        code = stream >> np.uint64(read - ends[column]) & np.uint64(masks[column])
+        code = stream >> np.uint64(read - ends[column]) & np.uint64(mask)
         out[column] = book[np.uint64(starts[column]) + code]
 
 

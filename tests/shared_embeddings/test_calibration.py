@@ -18,7 +18,6 @@ from shared_embeddings.quant.metric import Metric
 from shared_embeddings.utils.errors import UserError
 
 WORDS, DIM = 256, 96
-# Word vectors have no model that says what errors count.
 CODECS = sorted(codecs())
 
 

@@ -447,4 +447,4 @@ def _entry_plan(steps: Steps) -> kernels.EntryPlan:
     """How `kernels.entry_scores` reads what `packed_states` wrote."""
     numbers, _, ends = _places_of(steps, torch.device("cpu"))
     book = codebook(ends.device).flatten()
-    return kernels.EntryPlan(ends, numbers * _STATES, torch.full_like(ends, _STATES - 1), book)
+    return kernels.EntryPlan(ends, numbers * _STATES, _STATES - 1, book)
