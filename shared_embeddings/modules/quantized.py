@@ -28,8 +28,8 @@ from shared_embeddings.utils.options import OptionError, option, require, requir
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
-# Rows that codebooks are trained on.
-_SAMPLE = 2**15
+# Rows that codebooks are trained on: among all, and among those of each rate, since few words may have one.
+_SAMPLE, _SAMPLE_OF_RATE = 2**15, 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,10 +373,15 @@ class QuantizedEmbedding(SharedEmbedding):
         made: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts, **layout})
         if made._is_mixed:
             made.widths.copy_(torch.tensor([RATES.index(rate) for rate in rates.tolist()]))
+        is_sampled = torch.zeros(len(table), dtype=torch.bool)
+        is_sampled[:: max(1, len(table) // _SAMPLE)] = True
+        for rate in made.word_counts:
+            words = (rates == rate).nonzero().flatten()
+            is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
-        every = max(1, made.num_embeddings // _SAMPLE)
-        sample = torch.cat([made._rotated(rows) for rows in table[::every].split(BLOCK)])
-        for name, values in made.codec.learn(sample, rates[::every].to(table.device)).items():
+        ids = is_sampled.nonzero().flatten().to(table.device)
+        sample = torch.cat([made._rotated(table[some]) for some in ids.split(BLOCK)])
+        for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
         metric = None

@@ -100,7 +100,7 @@ def decoded_table(
     kind = CODES.get(settings["codec"], "codes")
     codes = {name: np.asarray(array, np.uint8) for name, array in tensors.items() if name.startswith(kind)}
     numbers = {name: np.asarray(array, np.float32) for name, array in tensors.items() if name not in codes}
-    if any(name.startswith("codes") for name in numbers):
+    if any(name.startswith(("codes", "paths")) for name in numbers):
         raise ValueError("the codes are of an earlier version: compress the model again")
     only = int(min(codes).removeprefix(kind)) if codes else 0
     places = numbers.get("widths", np.full(num_embeddings, only))

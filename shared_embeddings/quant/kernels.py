@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# The most pairs of a run in a `LanePlan`: sums of their products fit into 32 bits.
-LANE_PAIRS = 256
-# What the sums of its tables are increased by.
-_MIDDLE = 127
+# The most pairs of a run in a `LanePlan`, with coarse and with fine entries: their sums fit into 32 bits.
+LANE_PAIRS = (256, 40)
 # Numbers that are worth another thread.
 _NUMBERS_PER_THREAD = 2**17
 
@@ -51,31 +49,23 @@ class LanePlan(NamedTuple):
     """How vectors of rows are decoded: numbers in pairs, in runs of pairs whose factors are equal.
 
     A number is found by its state, the last bits of a window of 16. Its product with a factor has a hash
-    in the upper 8 of 16 bits, and the entry is the sum of those for its upper and lower half.
+    in its upper bits. A coarse entry is the sum of those for the upper and lower half of 8 bits; a fine entry
+    is on a line, whose number 4 bits of the hash are.
     """
 
     places: Tensor  # of the words, each with 16 bits of a row, that the window of a pair begins in ``(P,)``
     shifts: Tensor  # the bits of that word before the window ``(P,)``
     bounds: Tensor  # the first pair of each run, and the number of pairs ``(R + 1,)``
-    factors: Tensor  # of the first and second numbers, and bits between the two ``(R, 3)``
-    tables: Tensor  # bytes ``(2, 16)``: the coarse and fine entries, in sum increased by `_MIDDLE`
+    factors: Tensor  # of first and second numbers, bits between these, whether entries are fine ``(R, 4)``
+    tables: Tensor  # bytes ``(4, 16)``: of halves of coarse entries; starts and slopes of lines
     columns: Tensor  # of both numbers of a pair ``(P, 2)``; -1 for no second one
-    dim: int  # D
     unit: float  # the size of one in `tables`
 
 
-def lane_entries(codes: Tensor, plan: LanePlan) -> Tensor:
-    """The entries ``(n, D)`` of all numbers of rows."""
-    out = torch.empty(len(codes), plan.dim)
-    _run("lane_entries", plan.dim, [codes], [*plan[:6], _MIDDLE], out)
-    return out.mul_(plan.unit)
-
-
 def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
-    """Products ``(N, n)`` of states ``(N, D)``, in 16 bits, with `lane_entries` times `scales` ``(n, 1)``."""
+    """Products ``(N, n)`` of states ``(N, D)``, in 16 bits, with entries times `scales` ``(n, 1)``."""
     out = torch.empty(len(hidden), len(codes))
-    arrays = [*plan[:6], _MIDDLE, plan.unit, hidden]
-    _run("lane_scores", len(plan.places), [codes, scales], arrays, out.t())
+    _run("lane_scores", len(plan.places), [codes, scales], [*plan, hidden], out.t())
     return out.to(hidden.dtype)
 
 
@@ -140,25 +130,31 @@ def uniform_scores(hidden: Tensor, codes: Tensor, width: int, zero: float, scale
 
 
 def nearest_paths(
-    rows: Tensor, steps: Sequence[tuple[int, int]], weights: Tensor, starts: Tensor, count: int, books: Tensor
+    rows: Tensor,
+    steps: Sequence[tuple[int, int, int]],
+    weights: Tensor,
+    starts: Tensor,
+    count: int,
+    books: Tensor,
 ) -> Tensor:
     """The states ``(n, T)`` of the nearest path to each row, among those that begin in some states.
 
     Args:
         rows: ``(n, D)``.
-        steps: for each state, the bits between it and the one before, and how many numbers it gives.
+        steps: for each state, the bits between it and the one before, how many numbers it gives, and the book
+            of the first one.
         weights: of the squared errors of the numbers ``(D,)``.
         starts: the first state ``(n,)`` that a path can begin in.
         count: the number of these states.
-        books: the entry of each state, for the first, second, ... number that it gives.
+        books: entries of all states; numbers that share a state have consecutive books.
     """
     out = torch.empty(len(rows), len(steps), dtype=torch.long)
-    bits, sizes = torch.tensor(steps).t()
+    bits, sizes, firsts = torch.tensor(steps).t()
     _run(
         "nearest_paths",
         rows.size(1) * books.size(1),
         [rows, starts],
-        [bits, sizes, weights, count, books],
+        [bits, sizes, firsts, weights, count, books],
         out,
     )
     return out

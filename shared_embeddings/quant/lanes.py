@@ -37,6 +37,11 @@ _WORDS, _BYTES = ir.VectorType(_WORD, ROWS), ir.VectorType(_BYTE, 2 * ROWS)
 _INTS, _FLOATS = ir.VectorType(_INT, ROWS // 2), ir.VectorType(_FLOAT, ROWS // 2)
 
 
+def _repeated(word: int) -> Any:
+    """A vector of equal words."""
+    return ir.Constant(_WORDS, [word] * ROWS)
+
+
 class Lanes(types.Type):
     """The type of a vector in numba."""
 
@@ -115,7 +120,6 @@ def _loaded_table(builder: Any, pointer: Any) -> Any:
 
 
 load_words = _in_memory(_words, _loaded(_WORDS))
-load_bytes = _in_memory(_bytes, _loaded(_BYTES))
 load_table = _in_memory(_bytes, _loaded_table)  # of 16 bytes, for `look_up`
 store = _in_memory(types.void, _stored)
 
@@ -146,7 +150,7 @@ def window(typing: Any, before: Any, after: Any, bits: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         before, after, bits = values
         rest = builder.sub(ir.Constant(bits.type, 15), bits)
-        after = builder.lshr(after, ir.Constant(_WORDS, [1] * ROWS))
+        after = builder.lshr(after, _repeated(1))
         return builder.or_(_shift(builder, "shl", before, bits), _shift(builder, "lshr", after, rest))
 
     return _words(before, after, bits), generate
@@ -158,7 +162,7 @@ add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
 
 
 def _high_bytes(builder: Any, a: Any, b: Any) -> Any:
-    shifted = builder.bitcast(builder.lshr(a, ir.Constant(_WORDS, [8] * ROWS)), _BYTES)
+    shifted = builder.bitcast(builder.lshr(a, _repeated(8)), _BYTES)
     even = ir.Constant(ir.VectorType(ir.IntType(1), 2 * ROWS), [1, 0] * ROWS)
     return builder.select(even, shifted, builder.bitcast(b, _BYTES))
 
@@ -169,7 +173,7 @@ _NIBBLES = ir.Constant(_BYTES, [15] * 2 * ROWS)
 
 
 def _high_nibbles(builder: Any, a: Any) -> Any:
-    words = builder.lshr(builder.bitcast(a, _WORDS), ir.Constant(_WORDS, [4] * ROWS))
+    words = builder.lshr(builder.bitcast(a, _WORDS), _repeated(4))
     return builder.and_(builder.bitcast(words, _BYTES), _NIBBLES)
 
 
@@ -200,22 +204,51 @@ look_up = _operation(_bytes, _looked_up)
 
 
 def _widened(first: int) -> Callable[..., Any]:
-    """Half of the bytes as words: of each 16, eight from `first` on."""
+    """Half of the bytes as words with a sign: of each 16, eight from `first` on."""
     places = [
         place
         for some in range(first, 2 * ROWS, 16)
         for byte in range(some, some + 8)
-        for place in (byte, 2 * ROWS)
+        for place in (2 * ROWS, byte)
     ]
 
     def build(builder: Any, a: Any) -> Any:
-        return builder.bitcast(_chosen(builder, a, ir.Constant(_BYTES, [0] * 2 * ROWS), places), _WORDS)
+        words = builder.bitcast(_chosen(builder, a, ir.Constant(_BYTES, [0] * 2 * ROWS), places), _WORDS)
+        return builder.ashr(words, _repeated(8))
 
     return build
 
 
+def _in_turns(first: int) -> list[int]:
+    """Of each 8 words, four of two vectors from `first` on."""
+    words = [word for some in range(first, ROWS, 8) for word in range(some, some + 4)]
+    return [one for word in words for one in (word, ROWS + word)]
+
+
 low_words = _operation(_words, _widened(0))  # of rows 0 to 3, 8 to 11, ...
 high_words = _operation(_words, _widened(8))  # of rows 4 to 7, 12 to 15, ...
+# Words of the same rows of two vectors, in turns.
+low_pairs = _operation(_words, lambda builder, a, b: _chosen(builder, a, b, _in_turns(0)))
+high_pairs = _operation(_words, lambda builder, a, b: _chosen(builder, a, b, _in_turns(4)))
+
+
+@_intrinsic
+def on_lines(typing: Any, hashed: Any, starts: Any, slopes: Any) -> Any:
+    """The fine entry of each hash, the upper 11 bits of a word, by the tables of the lines."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        hashed, *tables = values
+        signed = builder.xor(hashed, _repeated(0x8000))
+        sign = builder.ashr(signed, _repeated(15))
+        place = builder.xor(signed, sign)
+        line = builder.bitcast(builder.lshr(place, _repeated(11)), _BYTES)
+        found = [builder.bitcast(_looked_up(builder, table, line), _WORDS) for table in tables]
+        start, slope = (builder.and_(one, _repeated(255)) for one in found)
+        rest = builder.and_(builder.lshr(place, _repeated(5)), _repeated(63))
+        value = builder.add(builder.shl(start, _repeated(6)), builder.mul(slope, rest))
+        return builder.xor(builder.lshr(value, _repeated(3)), sign)
+
+    return _words(hashed, starts, slopes), generate
 
 
 def _pair_products(builder: Any, a: Any, pair: Any) -> Any:
@@ -262,11 +295,6 @@ def transpose(typing: Any, codes: Any, start: Any, stride: Any, out: Any, place:
     # Vectors have the 16 words of one row, or of a row and the 16th after it.
     groups = range(0, ROWS, 16)
 
-    def in_turns(first: int) -> list[int]:
-        """Of each 8 words, those of two vectors from `first` on."""
-        words = [word for some in range(first, ROWS, 8) for word in range(some, some + 4)]
-        return [one for word in words for one in (word, ROWS + word)]
-
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         codes, start, stride, out, place = values
         source = context.make_array(signature.args[0])(context, builder, codes).data
@@ -281,7 +309,7 @@ def transpose(typing: Any, codes: Any, start: Any, stride: Any, out: Any, place:
         for row in range(16):
             parts = [loaded(row + group) for group in groups]
             rows.append(builder.bitcast(_joined(builder, parts), _WORDS))
-        turns = [in_turns(first) for first in (0, 4)]
+        turns = [_in_turns(first) for first in (0, 4)]
         for _ in range(3):
             pairs = [pair for some in (rows[:8], rows[8:]) for pair in zip(some[:4], some[4:])]
             rows = [_chosen(builder, a, b, places) for a, b in pairs for places in turns]

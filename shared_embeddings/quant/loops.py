@@ -129,7 +129,15 @@ def _decode_row(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: A
 
 @_compiled
 def nearest_paths(
-    rows: Any, starts: Any, bits: Any, sizes: Any, weights: Any, count: int, books: Any, out: Any
+    rows: Any,
+    starts: Any,
+    bits: Any,
+    sizes: Any,
+    firsts: Any,
+    weights: Any,
+    count: int,
+    books: Any,
+    out: Any,
 ) -> None:
     """The states ``(n, T)`` of the path that is nearest to each row ``(n, D)``.
 
@@ -150,10 +158,10 @@ def nearest_paths(
                 _lowest_of_predecessors(costs, least)
                 costs, spare = _repeated(least, costs, spare)
             for number in range(sizes[step]):
-                _add_errors(books[number], rows[row, column], weights[column], costs)
+                _add_errors(books[firsts[step] + number], rows[row, column], weights[column], costs)
                 column += 1
         final = np.argmin(costs)
-        _trace(rows[row], bits, sizes, weights, starts[row], count, books, lowest, final, out[row])
+        _trace(rows[row], bits, sizes, firsts, weights, starts[row], count, books, lowest, final, out[row])
 
 
 @_compiled
@@ -212,6 +220,7 @@ def _trace(
     numbers: Any,
     bits: Any,
     sizes: Any,
+    firsts: Any,
     weights: Any,
     start: Any,
     count: int,
@@ -231,7 +240,7 @@ def _trace(
         for other in range(head, states, heads):
             cost = np.float32(0.0)
             for number in range(sizes[step]):
-                error = books[number, other] - numbers[column + number]
+                error = books[firsts[step] + number, other] - numbers[column + number]
                 cost += weights[column + number] * error * error
             if step > 0:
                 cost += lowest[step, other >> bits[step]]
@@ -246,36 +255,6 @@ def _trace(
 # arguments after codes and scales: where pairs of numbers are, and what decodes them.
 
 _AT_ONCE = 32  # bytes of a row
-_PAIR = 2 * lanes.ROWS  # bytes of the entries of all rows
-
-
-@_compiled
-def lane_entries(
-    codes: Any,
-    places: Any,
-    shifts: Any,
-    bounds: Any,
-    factors: Any,
-    tables: Any,
-    columns: Any,
-    middle: int,
-    out: Any,
-) -> None:
-    """Entries ``(n, D)`` of the states along paths, as whole numbers: what tables have, less `middle`.
-
-    Pairs have `columns` ``(P, 2)``.
-    """
-    flat, spare, words, values = _memory_of_lanes(codes, places)
-    for first in range(0, codes.shape[0], lanes.ROWS):
-        count = min(lanes.ROWS, codes.shape[0] - first)
-        _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
-        for pair in range(columns.shape[0]):
-            for number in range(2):
-                column = columns[pair, number]
-                if column >= 0:
-                    for row in range(count):
-                        value = np.float32(values[pair * _PAIR + 2 * row + number])
-                        out[first + row, column] = value - np.float32(middle)
 
 
 @_compiled
@@ -288,15 +267,14 @@ def lane_scores(
     factors: Any,
     tables: Any,
     columns: Any,
-    middle: int,
     unit: float,
     hidden: Any,
     out: Any,
 ) -> None:
-    """Products ``(n, N)`` of rows of `lane_entries`, times `unit` and `scales` ``(n, 1)``, with vectors
-    `hidden` ``(N, D)``, whose numbers are rounded to 16 bits.
+    """Products ``(n, N)`` of the entries of rows, times `unit` and `scales` ``(n, 1)``, with vectors `hidden`
+    ``(N, D)``, whose numbers are rounded to 16 bits.
     """
-    pairs, offsets, units = _paired(hidden, columns, bounds, middle, unit)
+    pairs, units = _paired(hidden, columns, unit)
     flat, spare, words, values = _memory_of_lanes(codes, places)
     sums = np.empty(lanes.ROWS, np.float32)
     for first in range(0, codes.shape[0], lanes.ROWS):
@@ -305,13 +283,14 @@ def lane_scores(
         for token in range(pairs.shape[0]):
             low, high = lanes.no_floats(), lanes.no_floats()
             for run in range(bounds.shape[0] - 1):
-                some = lanes.repeat_int(offsets[token, run])
+                some = lanes.repeat_int(np.int32(0))
                 others = some
                 for pair in range(bounds[run], bounds[run + 1]):
-                    entries = lanes.load_bytes(values, pair * _PAIR)
-                    numbers = pairs[token, pair]
-                    some = lanes.add_ints(some, lanes.pair_products(lanes.low_words(entries), numbers))
-                    others = lanes.add_ints(others, lanes.pair_products(lanes.high_words(entries), numbers))
+                    place, numbers = 2 * pair * lanes.ROWS, pairs[token, pair]
+                    entries = lanes.load_words(values, place)
+                    some = lanes.add_ints(some, lanes.pair_products(entries, numbers))
+                    entries = lanes.load_words(values, place + lanes.ROWS)
+                    others = lanes.add_ints(others, lanes.pair_products(entries, numbers))
                 low = lanes.add_floats(low, lanes.as_floats(some))
                 high = lanes.add_floats(high, lanes.as_floats(others))
             lanes.store(sums, 0, low)
@@ -323,34 +302,29 @@ def lane_scores(
 
 
 @_compiled
-def _paired(hidden: Any, columns: Any, bounds: Any, middle: int, unit: float) -> Any:
-    """Numbers of vectors ``(N, D)`` in 16 bits, two for each pair ``(N, P)``; what to add to the sums of each
-    run ``(N, R)``, since entries are stored as positive numbers; the size of one ``(N,)``.
-    """
+def _paired(hidden: Any, columns: Any, unit: float) -> Any:
+    """Numbers of vectors ``(N, D)`` in 16 bits, two for each pair ``(N, P)``; the size of one ``(N,)``."""
     pairs = np.empty((hidden.shape[0], columns.shape[0]), np.int32)
-    offsets = np.zeros((hidden.shape[0], bounds.shape[0] - 1), np.int32)
     units = np.empty(hidden.shape[0], np.float32)
     for token in range(hidden.shape[0]):
         most = max(np.max(np.abs(hidden[token])) / np.float32(32767), np.float32(1e-30))
         units[token] = most * np.float32(unit)
-        for run in range(bounds.shape[0] - 1):
-            for pair in range(bounds[run], bounds[run + 1]):
-                first, second = np.int32(np.rint(hidden[token, columns[pair, 0]] / most)), np.int32(0)
-                if columns[pair, 1] >= 0:
-                    second = np.int32(np.rint(hidden[token, columns[pair, 1]] / most))
-                pairs[token, pair] = first & np.int32(0xFFFF) | second << np.int32(16)
-                offsets[token, run] -= np.int32(middle) * (first + second)
-    return pairs, offsets, units
+        for pair in range(columns.shape[0]):
+            first, second = np.int32(np.rint(hidden[token, columns[pair, 0]] / most)), np.int32(0)
+            if columns[pair, 1] >= 0:
+                second = np.int32(np.rint(hidden[token, columns[pair, 1]] / most))
+            pairs[token, pair] = first & np.int32(0xFFFF) | second << np.int32(16)
+    return pairs, units
 
 
 @_compiled
 def _memory_of_lanes(codes: Any, places: Any) -> Any:
-    """The bytes of all codes; rows to pad the last ones; their words; bytes of all their entries."""
+    """The bytes of all codes; rows to pad the last ones; their words; words of all their entries."""
     blocks = (codes.shape[1] + _AT_ONCE - 1) // _AT_ONCE
     spare = np.zeros(lanes.ROWS * codes.shape[1] + _AT_ONCE, np.uint8)
     # Zeros come before the first word of a row; windows after the last bit read two more words.
     words = np.zeros((blocks * _AT_ONCE // 2 + 4) * lanes.ROWS, np.uint16)
-    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * _PAIR, np.uint8)
+    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * 2 * lanes.ROWS, np.uint16)
 
 
 @_compiled
@@ -367,7 +341,7 @@ def _read_lanes(
     words: Any,
     values: Any,
 ) -> None:
-    """Write entries of rows from `first` on to `values`, as tables have them."""
+    """Write pairs of entries of rows from `first` on to `values`, as whole numbers in words."""
     stride = codes.shape[1]
     start, source = first * stride, flat
     if start + spare.shape[0] > flat.shape[0]:
@@ -377,16 +351,25 @@ def _read_lanes(
         lanes.transpose(source, start + byte, stride, words, lanes.ROWS * (1 + byte // 2))
         for line in range(0, lanes.ROWS * _AT_ONCE, 64):  # of the next rows
             lanes.prefetch(flat, start + lanes.ROWS * (stride + byte) + line)
-    coarse, fine = lanes.load_table(tables, 0), lanes.load_table(tables, 16)
+    upper, lower = lanes.load_table(tables, 0), lanes.load_table(tables, 16)
+    starts, slopes = lanes.load_table(tables, 32), lanes.load_table(tables, 48)
     for run in range(bounds.shape[0] - 1):
         of_first, of_second = lanes.repeat_word(factors[run, 0]), lanes.repeat_word(factors[run, 1])
-        back = factors[run, 2]
+        back, is_fine = factors[run, 2], factors[run, 3]
         for pair in range(bounds[run], bounds[run + 1]):
             place = places[pair] * lanes.ROWS
             before, after = lanes.load_words(words, place), lanes.load_words(words, place + lanes.ROWS)
             window = lanes.window(before, after, shifts[pair])
             hashed = lanes.product(lanes.shift_right(window, back), of_first)
-            both = lanes.high_bytes(hashed, lanes.product(window, of_second))
-            entries = lanes.look_up(coarse, lanes.high_nibbles(both))
-            entries = lanes.add_bytes(entries, lanes.look_up(fine, lanes.low_nibbles(both)))
-            lanes.store(values, pair * _PAIR, entries)
+            others = lanes.product(window, of_second)
+            if is_fine:
+                entries = lanes.on_lines(hashed, starts, slopes)
+                next_entries = lanes.on_lines(others, starts, slopes)
+                lanes.store(values, 2 * pair * lanes.ROWS, lanes.low_pairs(entries, next_entries))
+                lanes.store(values, (2 * pair + 1) * lanes.ROWS, lanes.high_pairs(entries, next_entries))
+            else:
+                both = lanes.high_bytes(hashed, others)
+                sums = lanes.look_up(upper, lanes.high_nibbles(both))
+                sums = lanes.add_bytes(sums, lanes.look_up(lower, lanes.low_nibbles(both)))
+                lanes.store(values, 2 * pair * lanes.ROWS, lanes.low_words(sums))
+                lanes.store(values, (2 * pair + 1) * lanes.ROWS, lanes.high_words(sums))

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.straight_through import quantize_in_training
+from shared_embeddings.modules import quantized
 from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate, rotate_back
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
@@ -184,8 +186,8 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
 
 
 def test_the_codebook_of_the_trellis_is_normal() -> None:
-    books = trellis.codebook(torch.device("cpu"))
-    assert books.shape == (4, 2048)
+    *books, fine = trellis.codebook(torch.device("cpu"))
+    assert len(books) == 4 and len(fine) == 2048
     quantiles = torch.distributions.Normal(0, 1).icdf((torch.arange(2048) + 0.5) / 2048)
     for book in books:
         assert float(book.square().mean()) == pytest.approx(1.0, abs=1e-4)
@@ -195,7 +197,13 @@ def test_the_codebook_of_the_trellis_is_normal() -> None:
         # A state is followed by entries of all sizes.
         assert float(book.view(-1, 8).sort(dim=1).values.diff(dim=1).max()) < 2.0
     # The numbers of a state must be independent.
-    assert float((torch.corrcoef(books) - torch.eye(4)).abs().max()) < 0.05
+    assert float((torch.corrcoef(torch.stack(books)) - torch.eye(4)).abs().max()) < 0.05
+    fine = fine / fine.square().mean().sqrt()
+    torch.testing.assert_close(fine.sort().values, quantiles, rtol=0, atol=0.6)
+    assert float((fine.sort().values - quantiles).square().mean()) < 0.006
+    # Its lines have many sizes: 8 bits of a state leave small gaps.
+    gaps = fine.view(8, 256).sort(dim=1).values.diff(dim=1)
+    assert float(gaps[:, 64:192].max()) < 0.03
 
 
 def test_uniform_codes_worked_by_hand() -> None:
@@ -341,18 +349,33 @@ def test_a_rate_may_have_none_of_the_words_that_matter(codec: str) -> None:
     assert report.relative_error < 0.2
 
 
-def test_spectral_codes_of_earlier_versions_share_sizes() -> None:
-    """Without the last number of the layout, as files of earlier versions have it."""
+def test_a_row_unlike_others_of_its_rate_is_as_exact() -> None:
+    """Its numbers along principal directions are beyond the entries at the size of the others."""
     rows = correlated_rows(40)
-    new = SpectralCodec(40).fit(rows, 2.0, None, lambda codec, counts: True).codec
-    old = SpectralCodec(40, layout=new.layout[:-1])
-    books = new.learn(rows, torch.full((len(rows),), 2.0))
-    books["center"].zero_()
-    shared = {"axes": books["axes"], "spread": books["spread"][1]}
-    assert old.book_shapes([2.0]) == {name: tuple(book.shape) for name, book in shared.items()}
-    codes = torch.randint(256, (5, new.row_bytes(2.0)), dtype=torch.uint8)
-    scales = torch.ones(5, 1)
-    assert torch.equal(old.decode(codes, scales, 2.0, shared), new.decode(codes, scales, 2.0, books))
+    codec = SpectralCodec(40).fit(rows, 8.0, None, lambda codec, counts: True).codec
+    books = codec.learn(rows, torch.full((len(rows),), 8.0))
+    books |= codec.derived(books)
+    along = F.normalize(codec.restore(torch.eye(40)[:1], books))
+    unlike = rows[:8] + 12 * rows[:8].norm(dim=1, keepdim=True) * along
+    found = codec.encode(unlike, 8.0, books)
+    decoded = codec.restore(codec.decode(found.codes, found.scales, 8.0, books), books)
+    errors = (decoded - unlike).square().sum(dim=1) / unlike.square().sum(dim=1)
+    assert float(errors.max()) < 1e-3
+
+
+def test_books_are_learned_from_all_words_of_rare_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "_SAMPLE", 64)
+    seen: list[Tensor] = []
+    learn = SpectralCodec.learn
+
+    def watched(codec: SpectralCodec, rows: Tensor, rates: Tensor) -> dict[str, Tensor]:
+        seen.append(rates)
+        return learn(codec, rows, rates)
+
+    monkeypatch.setattr(SpectralCodec, "learn", watched)
+    found = fitted(COUNTS.float(), codec="spectral", bits=2.0)
+    rare = {rate: count for rate, count in found.word_counts.items() if count < 20}
+    assert rare and {rate: int((seen[0] == rate).sum()) for rate in rare} == rare
 
 
 WORDS, COLUMNS = 300, 48

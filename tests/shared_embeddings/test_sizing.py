@@ -150,7 +150,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     codes = sum(
         built.buffer_bits(name, codes)
         for name, codes in built.named_buffers()
-        if name.startswith(("codes", "paths"))
+        if name.startswith(("codes", "streams"))
     )
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)

@@ -32,6 +32,7 @@ from shared_embeddings.quant.codec import (
 from shared_embeddings.quant.codecs.trellis import (
     ERRORS,
     Runs,
+    Step,
     TrellisCodec,
     entries_of,
     find_path,
@@ -53,23 +54,21 @@ _GROWTH = 1.5
 _ENOUGH = 1.005
 # Rows whose products are computed together.
 _BLOCK = 4096
-# The largest entry, and by how much sizes may be increased for numbers with long tails.
-_LARGEST = float(path_books().max())
+# The largest entries, coarse and fine, and by how much sizes may be increased for numbers with long tails.
+_LARGEST = path_books().max(axis=1)
 _INCREASES = [2 ** (step / 4) for step in range(9)]
 
 
 def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
     """Trellis codes with the bits and the size of each direction, reflected back."""
-    axes, spread = parts["axes"], parts["spread"]
-    spread = spread if spread.ndim == 1 else spread[RATES.index(rate) - 1]
+    axes, spread = parts["axes"], parts["spread"][RATES.index(rate) - 1]
     start = 1 + len(RATES) * (RATES.index(rate) - 1)
     counts = parts["directions"][start : start + len(RATES)] or [dim * (other == rate) for other in RATES]
     each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
     sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
     gains = np.array([path_gain(one) for one in each], np.float32)
     rows = np.pad(path_entries(codes, each) * (sizes * gains), ((0, 0), (0, dim - len(each))))
-    if "center" in parts:
-        rows[:, : len(axes)] += parts["center"][RATES.index(rate) - 1]
+    rows[:, : len(axes)] += parts["center"][RATES.index(rate) - 1]
     for axis in axes[::-1]:
         axis = axis / max(np.linalg.norm(axis), 1e-12)
         rows = rows - 2 * (rows @ axis)[:, None] * axis
@@ -83,14 +82,13 @@ class SpectralCodec(TrellisCodec):
     ``(10, K)``, their mean along each, in rows of size one.
 
     The layout is K, then for each rate in the order of `RATES`, without 0, how many dimensions have each
-    rate, then a 1; by default all have that of the word, with an eighth of D reflections. Without the 1, as
-    in files of earlier versions, words of all rates share one ``spread`` ``(K + 1,)``, without ``center``.
+    rate; by default all have that of the word, with an eighth of D reflections.
     """
 
     about = "trellis, with more bits for principal directions"
     about_layout = (
         "the number of reflections, then for words of 1, 2, ... 8, 1/2 and 1/4 bits the number of directions "
-        "with 0, 1, ... 8, 1/2 and 1/4 bits, then 1"
+        "with 0, 1, ... 8, 1/2 and 1/4 bits"
     )
     example_bits = 2.5
     standalone = (path_gain, *TrellisCodec.standalone[:-1], decode_spectral)
@@ -98,8 +96,7 @@ class SpectralCodec(TrellisCodec):
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         super().__init__(dim, group_size, layout)
         plain = [dim * (other == rate) for rate in RATES[1:] for other in RATES]
-        self.num_axes, *counts = layout or (dim // 8, *plain, 1)
-        self._shares_spread = len(counts) == len(plain)
+        self.num_axes, *counts = layout or (dim // 8, *plain)
         # The bits of the dimensions of a row by its rate, descending, each with how many have them.
         self._runs: dict[float, Runs] = {}
         for number, rate in enumerate(RATES[1:]):
@@ -110,8 +107,6 @@ class SpectralCodec(TrellisCodec):
 
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         axes, count = self.num_axes, len(RATES) - 1
-        if self._shares_spread:
-            return {"axes": (axes, self.dim), "spread": (axes + 1,)}
         return {"axes": (axes, self.dim), "spread": (count, axes + 1), "center": (count, axes)}
 
     def initial_books(self, rates: Sequence[float]) -> Books:
@@ -138,7 +133,7 @@ class SpectralCodec(TrellisCodec):
             spectrum = _spectrum(*energies, count)
             missed = [self._allot(spectrum, rate)[1] for rate in self.rates[1:]]
             errors = torch.tensor([total, *missed], dtype=torch.float64) / max(total, 1e-30)
-            draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES), 1])
+            draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
             rates = draft.allocate(energy, weights, is_small, errors)
             shares = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
             trials.append((float((energy * weights).cpu() @ shares), count, rates))
@@ -150,7 +145,7 @@ class SpectralCodec(TrellisCodec):
             ids = every[(rates == rate).to(table.device)]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
             layout += self._allot(_spectrum(*own, count), rate)[0]
-        return Fitted(SpectralCodec(self.dim, layout=[*layout, 1]), rates)
+        return Fitted(SpectralCodec(self.dim, layout=layout), rates)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
@@ -190,24 +185,40 @@ class SpectralCodec(TrellisCodec):
         numbers[:, :count] -= center
         powers = (weights * numbers.square()).sum(dim=0)
         spread = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)]).sqrt().clamp(min=1e-4)
-        each = [one for one, number in self._runs[rate] for _ in range(number)][:count]
-        lost, gains = (spread.new_tensor([of(one) for one in each]) for of in (ERRORS.__getitem__, path_gain))
-        errors = []
-        for increase in _INCREASES:
-            border = increase * _LARGEST * gains
-            beyond = (numbers[:, : len(each)].abs() / spread[: len(each)] - border).clamp(min=0).square()
-            usual = (1 + border**2) * torch.erfc(border / 2**0.5)
-            usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
-            errors.append(lost * increase**2 + ((weights * beyond).sum(dim=0) - usual).clamp(min=0))
-        spread[: len(each)] *= spread.new_tensor(_INCREASES)[torch.stack(errors).argmin(dim=0)]
+        own = self._expected(numbers[:, :count] / spread[:count], rate)
+        spread[: own.size(2)] *= _increase((weights * own).sum(dim=1))
         return center, spread
+
+    def _expected(self, numbers: Tensor, rate: float, center: Tensor | float = 0.0) -> Tensor:
+        """The squared errors ``(9, n, d)`` of leading numbers with bits, for all `_INCREASES` of entries.
+
+        Normal numbers have those of `ERRORS`. Those beyond the largest entry of others add to it.
+
+        Args:
+            numbers: ``(n, d')``, less their center; one is the size of normal numbers.
+            rate: of the words.
+            center: which increases with entries.
+        """
+        each = [one for one, number in self._runs[rate] for _ in range(number)][: numbers.size(1)]
+        largest = [path_gain(one) * _LARGEST[Step(max(1, int(one)), 1).book] for one in each]
+        increases = numbers.new_tensor(_INCREASES).view(-1, 1, 1)
+        border = increases * numbers.new_tensor(largest)
+        shifted = numbers - (increases - 1) * center
+        beyond = (shifted[..., : len(each)].abs() - border).clamp(min=0).square()
+        usual = (1 + border**2) * torch.erfc(border / 2**0.5)
+        usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
+        return numbers.new_tensor([ERRORS[one] for one in each]) * increases**2 + beyond - usual
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
         steps, sizes = steps_for(self._runs[rate]), self._sizes(rate, books)
-        center = self._center(rate, books)
-        states = find_path(reflected / row_sizes(rows) - center, steps, sizes, metric)
+        center, spread = self._center(rate, books), sizes / gains_for(self._runs[rate], sizes.device)
+        scales, own = row_sizes(rows), center[: len(sizes)]
+        numbers = (reflected / scales)[:, : len(sizes)] - own
+        expected = self._expected(numbers / spread, rate, own / spread)
+        scales = scales * _increase((spread.square() * expected).sum(dim=2)).unsqueeze(1)
+        states = find_path(reflected / scales - center, steps, sizes, metric)
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes))) + center
         codes = packed_states(states, steps)
         missing = self.row_bytes(rate) - codes.size(1)
@@ -251,17 +262,19 @@ class SpectralCodec(TrellisCodec):
 
     def _center(self, rate: float, books: Books) -> Tensor:
         """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
-        if "center" not in books:
-            return books["spread"].new_zeros(self.dim)
         return F.pad(books["center"][RATES.index(rate) - 1], (0, self.dim - self.num_axes))
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size of the entries of every dimension with bits."""
-        spread, runs = books["spread"], self._runs[rate]
-        spread = spread if self._shares_spread else spread[RATES.index(rate) - 1]
+        spread, runs = books["spread"][RATES.index(rate) - 1], self._runs[rate]
         sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
         gains = gains_for(runs, spread.device)
         return sizes[: len(gains)] * gains.to(spread.dtype)
+
+
+def _increase(expected: Tensor) -> Tensor:
+    """Which of `_INCREASES` has the least of the expected errors ``(9, n)``."""
+    return expected.new_tensor(_INCREASES)[expected.argmin(dim=0)]
 
 
 def principal_directions(rows: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ bits of the stream up to its own. Neighboring numbers share most bits of their s
 through a trellis, and the Viterbi algorithm finds the nearest one. With less than one bit for each number,
 two or four numbers share a state; each of them has its own codebook.
 
-The entry of a state needs no memory: the state times an odd number has a hash in its upper eight bits, and
-the entry is the sum of two small tables at the halves of the hash. Vector instructions read tables of 16
-entries from a register. The products spread the states after a state evenly over all entries, which leaves
-smaller errors than entries in random order, with half as many states.
+The entry of a state needs no memory: the state times an odd number, modulo 2048, is a hash. Coarse entries
+are the sum of two small tables at the halves of the hash's upper eight bits. Numbers with many bits have fine
+entries: 16 lines on each side of zero go through the quantiles of the normal distribution, and the hash is a
+place on them. Vector instructions read tables of 16 numbers from a register. The products spread the states
+after a state evenly over all entries, which leaves smaller errors than entries in random order, with half as
+many states.
 
 Axes: ``n`` rows, ``D`` dimensions, ``T`` states of a row.
 """
@@ -53,10 +55,12 @@ ERRORS = {
     3.0: 0.0182,
     4.0: 0.0050,
     5.0: 0.00149,
-    6.0: 0.00052,
-    7.0: 0.00021,
-    8.0: 0.00017,
+    6.0: 0.00036,
+    7.0: 0.00009,
+    8.0: 0.000026,
 }
+# Numbers with so many bits have the fine entries, the last ones of `path_books`.
+_FINE_BITS, _FINE = 6, 4
 
 
 class Step(NamedTuple):
@@ -64,6 +68,11 @@ class Step(NamedTuple):
 
     bits: int
     numbers: int
+
+    @property
+    def book(self) -> int:
+        """Which entries of `path_books` the first number has; those after it have the next ones."""
+        return _FINE if self.bits >= _FINE_BITS else 0
 
 
 Steps = tuple[Step, ...]
@@ -107,35 +116,53 @@ def gains_for(runs: Runs, device: torch.device) -> Tensor:
 
 def path_gain(rate: float) -> float:
     """The factor of entries with the least error: few bits want less variance than numbers have, many bits
-    more room for large numbers. A power of 2**(1/16), as the scales of rows are.
+    more room for large numbers; fine entries are larger. A power of 2**(1/16), as the scales of rows are.
     """
-    steps = {0.25: -14, 0.5: -8, 1.0: -2, 2.0: 1, 3.0: 2, 4.0: 4, 5.0: 7, 6.0: 9, 7.0: 10, 8.0: 11}
+    steps = {0.25: -14, 0.5: -8, 1.0: -2, 2.0: 1, 3.0: 2, 4.0: 4, 5.0: 7, 6.0: -31, 7.0: -30, 8.0: -29}
     return float(2.0 ** (steps[rate] / 16))
 
 
 def path_levels() -> Any:
     """The whole numbers ``(2, 16)`` that add up to entries: near quantiles of the normal distribution."""
-    coarse = [4, 11, 19, 27, 37, 47, 62, 88]
-    fine = [2, 5, 9, 12, 16, 21, 28, 39]
-    return np.array([[-one for one in half[::-1]] + half for half in (coarse, fine)], np.int8)
+    upper = [4, 11, 19, 27, 37, 47, 62, 88]
+    lower = [2, 5, 9, 12, 16, 21, 28, 39]
+    return np.array([[-one for one in half[::-1]] + half for half in (upper, lower)], np.int8)
+
+
+def path_lines() -> Any:
+    """The starts, divided by 64, and the slopes ``(2, 16)`` of the lines of fine entries, from zero on; each
+    has 64 places. In eighths of the unit.
+    """
+    slopes = np.array([2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 4, 4, 5, 7, 10, 39])
+    return np.stack([slopes.cumsum() - slopes, slopes])
 
 
 def path_factors() -> list[int]:
-    """What states are multiplied with for the first to fourth number that shares them; found by search."""
-    return [875, 847, 793, 941]
+    """What states are multiplied with, for the first to fourth number that shares them and for fine entries;
+    found by search.
+    """
+    return [875, 847, 793, 941, 1213]
 
 
 def path_unit() -> float:
-    """The size of one in `path_levels`, with which entries have a variance of one."""
+    """The size of one in `path_levels`, with which their sums have a variance of one."""
     return 1 / 49.56
 
 
 @functools.cache
 def path_books() -> Any:
-    """The entries ``(4, 2048)`` of all states for the first to fourth number that shares a state."""
-    coarse, fine = path_levels()
-    hashed = np.outer(path_factors(), np.arange(2048)) % 2048 >> 3
-    return (coarse[hashed >> 4] + fine[hashed & 15]) * np.float32(path_unit())
+    """The entries ``(5, 2048)`` of all states: coarse ones of the first to fourth number that shares a state;
+    fine ones.
+    """
+    hashed = np.outer(path_factors(), np.arange(2048)) % 2048
+    upper, lower = path_levels()
+    sums = upper[hashed[:4] >> 7] + lower[hashed[:4] >> 3 & 15]
+    starts, slopes = path_lines()
+    signed = hashed[4:] - 1024
+    sign = signed >> 31
+    place = signed ^ sign
+    quantiles = (64 * starts[place >> 6] + slopes[place >> 6] * (place & 63) >> 3) ^ sign
+    return np.concatenate([sums, quantiles]).astype(np.float32) * np.float32(path_unit())
 
 
 def path_entries(codes: Any, rates: list[float]) -> Any:
@@ -147,7 +174,7 @@ def path_entries(codes: Any, rates: list[float]) -> Any:
         is_new = left == 0 or rate != rates[place - 1]
         left = max(1, round(1 / rate)) if is_new else left
         ends.append(ends[-1] + is_new * max(1, int(rate)) if ends else 8)
-        books.append(0 if is_new else books[-1] + 1)
+        books.append(4 * (rate >= 6) if is_new else books[-1] + 1)
         left -= 1
     return path_books()[books, windows(codes, np.array(ends), 11)]
 
@@ -163,9 +190,9 @@ class TrellisCodec(Codec):
 
     about = "paths through a trellis, the most exact of these"
     few_states = 32
-    codes_name = "paths"
+    codes_name = "streams"  # "paths" had no fine entries
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
-        *(path_levels, path_factors, path_unit, path_books),
+        *(path_levels, path_lines, path_factors, path_unit, path_books),
         *(path_entries, decode_trellis),
     )
 
@@ -192,7 +219,7 @@ class TrellisCodec(Codec):
             return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales
         width = int(rate)
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
-            entries = codebook(codes.device)[0].unsqueeze(1)
+            entries = codebook(codes.device)[Step(width, 1).book].unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
@@ -262,7 +289,8 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor |
     else:
         starts, choices = before << steps[0].bits & _STATES - 1, 1 << steps[0].bits
     if kernels.usable(rows):
-        return kernels.nearest_paths(rows, steps, weights, starts, choices, codebook(rows.device))
+        of_steps = [(*step, step.book) for step in steps]
+        return kernels.nearest_paths(rows, of_steps, weights, starts, choices, codebook(rows.device))
     # All blocks use the same memory: page faults would take longer than the search.
     count = min(_ROWS, len(rows))
     lowest = rows.new_empty((len(steps), _STATES >> min(step.bits for step in steps), count))
@@ -276,7 +304,7 @@ _CODEBOOK = torch.from_numpy(path_books())
 
 
 def codebook(device: torch.device) -> Tensor:
-    """The entries ``(4, 2048)`` of `path_books`."""
+    """The entries ``(5, 2048)`` of `path_books`."""
     # Graphs without values take no tensors from outside.
     return (_CODEBOOK if has_values() else torch.tensor(path_books(), device="cpu")).to(device)
 
@@ -290,7 +318,7 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
     each = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
     streams = torch.arange(2 ** (STATE_BITS + width * (each - 1)), device=device).unsqueeze(1)
     shifts = torch.arange(each - 1, -1, -1, device=device) * width
-    return codebook(device)[0][streams >> shifts & _STATES - 1]
+    return codebook(device)[Step(width, 1).book][streams >> shifts & _STATES - 1]
 
 
 @torch.no_grad()
@@ -317,7 +345,7 @@ def nearest_paths(
     for place, (step, own) in enumerate(zip(steps, columns_of)):
         factors = torch.stack([torch.ones_like(columns[own]), columns[own]], dim=1)
         factors = (factors * weights[own, None, None]).flatten(0, 1)
-        powers = entries[: step.numbers].transpose(0, 1).flatten(1)
+        powers = entries[step.book :][: step.numbers].transpose(0, 1).flatten(1)
         torch.mm(powers, factors, out=costs if place == 0 else errors)
         if place == 0:
             costs.masked_fill_((every < starts) | (every >= starts + choices), torch.inf)
@@ -336,7 +364,7 @@ def nearest_paths(
         bits, own = steps[place + 1].bits, columns_of[place]
         before = torch.arange(0, _STATES, _STATES >> bits, device=rows.device).unsqueeze(1)
         candidates = before + (states[-1] >> bits)
-        squares, slopes = entries[: steps[place].numbers, candidates].unbind(-1)
+        squares, slopes = entries[steps[place].book :][: steps[place].numbers, candidates].unbind(-1)
         costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
         if place == 0:
             is_outside = (candidates < starts) | (candidates >= starts + choices)
@@ -358,7 +386,7 @@ def _places_of(steps: Steps, device: torch.device) -> Tensor:
     """The codebook of every number, the place of its state, and the last bit of that: ``(3, D)``."""
     ends = itertools.accumulate(step.bits for step in steps[1:])
     places = [
-        (number, place, end)
+        (step.book + number, place, end)
         for place, (step, end) in enumerate(zip(steps, [START_BITS, *(START_BITS + end for end in ends)]))
         for number in range(step.numbers)
     ]
@@ -392,7 +420,8 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
     column = 0
     while column < len(ends):
         last = min(column + 1, len(ends) - 1)
-        last = last if ends[last] - ends[column] <= 16 - STATE_BITS else column
+        is_near = ends[last] - ends[column] <= 16 - STATE_BITS
+        last = last if is_near and (books[last] == _FINE) == (books[column] == _FINE) else column
         second = last if last > column else -1
         pairs.append(
             _Pair(ends[last] - ends[column], (books[column], books[last]), ends[last], (column, second))
@@ -403,28 +432,23 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
     for (bits, own), run in itertools.groupby(enumerate(pairs), lambda one: one[1][:2]):
         first, second = (path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in own)
         # Sums of more products may not fit into 32 bits.
-        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS):
+        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[_FINE in own]):
             bounds.append(number)
-            factors.append([first, second, bits])
-    coarse, fine = torch.from_numpy(path_levels()).int()
-    tables = torch.stack([coarse - coarse[0], fine - fine[0]])
+            factors.append([first, second, bits, _FINE in own])
     on_cpu = functools.partial(torch.tensor, device="cpu")
     return kernels.LanePlan(
         places=on_cpu([pair.end // 16 for pair in pairs]),
         shifts=on_cpu([pair.end % 16 for pair in pairs]).to(torch.uint16),
         bounds=on_cpu([*bounds, len(pairs)]),
         factors=on_cpu(factors).to(torch.uint16),
-        tables=tables.to(torch.uint8),
+        tables=torch.from_numpy(np.concatenate([path_levels(), path_lines()]).astype(np.uint8)),
         columns=on_cpu([pair.columns for pair in pairs]),
-        dim=len(ends),
         unit=path_unit(),
     )
 
 
 def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     """The entries ``(n, D)`` of the states that `packed_states` wrote."""
-    if kernels.usable(codes) and kernels.has_lanes():
-        return kernels.lane_entries(codes, lane_plan(steps))
     if kernels.usable(codes):
         return kernels.decode_entries(codes, _entry_plan(steps))
     book = codebook(codes.device)

@@ -256,8 +256,8 @@ def test_paths_of_earlier_versions_are_refused(codec: str, tmp_path: Path) -> No
     """Their tensors had the name of other codes."""
     shrink("gpt2", tmp_path / "small", "fp16", "quantized", codec=codec, bits=2.0)
     state = load_file(tmp_path / "small/model.safetensors")
-    (new,) = (name for name in state if name.endswith(".paths2"))
-    old = new.replace("paths", "codes")
+    (new,) = (name for name in state if name.endswith(".streams2"))
+    old = new.replace("streams", "paths")
     save_file(
         {old if name == new else name: tensor for name, tensor in state.items()},
         tmp_path / "small/model.safetensors",
@@ -266,7 +266,7 @@ def test_paths_of_earlier_versions_are_refused(codec: str, tmp_path: Path) -> No
     with pytest.raises(UserError, match="compress the original again"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
     embedding = se.build("quantized", num_embeddings=WORDS, embedding_dim=DIM, codec=codec, bits=2.0)
-    tensors = {name.replace("paths", "codes"): tensor for name, tensor in embedding.state_dict().items()}
+    tensors = {name.replace("streams", "paths"): tensor for name, tensor in embedding.state_dict().items()}
     with pytest.raises(ValueError, match="compress the model again"):
         decoded_table("quantized", WORDS, DIM, embedding.stored_options(), tensors)
 
