@@ -16,7 +16,7 @@ import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.quant.allocation import even_counts
-from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
+from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs, fitted_scales
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
@@ -148,7 +148,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 class QuantizedEmbedding(SharedEmbedding):
     """Row w of the table is its decoded code, times its scales, rotated back.
 
-    Buffers: `codes<i>`, or `paths<i>` of some codecs, ``(V_i, bytes)`` for the words whose rate is number i
+    Buffers: `codes<i>`, or `streams<i>` of some codecs, ``(V_i, bytes)`` for the words whose rate is number i
     of `RATES`, in the order of the vocabulary; `widths` ``(V,)``, the numbers i of all words, if they differ;
     `signs` ``(D,)`` of the rotation, for codecs that rotate. Parameters: `row_scales` ``(V, 1)``, or `scales`
     ``(V, S)`` of groups, and the codebooks of the codec. Training keeps the codes.
@@ -227,53 +227,53 @@ class QuantizedEmbedding(SharedEmbedding):
         return books and books | self.cached("derived", lambda: self.codec.derived(books))
 
     def codes(self, rate: float) -> Tensor:
-        """The codes ``(V_i, bytes)`` of the words with a rate."""
+        """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""
+        if not rate:
+            return self.word_scales.new_empty(self.word_counts[rate], 0, dtype=torch.uint8)
         return dense(self.get_buffer(self._codes_name(rate)))
 
     def _codes_name(self, rate: float) -> str:
         return f"{self.codec.codes_name}{RATES.index(rate)}"
 
     def rows(self, ids: Tensor) -> Tensor:
-        codec, books = self.codec, self.books()
-        scales = F.embedding(ids, self.word_scales)
+        books, scales = self.books(), F.embedding(ids, self.word_scales)
         found, start = scales.new_zeros(scales.size(0), self.embedding_dim), 0
         places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
         for rate, count in self.word_counts.items():
             is_mine = (places >= start) & (places < start + count)
-            if rate and self._is_mixed and not needs_fixed_shapes(ids):
+            if self._is_mixed and not needs_fixed_shapes(ids):
                 mine = is_mine.nonzero().flatten()
                 if len(mine) or not len(ids):  # gradients of no rows, too
                     codes = self.codes(rate).index_select(0, places[mine] - start)
-                    found = found.index_copy(0, mine, codec.decode(codes, scales[mine], rate, books))
-            elif rate:
+                    found = found.index_copy(0, mine, self._decoded(codes, scales[mine], rate, books))
+            else:
                 # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
                 every = (places - start).clamp(0, count - 1) if self._is_mixed else ids
-                rows = codec.decode(self.codes(rate).index_select(0, every), scales, rate, books)
+                rows = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 found = torch.where(is_mine.unsqueeze(1), rows, found) if self._is_mixed else rows
             start += count
         return self._restored(found, books)
 
     def all_rows(self) -> Tensor:
         books = self.books()
-        return torch.cat([self._restored(rows, books) for rows in self._decoded().split(BLOCK)])
+        return torch.cat([self._restored(rows, books) for rows in self._decoded_rows().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
-        rows = self._decoded()
+        rows = self._decoded_rows()
         is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
         eye = torch.eye(rows.size(1)).to(rows)
         return OutputFactors(rows, None if is_plain else self._restored(eye, self.books()))
 
-    def _decoded(self) -> Tensor:
+    def _decoded(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        return self.codec.decode(codes, scales, rate, books) if rate else self.codec.uncoded(scales, books)
+
+    def _decoded_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words as the codec stores them."""
-        codec, books, found = self.codec, self.books(), []
+        books, found = self.books(), []
         for rate, scales in self._parts():
-            codes = self.codes(rate).split(BLOCK) if rate else scales.split(BLOCK)
-            for some, factors in zip(codes, scales.split(BLOCK)):
-                if rate:
-                    found.append(codec.decode(some, factors, rate, books))
-                else:
-                    found.append(factors.new_zeros(factors.size(0), self.embedding_dim))
+            for codes, factors in zip(self.codes(rate).split(BLOCK), scales.split(BLOCK)):
+                found.append(self._decoded(codes, factors, rate, books))
         rows = torch.cat(found)
         return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
 
@@ -287,7 +287,8 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 found.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
-                found.append(states.new_zeros(states.size(0), scales.size(0)))
+                row = codec.uncoded(scales.new_ones(1, scales.size(1)), books)
+                found.append(states @ row.t() * scales[:, :1].t())
         return torch.cat(found, dim=-1).index_select(-1, self._slots().int()) if self._is_mixed else found[0]
 
     def _parts(self) -> Iterator[tuple[float, Tensor]]:
@@ -393,12 +394,17 @@ class QuantizedEmbedding(SharedEmbedding):
             is_encoded = torch.zeros_like(is_encoded).index_fill_(0, task.only, True)
         hidden, total = not task.progress, int(is_encoded.sum())
         bar = tqdm(total=total, desc="codes", unit=" words", delay=BAR_DELAY, disable=hidden)
-        for rate in filter(None, made.word_counts):
+        for rate in made.word_counts:
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(BLOCK):
                 ids = words[places].to(table.device)
-                codes, scales = made.codec.encode(made._rotated(table[ids]), rate, made.books(), metric)
-                made.codes(rate)[places.to(table.device)] = codes
+                rows, books = made._rotated(table[ids]), made.books()
+                if rate:
+                    codes, scales = made.codec.encode(rows, rate, books, metric)
+                    made.codes(rate)[places.to(table.device)] = codes
+                else:
+                    shared = made.codec.uncoded(rows.new_ones(len(rows), 1), books)
+                    scales = fitted_scales(made.codec.project(rows, books), shared, metric).clamp(min=0)
                 made.word_scales[ids] = scales.to(made.word_scales)
                 bar.update(len(ids))
         bar.close()

@@ -183,6 +183,10 @@ class Codec(ABC):
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Rows ``(n, D)`` as `restore` takes them, in the type of the scales ``(n, S)``."""
 
+    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
+        """Rows ``(n, D)`` of words without codes, likewise; by default zeros."""
+        return scales.new_zeros(len(scales), self.dim)
+
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         """The vectors ``(n, D)`` of decoded rows ``(n, D)``: by a linear map, by default none."""
         return rows

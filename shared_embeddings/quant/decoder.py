@@ -107,7 +107,9 @@ def decoded_table(
     scales = numbers["row_scales"] if "row_scales" in numbers else numbers["scales"]
     group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
     table = np.zeros((num_embeddings, embedding_dim), np.float32)
-    for place, rate in list(enumerate(RATES))[1:]:  # words without bits are zero
+    for place, rate in enumerate(RATES):
+        if not rate and "center" not in numbers:
+            continue  # words without codes are zero
         words = np.flatnonzero(places == place)
         rows = codes.get(f"{kind}{place}", np.zeros((len(words), 0), np.uint8))
         for start in range(0, len(words), _BLOCK):

@@ -298,7 +298,7 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
 
 def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
     rows = correlated_rows(12)
-    codec = SpectralCodec(12, layout=[3, *[0] * 110, 1])
+    codec = SpectralCodec(12, layout=[3, *[0] * 110])
     books = codec.learn(rows, torch.full((len(rows),), 2.0))
     reflected = codec.project(rows, books | codec.derived(books))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
@@ -334,10 +334,28 @@ def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> No
         own = reflected[made.widths == place + 1, :count]
         sizes = reflected[made.widths == place + 1].square().mean(dim=1, keepdim=True).sqrt()
         center = (sizes * own).sum(dim=0) / sizes.square().sum()
-        torch.testing.assert_close(books["center"][place], center, rtol=0.05, atol=0.02)
+        torch.testing.assert_close(books["center"][place + 1], center, rtol=0.05, atol=0.02)
         wanted = ((own - sizes * center).square().sum(dim=0) / sizes.square().sum()).sqrt()
         found = books["spread"][place, :count]
         assert bool((found >= 0.9 * wanted).all() and (found <= 4.1 * wanted + 0.02).all())
+
+
+def test_words_without_codes_are_multiples_of_their_mean() -> None:
+    """Half of the words are small, near one direction, along which others vary most."""
+    main = torch.eye(64)[0]
+    small = 0.02 * normal_rows(2000, 64) + torch.linspace(0.5, 1.5, 2000).unsqueeze(1) * main
+    rows = torch.cat([10 * normal_rows(2000, 64) * (1 + 5 * main), small, torch.zeros(1, 64)])
+    made, _ = fit("quantized", rows, codec="spectral", bits=0.5, progress=False)
+    assert isinstance(made, QuantizedEmbedding)
+    absent = made.widths == RATES.index(0.0)
+    assert bool(absent[2000:].all())
+    found = made.table().detach()
+    assert float((found - rows)[2000:].norm() / rows[2000:].norm()) < 0.25
+    assert bool((found[-1] == 0).all())
+    with torch.no_grad():
+        torch.testing.assert_close(made(torch.arange(4001)), found, rtol=1e-5, atol=1e-5)
+        states = normal_rows(3, 64)
+        torch.testing.assert_close(made.block_scores(states), states @ found.t(), rtol=1e-3, atol=0.1)
 
 
 @pytest.mark.parametrize("codec", codecs())

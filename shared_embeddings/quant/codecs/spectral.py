@@ -61,14 +61,15 @@ _INCREASES = [2 ** (step / 4) for step in range(9)]
 
 def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
     """Trellis codes with the bits and the size of each direction, reflected back."""
-    axes, spread = parts["axes"], parts["spread"][RATES.index(rate) - 1]
-    start = 1 + len(RATES) * (RATES.index(rate) - 1)
-    counts = parts["directions"][start : start + len(RATES)] or [dim * (other == rate) for other in RATES]
-    each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
-    sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
-    gains = np.array([path_gain(one) for one in each], np.float32)
-    rows = np.pad(path_entries(codes, each) * (sizes * gains), ((0, 0), (0, dim - len(each))))
-    rows[:, : len(axes)] += parts["center"][RATES.index(rate) - 1]
+    axes, place, rows = parts["axes"], RATES.index(rate), np.zeros((len(codes), dim), np.float32)
+    if rate:
+        start, spread = 1 + len(RATES) * (place - 1), parts["spread"][place - 1]
+        counts = parts["directions"][start : start + len(RATES)] or [dim * (one == rate) for one in RATES]
+        each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
+        sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
+        gains = np.array([path_gain(one) for one in each], np.float32)
+        rows[:, : len(each)] = path_entries(codes, each) * (sizes * gains)
+    rows[:, : len(axes)] += parts["center"][place]
     for axis in axes[::-1]:
         axis = axis / max(np.linalg.norm(axis), 1e-12)
         rows = rows - 2 * (rows @ axis)[:, None] * axis
@@ -77,9 +78,10 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
 
 @register("spectral")
 class SpectralCodec(TrellisCodec):
-    """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``spread`` ``(10, K + 1)``, for the
-    words of each rate the size of numbers along each principal direction, then of the others; ``center``
-    ``(10, K)``, their mean along each, in rows of size one.
+    """See the module. Codebooks: ``axes`` ``(K, D)`` of the reflections; ``center`` ``(11, K)``, for words of
+    each rate the mean of numbers along each principal direction, in rows of size one, of which words without
+    codes are multiples; ``spread`` ``(10, K + 1)``, for the other words the size of numbers along each
+    principal direction, around these means, then of the others.
 
     The layout is K, then for each rate in the order of `RATES`, without 0, how many dimensions have each
     rate; by default all have that of the word, with an eighth of D reflections.
@@ -107,7 +109,7 @@ class SpectralCodec(TrellisCodec):
 
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
         axes, count = self.num_axes, len(RATES) - 1
-        return {"axes": (axes, self.dim), "spread": (count, axes + 1), "center": (count, axes)}
+        return {"axes": (axes, self.dim), "spread": (count, axes + 1), "center": (count + 1, axes)}
 
     def initial_books(self, rates: Sequence[float]) -> Books:
         """Reflections that exchange signs only."""
@@ -132,7 +134,8 @@ class SpectralCodec(TrellisCodec):
         while count <= self.dim // 2:
             spectrum = _spectrum(*energies, count)
             missed = [self._allot(spectrum, rate)[1] for rate in self.rates[1:]]
-            errors = torch.tensor([total, *missed], dtype=torch.float64) / max(total, 1e-30)
+            around = float(spectrum.sum())
+            errors = torch.tensor([around, *missed], dtype=torch.float64) / max(total, 1e-30)
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
             rates = draft.allocate(energy, weights, is_small, errors)
             shares = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
@@ -168,9 +171,11 @@ class SpectralCodec(TrellisCodec):
         axes = axes + torch.eye(self.num_axes, self.dim)
         books = {**self.initial_books(()), "axes": F.normalize(axes).to(rows)}
         reflected = self.project(rows, books | self.derived(books))
-        for place, rate in enumerate(RATES[1:]):
+        for place, rate in enumerate(RATES):
             own = reflected[rates == rate] if bool((rates == rate).any()) else reflected
-            books["center"][place], books["spread"][place] = self._learned(own, rate)
+            books["center"][place], spread = self._learned(own, rate)
+            if rate:
+                books["spread"][place - 1] = spread
         return books
 
     def _learned(self, rows: Tensor, rate: float) -> tuple[Tensor, Tensor]:
@@ -199,7 +204,7 @@ class SpectralCodec(TrellisCodec):
             rate: of the words.
             center: which increases with entries.
         """
-        each = [one for one, number in self._runs[rate] for _ in range(number)][: numbers.size(1)]
+        each = [one for one, number in self._runs.get(rate, ()) for _ in range(number)][: numbers.size(1)]
         largest = [path_gain(one) * _LARGEST[Step(max(1, int(one)), 1).book] for one in each]
         increases = numbers.new_tensor(_INCREASES).view(-1, 1, 1)
         border = increases * numbers.new_tensor(largest)
@@ -230,6 +235,9 @@ class SpectralCodec(TrellisCodec):
         values = read_entries(codes, steps_for(self._runs[rate])) * sizes
         values = F.pad(values, (0, self.dim - len(sizes))) + self._center(rate, books)
         return values.to(scales.dtype) * scales
+
+    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
+        return self._center(0.0, books).to(scales.dtype) * scales
 
     def derived(self, books: Books) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
@@ -262,7 +270,7 @@ class SpectralCodec(TrellisCodec):
 
     def _center(self, rate: float, books: Books) -> Tensor:
         """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
-        return F.pad(books["center"][RATES.index(rate) - 1], (0, self.dim - self.num_axes))
+        return F.pad(books["center"][RATES.index(rate)], (0, self.dim - self.num_axes))
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size of the entries of every dimension with bits."""
