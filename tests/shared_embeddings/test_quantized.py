@@ -318,6 +318,16 @@ def test_sizes_of_directions_reach_outliers() -> None:
     assert errors[1] < 0.33 * errors[0]
 
 
+def test_long_rows_are_as_exact_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, steps, errors = normal_rows(16, 2048), trellis.steps_for(((8.0, 2048),)), []
+    targets = rows / trellis.path_gain(8.0)
+    for is_usable in (True, False):
+        monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
+        states = trellis.nearest_states(targets, steps, torch.ones(2048))
+        errors.append(float((trellis.entries_of(states, steps) - targets).square().sum()))
+    assert errors[1] == pytest.approx(errors[0], rel=1e-3)
+
+
 def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> None:
     """Half of the words are larger, near one vector, and vary in other directions than the rest."""
     rows = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1)) * 0.01

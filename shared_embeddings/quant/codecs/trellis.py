@@ -337,13 +337,13 @@ def nearest_paths(
     every = torch.arange(_STATES, device=rows.device).unsqueeze(1)
     # The rows are the last axis, which makes all operations long loops over contiguous memory.
     columns = rows.t().contiguous()
-    # (x - c)^2 - x^2 = (c^2, -2 c) (1, x), which is enough for finding the smallest.
-    entries = torch.stack([book.square(), -2 * book], dim=-1)
+    # (x - c)^2 = (c^2, -2 c, 1) (1, x, x^2); without x^2, sums for long rows would be too large to be exact.
+    entries = torch.stack([book.square(), -2 * book, torch.ones_like(book)], dim=-1)
     costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
     ends = itertools.accumulate(step.numbers for step in steps)
     columns_of = [slice(end - step.numbers, end) for end, step in zip(ends, steps)]
     for place, (step, own) in enumerate(zip(steps, columns_of)):
-        factors = torch.stack([torch.ones_like(columns[own]), columns[own]], dim=1)
+        factors = torch.stack([torch.ones_like(columns[own]), columns[own], columns[own].square()], dim=1)
         factors = (factors * weights[own, None, None]).flatten(0, 1)
         powers = entries[step.book :][: step.numbers].transpose(0, 1).flatten(1)
         torch.mm(powers, factors, out=costs if place == 0 else errors)
@@ -364,7 +364,7 @@ def nearest_paths(
         bits, own = steps[place + 1].bits, columns_of[place]
         before = torch.arange(0, _STATES, _STATES >> bits, device=rows.device).unsqueeze(1)
         candidates = before + (states[-1] >> bits)
-        squares, slopes = entries[steps[place].book :][: steps[place].numbers, candidates].unbind(-1)
+        squares, slopes = entries[steps[place].book :][: steps[place].numbers, candidates, :2].unbind(-1)
         costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
         if place == 0:
             is_outside = (candidates < starts) | (candidates >= starts + choices)
