@@ -367,7 +367,11 @@ class QuantizedEmbedding(SharedEmbedding):
         elif options.count_exponent > 0 and task.token_counts is not None:
             weights = (task.token_counts + 1) ** options.count_exponent
         codec, rates = draft.codec.fit(
-            table, options.bits, weights, lambda codec, counts: _code_bytes(codec, counts) <= limit
+            table,
+            options.bits,
+            weights,
+            task.metric,
+            lambda codec, counts: _code_bytes(codec, counts) <= limit,
         )
         counts = [int((rates == rate).sum()) for rate in RATES]
         layout = {"directions": list(codec.layout)} if codec.layout else {}

@@ -122,6 +122,7 @@ class Codec(ABC):
         table: Tensor,
         bits: float,
         importance: Tensor | None,
+        metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> Fitted:
         """The rates of words, and what else depends on the table. By default the codec stays the same.
@@ -130,6 +131,7 @@ class Codec(ABC):
             table: ``(V, D)``, not rotated.
             bits: the mean bits of a number.
             importance: the weights ``(V,)`` of the squared errors of words; None for equal weights.
+            metric: M ``(D, D)``, what errors of rows count; None for squared errors.
             is_small: whether a codec for numbers of words by rate takes as few bytes as wanted.
         """
         if importance is None and bits == int(bits):

@@ -96,7 +96,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
         monkeypatch.setattr(kernels, "has_lanes", lambda: False)
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, lambda codec, counts: True).codec
+    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True).codec
     others = TrellisCodec(96), TrellisCodec(95)
     for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), fitted, *others):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
@@ -380,7 +380,7 @@ def test_a_rate_may_have_none_of_the_words_that_matter(codec: str) -> None:
 def test_a_row_unlike_others_of_its_rate_is_as_exact() -> None:
     """Its numbers along principal directions are beyond the entries at the size of the others."""
     rows = correlated_rows(40)
-    codec = SpectralCodec(40).fit(rows, 8.0, None, lambda codec, counts: True).codec
+    codec = SpectralCodec(40).fit(rows, 8.0, None, None, lambda codec, counts: True).codec
     books = codec.learn(rows, torch.full((len(rows),), 8.0))
     books |= codec.derived(books)
     along = F.normalize(codec.restore(torch.eye(40)[:1], books))

@@ -122,6 +122,7 @@ class SpectralCodec(TrellisCodec):
         table: Tensor,
         bits: float,
         importance: Tensor | None,
+        metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> Fitted:
         """The number of reflections with the least expected error, and the bits of directions by rate."""
@@ -130,25 +131,37 @@ class SpectralCodec(TrellisCodec):
         equal = torch.ones_like(every, dtype=torch.float64)
         weights = equal if importance is None else importance.to(equal)
         energies, energy = _energies(table, every, equal, directions), squared_norms(table)
-        total, trials, count = float(energies[0].sum()), [], 0
+        trials, count = [], 0
         while count <= self.dim // 2:
-            spectrum = _spectrum(*energies, count)
-            missed = [self._allot(spectrum, rate)[1] for rate in self.rates[1:]]
-            around = float(spectrum.sum())
-            errors = torch.tensor([around, *missed], dtype=torch.float64) / max(total, 1e-30)
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
+            costs, lone_costs = draft._costs(directions, metric)
+            spectrum = _spectrum(*energies, count)
+            missed = [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
+            errors = torch.tensor([float(spectrum @ lone_costs), *missed], dtype=torch.float64)
             rates = draft.allocate(energy, weights, is_small, errors)
-            shares = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
-            trials.append((float((energy * weights).cpu() @ shares), count, rates))
+            each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
+            trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
             count = max(count + 1, int(count * _GROWTH))
         least = min(error for error, *_ in trials)
-        _, count, rates = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
+        _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
         layout = [count]
         for rate in RATES[1:]:
             ids = every[(rates == rate).to(table.device)]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
-            layout += self._allot(_spectrum(*own, count), rate)[0]
+            layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
         return Fitted(SpectralCodec(self.dim, layout=layout), rates)
+
+    def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What squared errors of reflected numbers ``(D,)`` count: with later ones that make up for them, and
+        without.
+        """
+        if metric is None:
+            return (torch.ones(self.dim, dtype=torch.float64),) * 2
+        books = {"axes": _reflections(directions[:, : self.num_axes])}
+        books |= self.derived(books)
+        seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
+        costs = seen.weights.double().cpu(), seen.matrix.diagonal().double().cpu()
+        return _leveled(costs[0], self.num_axes), _leveled(costs[1], self.num_axes)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
@@ -166,10 +179,8 @@ class SpectralCodec(TrellisCodec):
 
     def learn(self, rows: Tensor, rates: Tensor) -> Books:
         """Reflections onto the principal directions; means and sizes of directions with a small error."""
-        directions = principal_directions(rows)[:, : self.num_axes].contiguous()
-        axes = torch.geqrf(directions).a.tril(-1).t() if self.num_axes else directions.t()
-        axes = axes + torch.eye(self.num_axes, self.dim)
-        books = {**self.initial_books(()), "axes": F.normalize(axes).to(rows)}
+        axes = _reflections(principal_directions(rows)[:, : self.num_axes])
+        books = {**self.initial_books(()), "axes": axes.to(rows)}
         reflected = self.project(rows, books | self.derived(books))
         for place, rate in enumerate(RATES):
             own = reflected[rates == rate] if bool((rates == rate).any()) else reflected
@@ -293,6 +304,13 @@ def principal_directions(rows: Tensor) -> Tensor:
     return torch.linalg.eigh(products.cpu()).eigenvectors.flip(1)
 
 
+def _reflections(directions: Tensor) -> Tensor:
+    """The axes ``(K, D)`` of reflections that turn the first dimensions into directions ``(D, K)``."""
+    dim, count = directions.shape
+    axes = torch.geqrf(directions.contiguous()).a.tril(-1).t() if count else directions.t()
+    return F.normalize(axes + torch.eye(count, dim).to(directions))
+
+
 def _energies(
     table: Tensor, ids: Tensor, weights: Tensor, directions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,7 +331,12 @@ def _energies(
 def _spectrum(squares: Tensor, products: Tensor, norm: Tensor, count: int) -> Tensor:
     """The energies ``(D,)`` of K directions around their means in rows of size one, and of others, evenly."""
     own = squares[:count] - products[:count].square() / norm.clamp(min=1e-30)
-    return torch.cat([own.clamp(min=0), squares[count:].mean().expand(len(squares) - count)]).cpu()
+    return _leveled(torch.cat([own.clamp(min=0), squares[count:]]), count).cpu()
+
+
+def _leveled(values: Tensor, count: int) -> Tensor:
+    """Values ``(D,)`` of K directions, and the mean of others."""
+    return torch.cat([values[:count], values[count:].mean().expand(len(values) - count)])
 
 
 def _exact(values: Tensor) -> Tensor:
