@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import sys
@@ -28,6 +29,7 @@ from shared_embeddings.quant.codecs.spectral import SpectralCodec
 from shared_embeddings.quant.codecs.trellis import TrellisCodec
 from shared_embeddings.quant.codecs.uniform import UniformCodec
 from shared_embeddings.quant.decoder import RATES, factors_of
+from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import install, unfreeze
 from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.options import OptionError
@@ -389,6 +391,22 @@ def test_a_row_unlike_others_of_its_rate_is_as_exact() -> None:
     decoded = codec.restore(codec.decode(found.codes, found.scales, 8.0, books), books)
     errors = (decoded - unlike).square().sum(dim=1) / unlike.square().sum(dim=1)
     assert float(errors.max()) < 1e-3
+
+
+def test_directions_whose_errors_count_little_get_few_bits() -> None:
+    """Most of the table's energy is along one of them."""
+    rows = normal_rows(500, 40) * (1 + 19 * torch.eye(40)[0])
+    matrix = torch.eye(40) - (1 - 1e-4) * torch.diag(torch.eye(40)[0])
+    errors = []
+    for metric in (None, matrix):
+        codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True).codec
+        books = codec.learn(rows, torch.full((len(rows),), 2.0))
+        books |= codec.derived(books)
+        seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))
+        found = codec.encode(rows, 2.0, books, seen)
+        missed = codec.restore(codec.decode(found.codes, found.scales, 2.0, books), books) - rows
+        errors.append(float((missed @ matrix * missed).sum()))
+    assert errors[1] < 0.7 * errors[0]
 
 
 def test_books_are_learned_from_all_words_of_rare_rates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from shared_embeddings.quant.codec import (
 )
 from shared_embeddings.quant.codecs.trellis import (
     ERRORS,
+    TOGETHER,
     Runs,
     Step,
     TrellisCodec,
@@ -160,8 +161,12 @@ class SpectralCodec(TrellisCodec):
         books = {"axes": _reflections(directions[:, : self.num_axes])}
         books |= self.derived(books)
         seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
-        costs = seen.weights.double().cpu(), seen.matrix.diagonal().double().cpu()
-        return _leveled(costs[0], self.num_axes), _leveled(costs[1], self.num_axes)
+        # Numbers that are searched together do not make up for each other.
+        places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
+        parts = [seen.upper[own, own].double() for own in places]
+        costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
+        alone = seen.matrix.diagonal().double().cpu()
+        return _leveled(costs, self.num_axes), _leveled(alone, self.num_axes)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""

@@ -44,7 +44,7 @@ _LEAST_DIM = 32
 _ROWS = 32
 # Numbers whose errors are made up for together, and the states after them that are searched with them, since
 # the best path to here may leave only bad ones.
-_TOGETHER, _AHEAD = 32, 8
+TOGETHER, _AHEAD = 32, 8
 # The mean squared errors of normal numbers by rate, as measured in 128 dimensions.
 ERRORS = {
     0.0: 1.0,
@@ -97,7 +97,7 @@ def _runs_of_steps(steps: Steps) -> list[tuple[slice, int, int]]:
     runs, first, column = [], 0, 0
     while first < len(steps):
         last, end = first, column
-        while last < len(steps) and end - column < _TOGETHER:
+        while last < len(steps) and end - column < TOGETHER:
             end += steps[last].numbers
             last += 1
         runs.append((slice(first, last), column, end))
