@@ -33,12 +33,12 @@ from shared_embeddings.quant.codecs.trellis import (
     ERRORS,
     TOGETHER,
     Runs,
-    Step,
     TrellisCodec,
     entries_of,
     find_path,
     gains_for,
     packed_states,
+    path_book,
     path_books,
     path_entries,
     path_gain,
@@ -221,7 +221,7 @@ class SpectralCodec(TrellisCodec):
             center: which increases with entries.
         """
         each = [one for one, number in self._runs.get(rate, ()) for _ in range(number)][: numbers.size(1)]
-        largest = [path_gain(one) * _LARGEST[Step(max(1, int(one)), 1).book] for one in each]
+        largest = [path_gain(one) * _LARGEST[path_book(one)] for one in each]
         increases = numbers.new_tensor(_INCREASES).view(-1, 1, 1)
         border = increases * numbers.new_tensor(largest)
         shifted = numbers - (increases - 1) * center

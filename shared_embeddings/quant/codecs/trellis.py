@@ -59,8 +59,6 @@ ERRORS = {
     7.0: 0.00009,
     8.0: 0.000026,
 }
-# Numbers with so many bits have the fine entries, the last ones of `path_books`.
-_FINE_BITS, _FINE = 6, 4
 
 
 class Step(NamedTuple):
@@ -72,7 +70,7 @@ class Step(NamedTuple):
     @property
     def book(self) -> int:
         """Which entries of `path_books` the first number has; those after it have the next ones."""
-        return _FINE if self.bits >= _FINE_BITS else 0
+        return path_book(self.bits)
 
 
 Steps = tuple[Step, ...]
@@ -120,6 +118,11 @@ def path_gain(rate: float) -> float:
     """
     steps = {0.25: -14, 0.5: -8, 1.0: -2, 2.0: 1, 3.0: 2, 4.0: 4, 5.0: 7, 6.0: -31, 7.0: -30, 8.0: -29}
     return float(2.0 ** (steps[rate] / 16))
+
+
+def path_book(rate: float) -> int:
+    """Which of `path_books` the first number of a state has: numbers with many bits have fine entries."""
+    return 4 if rate >= 6 else 0
 
 
 def path_levels() -> Any:
@@ -174,7 +177,7 @@ def path_entries(codes: Any, rates: list[float]) -> Any:
         is_new = left == 0 or rate != rates[place - 1]
         left = max(1, round(1 / rate)) if is_new else left
         ends.append(ends[-1] + is_new * max(1, int(rate)) if ends else 8)
-        books.append(4 * (rate >= 6) if is_new else books[-1] + 1)
+        books.append(path_book(rate) if is_new else books[-1] + 1)
         left -= 1
     return path_books()[books, windows(codes, np.array(ends), 11)]
 
@@ -192,7 +195,7 @@ class TrellisCodec(Codec):
     few_states = 32
     codes_name = "streams"  # "paths" had no fine entries
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
-        *(path_levels, path_lines, path_factors, path_unit, path_books),
+        *(path_book, path_levels, path_lines, path_factors, path_unit, path_books),
         *(path_entries, decode_trellis),
     )
 
@@ -219,7 +222,7 @@ class TrellisCodec(Codec):
             return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales
         width = int(rate)
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
-            entries = codebook(codes.device)[Step(width, 1).book].unsqueeze(1)
+            entries = codebook(codes.device)[path_book(width)].unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
@@ -301,6 +304,8 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor |
 
 
 _CODEBOOK = torch.from_numpy(path_books())
+# The fine entries.
+_FINE = path_book(max(RATES))
 
 
 def codebook(device: torch.device) -> Tensor:
@@ -318,7 +323,7 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
     each = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
     streams = torch.arange(2 ** (STATE_BITS + width * (each - 1)), device=device).unsqueeze(1)
     shifts = torch.arange(each - 1, -1, -1, device=device) * width
-    return codebook(device)[Step(width, 1).book][streams >> shifts & _STATES - 1]
+    return codebook(device)[path_book(width)][streams >> shifts & _STATES - 1]
 
 
 @torch.no_grad()
