@@ -149,6 +149,9 @@ def report(
     ids = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
     # The sums of distances, of their squares and of the squared norms, then weighted by counts.
     loss = squares = norm = weighted = weighted_norm = 0.0
+    # Training caches nothing, so what all blocks share would be computed for each.
+    was_training = embedding.training
+    embedding.eval()
     for some in ids.split(_ROWS):
         wanted = teacher[some].double()
         missed = (embedding(some).double() - wanted).square().sum(dim=1)
@@ -159,6 +162,7 @@ def report(
         if token_counts is not None:
             weighted += float(missed @ token_counts[some].double())
             weighted_norm += float(size @ token_counts[some].double())
+    embedding.train(was_training)
     counts = embedding.counts()
     return FitReport(
         method=embedding.method,

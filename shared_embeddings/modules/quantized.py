@@ -389,10 +389,10 @@ class QuantizedEmbedding(SharedEmbedding):
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
-        metric = None
+        books, metric = made.books(), None
         if task.metric is not None:
             rotated = Metric(task.metric).seen_by(made._rotated)
-            metric = rotated.seen_by(lambda states: made.codec.project(states, made.books()))
+            metric = rotated.seen_by(lambda states: codec.project(states, books))
         is_encoded = torch.ones(len(table), dtype=torch.bool)
         if task.only is not None:
             is_encoded = torch.zeros_like(is_encoded).index_fill_(0, task.only, True)
@@ -402,13 +402,13 @@ class QuantizedEmbedding(SharedEmbedding):
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(BLOCK):
                 ids = words[places].to(table.device)
-                rows, books = made._rotated(table[ids]), made.books()
+                rows = made._rotated(table[ids])
                 if rate:
-                    codes, scales = made.codec.encode(rows, rate, books, metric)
+                    codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes
                 else:
-                    shared = made.codec.uncoded(rows.new_ones(len(rows), 1), books)
-                    scales = fitted_scales(made.codec.project(rows, books), shared, metric).clamp(min=0)
+                    shared = codec.uncoded(rows.new_ones(len(rows), 1), books)
+                    scales = fitted_scales(codec.project(rows, books), shared, metric).clamp(min=0)
                 made.word_scales[ids] = scales.to(made.word_scales)
                 bar.update(len(ids))
         bar.close()

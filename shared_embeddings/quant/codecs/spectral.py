@@ -53,6 +53,8 @@ from shared_embeddings.quant.metric import Metric
 _GROWTH = 1.5
 # Few reflections are fast: the fewest are taken whose expected error is within this factor of the least.
 _ENOUGH = 1.005
+# About as many rows have their numbers along directions computed: among all, and among those of each rate.
+_SAMPLE = 2**14
 # Rows whose products are computed together.
 _BLOCK = 4096
 # The largest entries, coarse and fine, and by how much sizes may be increased for numbers with long tails.
@@ -128,45 +130,32 @@ class SpectralCodec(TrellisCodec):
     ) -> Fitted:
         """The number of reflections with the least expected error, and the bits of directions by rate."""
         directions = principal_directions(table).to(table)
+        costs, lone_costs = _costs(directions, metric)
         every = torch.arange(len(table), device=table.device)
         equal = torch.ones_like(every, dtype=torch.float64)
         weights = equal if importance is None else importance.to(equal)
-        energies, energy = _energies(table, every, equal, directions), squared_norms(table)
+        some, energy = every[:: 1 + len(every) // _SAMPLE], squared_norms(table)
+        energies = _energies(table, some, equal, directions)
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
-            costs, lone_costs = draft._costs(directions, metric)
-            spectrum = _spectrum(*energies, count)
-            missed = [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
-            errors = torch.tensor([float(spectrum @ lone_costs), *missed], dtype=torch.float64)
+            spectrum, own_costs = _spectrum(*energies, count), _leveled(costs, count)
+            missed = [float(spectrum @ _leveled(lone_costs, count))]
+            missed += [self._allot(spectrum * own_costs, rate)[1] for rate in self.rates[1:]]
+            errors = torch.tensor(missed, dtype=torch.float64)
             rates = draft.allocate(energy, weights, is_small, errors)
             each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
-            trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
+            trials.append((float((energy * weights).cpu() @ each), count, rates))
             count = max(count + 1, int(count * _GROWTH))
         least = min(error for error, *_ in trials)
-        _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
-        layout = [count]
+        _, count, rates = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
+        layout, own_costs = [count], _leveled(costs, count)
         for rate in RATES[1:]:
             ids = every[(rates == rate).to(table.device)]
+            ids = ids[:: 1 + len(ids) // _SAMPLE]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
-            layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
+            layout += self._allot(_spectrum(*own, count) * own_costs, rate)[0]
         return Fitted(SpectralCodec(self.dim, layout=layout), rates)
-
-    def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What squared errors of reflected numbers ``(D,)`` count: with later ones that make up for them, and
-        without.
-        """
-        if metric is None:
-            return (torch.ones(self.dim, dtype=torch.float64),) * 2
-        books = {"axes": _reflections(directions[:, : self.num_axes])}
-        books |= self.derived(books)
-        seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
-        # Numbers that are searched together do not make up for each other.
-        places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
-        parts = [seen.upper[own, own].double() for own in places]
-        costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
-        alone = seen.matrix.diagonal().double().cpu()
-        return _leveled(costs, self.num_axes), _leveled(alone, self.num_axes)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
@@ -187,9 +176,9 @@ class SpectralCodec(TrellisCodec):
         axes = _reflections(principal_directions(rows)[:, : self.num_axes])
         books = {**self.initial_books(()), "axes": axes.to(rows)}
         reflected = self.project(rows, books | self.derived(books))
-        for place, rate in enumerate(RATES):
-            own = reflected[rates == rate] if bool((rates == rate).any()) else reflected
-            books["center"][place], spread = self._learned(own, rate)
+        for rate in rates.unique().tolist():
+            place = RATES.index(rate)
+            books["center"][place], spread = self._learned(reflected[rates == rate], rate)
             if rate:
                 books["spread"][place - 1] = spread
         return books
@@ -314,6 +303,20 @@ def _reflections(directions: Tensor) -> Tensor:
     dim, count = directions.shape
     axes = torch.geqrf(directions.contiguous()).a.tril(-1).t() if count else directions.t()
     return F.normalize(axes + torch.eye(count, dim).to(directions))
+
+
+def _costs(directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What squared errors along directions ``(D, D)`` count ``(D,)``: with later ones that make up for them,
+    and without.
+    """
+    if metric is None:
+        return (torch.ones(len(directions), dtype=torch.float64),) * 2
+    seen = Metric(metric.to(directions)).seen_by(lambda states: states @ directions)
+    # Numbers that are searched together do not make up for each other.
+    places = [slice(start, start + TOGETHER) for start in range(0, len(directions), TOGETHER)]
+    parts = [seen.upper[own, own].double() for own in places]
+    costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts])
+    return costs.cpu(), seen.matrix.diagonal().double().cpu()
 
 
 def _energies(
