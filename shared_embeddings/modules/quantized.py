@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,21 @@ from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on: among all, and among those of each rate, since few words may have one.
 _SAMPLE, _SAMPLE_OF_RATE = 2**15, 2**12
+
+
+class _Shared(NamedTuple):
+    """What does not depend on the words of a look-up.
+
+    Attributes:
+        books: codebooks, and what the codec derives from them.
+        slots: for every word ``(V,)`` its row among the codes of all rates, one rate after the other; None
+            with one rate.
+        words: the inverse of `slots`.
+    """
+
+    books: Books
+    slots: Tensor | None = None
+    words: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,10 +237,28 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def books(self) -> Books:
         """The codebooks, and what the codec derives from them."""
-        names = self.codec.book_shapes(list(self.word_counts))
-        books = {name: dense(self.get_parameter(name)) for name in names}
+        return self._shared().books
+
+    def _shared(self) -> _Shared:
+        """What all look-ups and scores need; computed once in inference."""
+
+        def make() -> _Shared:
+            names = self.codec.book_shapes(list(self.word_counts))
+            books = {name: dense(self.get_parameter(name)) for name in names}
+            books |= self.codec.derived(books)
+            if not self._is_mixed:
+                return _Shared(books)
+            slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
+            for rate, number in self.word_counts.items():
+                is_this = self.widths == RATES.index(rate)
+                slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
+                start += number
+            every = self.all_ids(slots.device)
+            words = torch.empty_like(every).scatter_(0, slots.long(), every).int()
+            return _Shared(books, slots.to(code_dtype(self.num_embeddings)), words)
+
         # Looking into the cache takes a part of the time of a look-up.
-        return books and books | self.cached("derived", lambda: self.codec.derived(books))
+        return self.cached("shared", make)
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""
@@ -236,23 +270,32 @@ class QuantizedEmbedding(SharedEmbedding):
         return f"{self.codec.codes_name}{RATES.index(rate)}"
 
     def rows(self, ids: Tensor) -> Tensor:
-        books, scales = self.books(), F.embedding(ids, self.word_scales)
-        found, start = scales.new_zeros(scales.size(0), self.embedding_dim), 0
-        places = self._slots().index_select(0, ids).int() if self._is_mixed else ids
-        for rate, count in self.word_counts.items():
-            is_mine = (places >= start) & (places < start + count)
-            if self._is_mixed and not needs_fixed_shapes(ids):
-                mine = is_mine.nonzero().flatten()
-                if len(mine) or not len(ids):  # gradients of no rows, too
-                    codes = self.codes(rate).index_select(0, places[mine] - start)
-                    found = found.index_copy(0, mine, self._decoded(codes, scales[mine], rate, books))
-            else:
-                # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
-                every = (places - start).clamp(0, count - 1) if self._is_mixed else ids
+        shared, scales = self._shared(), F.embedding(ids, self.word_scales)
+        books, slots = shared.books, shared.slots
+        if slots is None:
+            rate = next(iter(self.word_counts))
+            found = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
+            return self._restored(found, books)
+        places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
+        if needs_fixed_shapes(ids):
+            # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
+            found = scales.new_zeros(scales.size(0), self.embedding_dim)
+            for (rate, count), end in zip(self.word_counts.items(), ends):
+                every = (places - end + count).clamp(0, count - 1)
                 rows = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
-                found = torch.where(is_mine.unsqueeze(1), rows, found) if self._is_mixed else rows
-            start += count
-        return self._restored(found, books)
+                is_mine = (places >= end - count) & (places < end)
+                found = torch.where(is_mine.unsqueeze(1), rows, found)
+            return self._restored(found, books)
+        # In the order of slots, words of a rate are consecutive.
+        places, order = places.sort()
+        bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
+        scales, parts = scales[order], []
+        for (rate, count), end, first, last in zip(self.word_counts.items(), ends, bounds, bounds[1:]):
+            if first < last or not len(ids):  # gradients of no rows, too
+                codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
+                parts.append(self._decoded(codes, scales[first:last], rate, books))
+        found = torch.cat(parts)
+        return self._restored(torch.empty_like(found).index_copy(0, order, found), books)
 
     def all_rows(self) -> Tensor:
         books = self.books()
@@ -274,14 +317,14 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate, scales in self._parts():
             for codes, factors in zip(self.codes(rate).split(BLOCK), scales.split(BLOCK)):
                 found.append(self._decoded(codes, factors, rate, books))
-        rows = torch.cat(found)
-        return rows.index_select(0, self._slots().int()) if self._is_mixed else rows
+        rows, slots = torch.cat(found), self._shared().slots
+        return rows if slots is None else rows.index_select(0, slots.int())
 
     def _restored(self, rows: Tensor, books: Books) -> Tensor:
         return self._rotated_back(self.codec.restore(rows, books))
 
     def block_scores(self, hidden: Tensor) -> Tensor:
-        codec, books, found = self.codec, self.books(), []
+        codec, (books, slots, _), found = self.codec, self._shared(), []
         states = codec.project(self._rotated(hidden), books)
         for rate, scales in self._parts():
             if rate:
@@ -289,34 +332,16 @@ class QuantizedEmbedding(SharedEmbedding):
             else:
                 row = codec.uncoded(scales.new_ones(1, scales.size(1)), books)
                 found.append(states @ row.t() * scales[:, :1].t())
-        return torch.cat(found, dim=-1).index_select(-1, self._slots().int()) if self._is_mixed else found[0]
+        return found[0] if slots is None else torch.cat(found, dim=-1).index_select(-1, slots.int())
 
     def _parts(self) -> Iterator[tuple[float, Tensor]]:
         """Each rate and the scales ``(V_i, S)`` of its words, in the order of the vocabulary."""
-        if not self._is_mixed:
+        words = self._shared().words
+        if words is None:
             yield next(iter(self.word_counts)), dense(self.word_scales)
             return
-
-        def sort() -> Tensor:
-            slots = self._slots().long()
-            return torch.empty_like(slots).scatter_(0, slots, self.all_ids(slots.device)).int()
-
-        words = self.cached("words", sort)
         for rate, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
             yield rate, self.word_scales.index_select(0, ids)
-
-    def _slots(self) -> Tensor:
-        """For every word ``(V,)`` its row among the codes of all rates, one rate after the other."""
-
-        def count() -> Tensor:
-            slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
-            for rate, number in self.word_counts.items():
-                is_this = self.widths == RATES.index(rate)
-                slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
-                start += number
-            return slots.to(code_dtype(self.num_embeddings))
-
-        return self.cached("slots", count)
 
     def _rotated(self, rows: Tensor) -> Tensor:
         return rotate(rows, self.signs) if self.codec.rotates else rows
@@ -455,12 +480,15 @@ def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
 
 
 def _groups(dim: int) -> list[tuple[int, ...]]:
-    """The factors of D, those together whose product is at most 64: fewer products are faster."""
+    """The factors of D in groups of similar products of at most 64 or so: few and small ones are fast."""
+    count = next(count for count in itertools.count(1) if 64**count >= dim)
     groups: list[tuple[int, ...]] = [()]
     for size in factors_of(dim):
-        if math.prod(groups[-1]) * size > 64:
-            groups.append(())
-        groups[-1] += (size,)
+        # Hadamard matrices are products of those of two dimensions.
+        for part in [size] if size & (size - 1) else [2] * (size.bit_length() - 1):
+            if groups[-1] and math.prod(groups[-1]) * part > 2**0.5 * dim ** (1 / count):
+                groups.append(())
+            groups[-1] += (part,)
     return groups
 
 

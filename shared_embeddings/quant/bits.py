@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.quant import kernels
-
 
 def bytes_for(bits: int) -> int:
     """The bytes that hold `bits` bits."""
@@ -68,11 +66,6 @@ def read_windows(packed: Tensor, count: int, width: int, stride: int, start: int
 
 def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor:
     """The entries ``(n, count)`` of `book` ``(2**width,)`` for numbers that `pack_bits` wrote."""
-    if kernels.usable(packed, book):
-        ends = width * torch.arange(1, count + 1, device="cpu")
-        return kernels.decode_entries(
-            packed, kernels.EntryPlan(ends, torch.zeros_like(ends), 2**width - 1, book)
-        )
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)

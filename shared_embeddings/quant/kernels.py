@@ -46,19 +46,19 @@ def has_lanes() -> bool:
 
 
 class LanePlan(NamedTuple):
-    """How vectors of rows are decoded: numbers in pairs, in runs of pairs whose factors are equal.
+    """How vectors of rows are decoded: numbers in pairs, in runs of pairs whose factors are equal. Arrays.
 
     A number is found by its state, the last bits of a window of 16. Its product with a factor has a hash
     in its upper bits. A coarse entry is the sum of those for the upper and lower half of 8 bits; a fine entry
     is on a line, whose number 4 bits of the hash are.
     """
 
-    places: Tensor  # of the words, each with 16 bits of a row, that the window of a pair begins in ``(P,)``
-    shifts: Tensor  # the bits of that word before the window ``(P,)``
-    bounds: Tensor  # the first pair of each run, and the number of pairs ``(R + 1,)``
-    factors: Tensor  # of first and second numbers, bits between these, whether entries are fine ``(R, 4)``
-    tables: Tensor  # bytes ``(4, 16)``: of halves of coarse entries; starts and slopes of lines
-    columns: Tensor  # of both numbers of a pair ``(P, 2)``; -1 for no second one
+    places: Any  # of the words, each with 16 bits of a row, that the window of a pair begins in ``(P,)``
+    shifts: Any  # the bits of that word before the window ``(P,)``
+    bounds: Any  # the first pair of each run, and the number of pairs ``(R + 1,)``
+    factors: Any  # of first and second numbers, bits between these, whether entries are fine ``(R, 4)``
+    tables: Any  # bytes ``(4, 16)``: of halves of coarse entries; starts and slopes of lines
+    columns: Any  # of both numbers of a pair ``(P, 2)``; -1 for no second one
     unit: float  # the size of one in `tables`
 
 
@@ -70,23 +70,32 @@ def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -
 
 
 class EntryPlan(NamedTuple):
-    """Where the code of each number ``(D,)`` is in the stream of a row, and the entry of each code."""
+    """Where codes of the first numbers ``(D',)`` of a row are in its stream, and all entries. Arrays."""
 
-    ends: Tensor  # the bits of a stream up to the end of each code
-    starts: Tensor  # the entry of code 0
+    ends: Any  # the bits of a stream up to the end of each code
+    starts: Any  # the entry of code 0
     mask: int  # the bits of a code, as ones
-    book: Tensor  # all entries
+    book: Any  # all entries
 
 
-def decode_entries(codes: Tensor, plan: EntryPlan) -> Tensor:
-    """The entries ``(n, D)`` of the numbers of rows, from streams of bytes ``(n, B)``."""
-    out = torch.empty(len(codes), len(plan.ends))
-    _run("decode_entries", len(plan.ends), [codes], plan, out)
-    return out.to(plan.book.dtype)
+def decode_rows(
+    codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, center: Tensor, group: int
+) -> Tensor:
+    """Rows ``(n, D)`` from streams of bytes ``(n, B)``: ``(entries * sizes + center) * scales``.
+
+    Args:
+        codes, plan: numbers without a code have an entry of 0.
+        scales: of groups of numbers ``(n, S)``.
+        sizes, center: ``(D,)``.
+        group: the numbers of a group.
+    """
+    out = torch.empty(len(codes), len(sizes))
+    _run("decode_rows", len(sizes), [codes, scales], [*plan, sizes, center, group], out)
+    return out.to(scales.dtype)
 
 
 def entry_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: EntryPlan) -> Tensor:
-    """Products ``(N, n)`` of states ``(N, D)`` with rows as in `decode_entries` times `scales` ``(n, 1)``."""
+    """Products ``(N, n)`` of states ``(N, D)`` with entries of rows times `scales` ``(n, 1)``."""
     out = torch.empty(len(hidden), len(codes))
     _run("entry_scores", len(plan.ends), [codes, scales], [*plan, hidden], out.t())
     return out.to(hidden.dtype)

@@ -93,17 +93,35 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 
 
 @_compiled
-def decode_entries(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: Any) -> None:
-    """Entries ``(n, D)`` of `book` for the last bits of streams before each of `ends` ``(D,)``."""
+def decode_rows(
+    codes: Any,
+    scales: Any,
+    ends: Any,
+    starts: Any,
+    mask: int,
+    book: Any,
+    sizes: Any,
+    center: Any,
+    group: int,
+    out: Any,
+) -> None:
+    """Entries of `book` for the last bits of streams before each of `ends` ``(D',)``, times `sizes` ``(D,)``,
+    plus `center` ``(D,)``, times `scales` ``(n, S)`` of groups of numbers; ``(n, D)``.
+    """
+    entries = np.zeros(out.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], ends, starts, mask, book, out[row])
+        _decode_row(codes[row], ends, starts, mask, book, entries[: ends.shape[0]])
+        for first in range(scales.shape[1]):
+            scale = scales[row, first]
+            for column in range(first * group, min((first + 1) * group, out.shape[1])):
+                out[row, column] = (entries[column] * sizes[column] + center[column]) * scale
 
 
 @_compiled
 def entry_scores(
     codes: Any, scales: Any, ends: Any, starts: Any, mask: int, book: Any, hidden: Any, out: Any
 ) -> None:
-    """Products ``(n, N)`` of vectors ``(N, D)`` with rows of `decode_entries` times `scales` ``(n, 1)``."""
+    """Products ``(n, N)`` of vectors ``(N, D)`` with the entries of rows times `scales` ``(n, 1)``."""
     numbers = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _decode_row(codes[row], ends, starts, mask, book, numbers)
@@ -116,7 +134,7 @@ def entry_scores(
 
 @_compiled
 def _decode_row(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: Any) -> None:
-    """One row ``(D,)`` of `decode_entries`; unsigned numbers save tests for negative places."""
+    """Entries ``(D',)`` of a row of `decode_rows`; unsigned numbers save tests for negative places."""
     stream, read, place = np.uint64(0), 0, np.uint64(0)
     for column in range(out.shape[0]):
         while read < ends[column]:

@@ -136,6 +136,7 @@ def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     books |= codec.derived(books)
     codes, scales = codec.encode(normal_rows(4, 32), 3, books)
     spread = books["spread"].requires_grad_()
+    books |= codec.derived(books)
     codec.scores(hidden, codes, scales, 3, books).sum().backward()
     assert spread.grad is not None
     # Scores are linear in the sizes, which are one.
@@ -176,11 +177,14 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
         size = trellis.stream_bytes(steps)
         stream = torch.randint(256, (7 + 50 * size,), dtype=torch.uint8)
         codes = stream[7:].view(50, size)
-        wanted = kernels.decode_entries(codes, trellis._entry_plan(steps))
-        hidden, scales = torch.randn(5, wanted.size(1)), torch.rand(50, 1)
+        wanted, scales = trellis.read_entries(codes, steps), torch.rand(50, 1)
+        sizes, center = torch.rand(wanted.size(1) + 3), torch.randn(wanted.size(1) + 3)
+        hidden, rows = torch.randn(5, wanted.size(1)), F.pad(wanted, (0, 3)) * sizes + center
         scores = hidden @ (wanted * scales).t()
         for count in (0, 1, 15, 16, 17, 50):
-            assert torch.equal(trellis.read_entries(codes[:count], steps), wanted[:count])
+            plan = trellis.entry_plan(steps)
+            read = kernels.decode_rows(codes[:count], scales[:count], plan, sizes, center, len(sizes))
+            torch.testing.assert_close(read, (rows * scales)[:count])
             found = trellis.path_scores(hidden, codes[:count], steps, scales[:count])
             torch.testing.assert_close(
                 found, scores[:, :count], rtol=1e-4, atol=1e-4 * float(scores.abs().max())
@@ -365,7 +369,7 @@ def test_words_without_codes_are_multiples_of_their_mean() -> None:
     assert float((found - rows)[2000:].norm() / rows[2000:].norm()) < 0.25
     assert bool((found[-1] == 0).all())
     with torch.no_grad():
-        torch.testing.assert_close(made(torch.arange(4001)), found, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made(torch.arange(4001)), found, rtol=1e-4, atol=1e-4)
         states = normal_rows(3, 64)
         torch.testing.assert_close(made.block_scores(states), states @ found.t(), rtol=1e-3, atol=0.1)
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.codec import (
     RATES,
@@ -35,6 +36,7 @@ from shared_embeddings.quant.codecs.trellis import (
     Runs,
     TrellisCodec,
     entries_of,
+    entry_plan,
     find_path,
     gains_for,
     packed_states,
@@ -130,7 +132,6 @@ class SpectralCodec(TrellisCodec):
     ) -> Fitted:
         """The number of reflections with the least expected error, and the bits of directions by rate."""
         directions = principal_directions(table).to(table)
-        costs, lone_costs = _costs(directions, metric)
         every = torch.arange(len(table), device=table.device)
         equal = torch.ones_like(every, dtype=torch.float64)
         weights = equal if importance is None else importance.to(equal)
@@ -139,23 +140,41 @@ class SpectralCodec(TrellisCodec):
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
-            spectrum, own_costs = _spectrum(*energies, count), _leveled(costs, count)
-            missed = [float(spectrum @ _leveled(lone_costs, count))]
-            missed += [self._allot(spectrum * own_costs, rate)[1] for rate in self.rates[1:]]
+            costs, lone_costs = draft._costs(directions, metric)
+            spectrum = _spectrum(*energies, count)
+            missed = [float(spectrum @ lone_costs)]
+            missed += [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
             errors = torch.tensor(missed, dtype=torch.float64)
             rates = draft.allocate(energy, weights, is_small, errors)
             each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
-            trials.append((float((energy * weights).cpu() @ each), count, rates))
+            trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
             count = max(count + 1, int(count * _GROWTH))
         least = min(error for error, *_ in trials)
-        _, count, rates = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
-        layout, own_costs = [count], _leveled(costs, count)
+        _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
+        layout = [count]
         for rate in RATES[1:]:
             ids = every[(rates == rate).to(table.device)]
             ids = ids[:: 1 + len(ids) // _SAMPLE]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
-            layout += self._allot(_spectrum(*own, count) * own_costs, rate)[0]
+            layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
         return Fitted(SpectralCodec(self.dim, layout=layout), rates)
+
+    def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What squared errors of reflected numbers ``(D,)`` count: with later ones that make up for them, and
+        without.
+        """
+        if metric is None:
+            return (torch.ones(self.dim, dtype=torch.float64),) * 2
+        # In those coordinates: a mean over principal directions is larger than over mixtures of them.
+        books = {**self.initial_books(()), "axes": _reflections(directions[:, : self.num_axes])}
+        books |= self.derived(books)
+        seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
+        # Numbers that are searched together do not make up for each other.
+        places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
+        parts = [seen.upper[own, own].double() for own in places]
+        costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
+        alone = seen.matrix.diagonal().double().cpu()
+        return _leveled(costs, self.num_axes), _leveled(alone, self.num_axes)
 
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
         """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
@@ -222,9 +241,9 @@ class SpectralCodec(TrellisCodec):
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
-        steps, sizes = steps_for(self._runs[rate]), self._sizes(rate, books)
-        center, spread = self._center(rate, books), sizes / gains_for(self._runs[rate], sizes.device)
-        scales, own = row_sizes(rows), center[: len(sizes)]
+        steps, gains = steps_for(self._runs[rate]), gains_for(self._runs[rate], rows.device)
+        sizes, center = self._sizes(rate, books)[: len(gains)], self._center(rate, books)
+        scales, own, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
         numbers = (reflected / scales)[:, : len(sizes)] - own
         expected = self._expected(numbers / spread, rate, own / spread)
         scales = scales * _increase((spread.square() * expected).sum(dim=2)).unsqueeze(1)
@@ -236,16 +255,20 @@ class SpectralCodec(TrellisCodec):
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""
-        sizes = self._sizes(rate, books)
-        values = read_entries(codes, steps_for(self._runs[rate])) * sizes
-        values = F.pad(values, (0, self.dim - len(sizes))) + self._center(rate, books)
+        steps = steps_for(self._runs[rate])
+        sizes, center = self._sizes(rate, books), self._center(rate, books)
+        if kernels.usable(codes, scales, sizes, center):
+            return kernels.decode_rows(codes, scales, entry_plan(steps), sizes, center, self.dim)
+        entries = read_entries(codes, steps)
+        values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
         return self._center(0.0, books).to(scales.dtype) * scales
 
     def derived(self, books: Books) -> Books:
-        """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other.
+        """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the sizes of
+        entries ``(10, D)`` and the means ``(11, D)`` of numbers, for words of each rate.
 
         For unit axes, the inverse of T has their products above its diagonal of 1/2 (the compact WY form of
         Schreiber & Van Loan, 1989).
@@ -254,7 +277,12 @@ class SpectralCodec(TrellisCodec):
         units, norms = F.normalize(axes), axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
         eye = torch.eye(len(units)).to(units)
         inverse = (units @ units.t()).triu(1) + eye / 2
-        return {"turn": torch.linalg.solve_triangular(inverse, eye / norms.t(), upper=True) / norms}
+        turn = torch.linalg.solve_triangular(inverse, eye / norms.t(), upper=True) / norms
+        rest, spread = self.dim - self.num_axes, books["spread"]
+        gains = [gains_for(self._runs[rate], spread.device) for rate in RATES[1:]]
+        gains = [F.pad(own, (0, self.dim - len(own))).to(spread.dtype) for own in gains]
+        sizes = torch.cat([spread[:, :-1], spread[:, -1:].expand(-1, rest)], dim=1) * torch.stack(gains)
+        return {"turn": turn, "sizes": sizes, "means": F.pad(books["center"], (0, rest))}
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         axes = _exact(books["axes"])
@@ -267,22 +295,19 @@ class SpectralCodec(TrellisCodec):
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        sizes = self._sizes(rate, books)
-        found = path_scores(hidden[:, : len(sizes)] * sizes, codes, steps_for(self._runs[rate]), scales)
+        steps, count = steps_for(self._runs[rate]), sum(number for _, number in self._runs[rate])
+        found = path_scores((hidden * self._sizes(rate, books))[:, :count], codes, steps, scales)
         # Autocast does not round these sums.
         offsets = (hidden * self._center(rate, books)).sum(dim=1, keepdim=True)
         return found.addcmul_(offsets.to(found.dtype), scales.t().to(found.dtype))
 
     def _center(self, rate: float, books: Books) -> Tensor:
         """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
-        return F.pad(books["center"][RATES.index(rate)], (0, self.dim - self.num_axes))
+        return books["means"][RATES.index(rate)]
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
-        """The size of the entries of every dimension with bits."""
-        spread, runs = books["spread"][RATES.index(rate) - 1], self._runs[rate]
-        sizes = torch.cat([spread[:-1], spread[-1:].expand(self.dim - self.num_axes)])
-        gains = gains_for(runs, spread.device)
-        return sizes[: len(gains)] * gains.to(spread.dtype)
+        """The size ``(D,)`` of the entries of words of a rate."""
+        return books["sizes"][RATES.index(rate) - 1]
 
 
 def _increase(expected: Tensor) -> Tensor:
@@ -303,20 +328,6 @@ def _reflections(directions: Tensor) -> Tensor:
     dim, count = directions.shape
     axes = torch.geqrf(directions.contiguous()).a.tril(-1).t() if count else directions.t()
     return F.normalize(axes + torch.eye(count, dim).to(directions))
-
-
-def _costs(directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What squared errors along directions ``(D, D)`` count ``(D,)``: with later ones that make up for them,
-    and without.
-    """
-    if metric is None:
-        return (torch.ones(len(directions), dtype=torch.float64),) * 2
-    seen = Metric(metric.to(directions)).seen_by(lambda states: states @ directions)
-    # Numbers that are searched together do not make up for each other.
-    places = [slice(start, start + TOGETHER) for start in range(0, len(directions), TOGETHER)]
-    parts = [seen.upper[own, own].double() for own in places]
-    costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts])
-    return costs.cpu(), seen.matrix.diagonal().double().cpu()
 
 
 def _energies(

@@ -218,7 +218,12 @@ class TrellisCodec(Codec):
         return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps), metric))
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        if rate < 1 or kernels.usable(codes):
+        if kernels.usable(codes, scales):
+            ones = torch.ones(self.dim)
+            return kernels.decode_rows(
+                codes, scales, entry_plan(self._steps(rate)), ones, torch.zeros_like(ones), self.dim
+            )
+        if rate < 1:
             return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales
         width = int(rate)
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
@@ -440,22 +445,19 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
         for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[_FINE in own]):
             bounds.append(number)
             factors.append([first, second, bits, _FINE in own])
-    on_cpu = functools.partial(torch.tensor, device="cpu")
     return kernels.LanePlan(
-        places=on_cpu([pair.end // 16 for pair in pairs]),
-        shifts=on_cpu([pair.end % 16 for pair in pairs]).to(torch.uint16),
-        bounds=on_cpu([*bounds, len(pairs)]),
-        factors=on_cpu(factors).to(torch.uint16),
-        tables=torch.from_numpy(np.concatenate([path_levels(), path_lines()]).astype(np.uint8)),
-        columns=on_cpu([pair.columns for pair in pairs]),
+        places=np.array([pair.end // 16 for pair in pairs]),
+        shifts=np.array([pair.end % 16 for pair in pairs], np.uint16),
+        bounds=np.array([*bounds, len(pairs)]),
+        factors=np.array(factors, np.uint16),
+        tables=np.concatenate([path_levels(), path_lines()]).astype(np.uint8),
+        columns=np.array([pair.columns for pair in pairs]),
         unit=path_unit(),
     )
 
 
 def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     """The entries ``(n, D)`` of the states that `packed_states` wrote."""
-    if kernels.usable(codes):
-        return kernels.decode_entries(codes, _entry_plan(steps))
     book = codebook(codes.device)
     numbers, _, ends = _places_of(steps, codes.device)
     places = (ends - 1) // 8
@@ -469,11 +471,11 @@ def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> 
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
     if kernels.has_lanes():
         return kernels.lane_scores(hidden, codes, scales, lane_plan(steps))
-    return kernels.entry_scores(hidden, codes, scales, _entry_plan(steps))
+    return kernels.entry_scores(hidden, codes, scales, entry_plan(steps))
 
 
-def _entry_plan(steps: Steps) -> kernels.EntryPlan:
-    """How `kernels.entry_scores` reads what `packed_states` wrote."""
-    numbers, _, ends = _places_of(steps, torch.device("cpu"))
-    book = codebook(ends.device).flatten()
-    return kernels.EntryPlan(ends, numbers * _STATES, _STATES - 1, book)
+@functools.cache
+def entry_plan(steps: Steps) -> kernels.EntryPlan:
+    """How `kernels.decode_rows` and `kernels.entry_scores` read what `packed_states` wrote."""
+    numbers, _, ends = _places_of(steps, torch.device("cpu")).numpy()
+    return kernels.EntryPlan(ends, numbers * _STATES, _STATES - 1, path_books().ravel())

@@ -8,6 +8,7 @@ Axes: ``n`` rows, ``D`` dimensions, ``S`` groups of a row, ``G`` numbers in a gr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +74,11 @@ class UniformCodec(Codec):
         return Encoded(pack_bits(codes, int(rate)), scales)
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
+        if kernels.usable(codes, scales):
+            ones = torch.ones(self.dim)
+            return kernels.decode_rows(
+                codes, scales, _plan(self.dim, int(rate)), ones, torch.zeros_like(ones), self.group_size
+            )
         values = read_entries(codes, self.dim, int(rate), _levels(rate, codes)).to(scales.dtype)
         if self.dim % self.group_size == 0:
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
@@ -99,6 +105,14 @@ def zero_point(rate: float) -> float:
 def _levels(rate: float, like: Tensor) -> Tensor:
     """The levels ``(2**rate,)`` of all codes, on the device of a tensor."""
     return (torch.arange(2 ** int(rate), device=like.device) - zero_point(rate)).float()
+
+
+@functools.cache
+def _plan(dim: int, width: int) -> kernels.EntryPlan:
+    """How `kernels.decode_rows` reads rows of D numbers."""
+    levels = np.arange(2**width, dtype=np.float32) - np.float32(zero_point(width))
+    ends = width * np.arange(1, dim + 1)
+    return kernels.EntryPlan(ends, np.zeros_like(ends), 2**width - 1, levels)
 
 
 def best_scales(groups: Tensor, zero: float) -> Tensor:
