@@ -11,15 +11,21 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def has_values(*tensors: Tensor) -> bool:
     """Whether operations on these tensors compute values. True while a graph is captured, see below."""
     if torch.compiler.is_compiling():
         return True
-    return not any(tensor.is_meta for tensor in tensors) and detect_fake_mode(tensors) is None
+    if any(tensor.is_meta for tensor in tensors):
+        return False
+    # The detection takes a part of the time of a look-up.
+    is_plain = not torch._C._len_torch_dispatch_stack() and all(type(tensor) in _PLAIN for tensor in tensors)
+    return is_plain or detect_fake_mode(tensors) is None
 
 
 def needs_fixed_shapes(*tensors: Tensor) -> bool:
