@@ -1,8 +1,8 @@
 """Vectors of 16 or 32 rows for loops that numba compiles: operations that its own compiler does not form.
 
 A vector is one of the `KINDS`: a word of 16 bits for each row, the two bytes of each of those, or half as
-many integers of 32 bits or floats. Row i has word i, and bytes 2 i and 2 i + 1. The operations need AVX-512,
-AVX2 or NEON.
+many integers of 32 bits or floats. Row i has word i, and bytes 2 i and 2 i + 1. Operations on words and bytes
+need AVX-512, AVX2 or NEON; those on floats do not.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def _instructions() -> str | None:
 
 INSTRUCTIONS = _instructions()
 ROWS = 32 if INSTRUCTIONS == "avx512bw" else 16
+FLOATS = ROWS // 2  # of a vector
 # Without this, type checkers see functions with other arguments.
 _intrinsic: Any = intrinsic
 
 _BYTE, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 _WORDS, _BYTES = ir.VectorType(_WORD, ROWS), ir.VectorType(_BYTE, 2 * ROWS)
-_INTS, _FLOATS = ir.VectorType(_INT, ROWS // 2), ir.VectorType(_FLOAT, ROWS // 2)
+_INTS, _FLOATS = ir.VectorType(_INT, FLOATS), ir.VectorType(_FLOAT, FLOATS)
 
 
 def _repeated(word: int) -> Any:
@@ -126,8 +127,8 @@ store = _in_memory(types.void, _stored)
 
 def _splat(builder: Any, number: Any, kind: Any) -> Any:
     """A vector of equal numbers."""
-    width = kind.element.width
-    number = builder.trunc(number, kind.element) if number.type.width > width else number
+    is_wide = number.type != kind.element and number.type.width > kind.element.width
+    number = builder.trunc(number, kind.element) if is_wide else number
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(_INT, 0))
     return _chosen(builder, first, first, [0] * kind.count)
 
@@ -263,11 +264,55 @@ pair_products = _operation(_ints, _pair_products)
 as_floats = _operation(_floats, lambda builder, a: builder.sitofp(a, _FLOATS))
 add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
 
+load_floats = _in_memory(_floats, _loaded(_FLOATS))
+repeat_at = _in_memory(_floats, lambda builder, pointer: _splat(builder, builder.load(pointer), _FLOATS))
+
+
+def _stored_bytes(builder: Any, pointer: Any, integers: Any) -> None:
+    _stored(builder, pointer, builder.trunc(integers, ir.VectorType(_BYTE, FLOATS)))
+
+
+store_bytes = _in_memory(types.void, _stored_bytes)  # the lower 8 bits of integers
+
+
+_FUSED = ("contract",)  # products and sums in one instruction
+
+
+@_intrinsic
+def add_errors(typing: Any, costs: Any, entries: Any, numbers: Any, weights: Any) -> Any:
+    """Costs plus the weighted squared errors of entries."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        costs, entries, numbers, weights = values
+        errors = builder.fsub(entries, numbers, flags=_FUSED)
+        squares = builder.fmul(builder.fmul(errors, weights, flags=_FUSED), errors, flags=_FUSED)
+        return builder.fadd(costs, squares, flags=_FUSED)
+
+    return _floats(costs, entries, numbers, weights), generate
+
+
+def _is_lower(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fcmp_ordered("<", a, b)
+
+
+lower = _operation(_floats, lambda builder, a, b: builder.select(_is_lower(builder, a, b), a, b))
+
+
+@_intrinsic
+def place_of_lower(typing: Any, a: Any, b: Any, place: Any, places: Any) -> Any:
+    """An integer where the first floats are lower, else those of a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        a, b, place, places = values
+        return builder.select(_is_lower(builder, a, b), _splat(builder, place, _INTS), places)
+
+    return _ints(a, b, types.intp, places), generate
+
 
 @_intrinsic
 def no_floats(typing: Any) -> Any:
     """Zeros."""
-    return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * (ROWS // 2))
+    return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * FLOATS)
 
 
 @_intrinsic

@@ -161,112 +161,90 @@ def nearest_paths(
 
     A path begins in one of `count` states from `starts` ``(n,)`` on.
 
-    The loops over states read contiguous numbers, which stay in the first cache, so they are vectorized.
+    Vectors have one number of each of `lanes.FLOATS` rows.
     """
-    states = books.shape[1]
-    lowest = np.empty((bits.shape[0], states >> np.min(bits)), np.float32)
-    costs, spare = np.empty(states, np.float32), np.empty(states, np.float32)
-    for row in range(rows.shape[0]):
+    width, states, steps = lanes.FLOATS, books.shape[1], bits.shape[0]
+    numbers = np.empty(rows.shape[1] * width, np.float32)
+    costs, lowest = np.empty(states * width, np.float32), np.empty(states * width, np.float32)
+    # The bits of the next step, and the first place of each step in `chosen`.
+    shifts, offsets = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
+    for step in range(steps):
+        shifts[step + 1] = bits[step + 1] if step + 1 < steps else 0
+        offsets[step + 1] = offsets[step] + (states >> shifts[step + 1]) * width
+    chosen, places = np.empty(offsets[steps], np.uint8), np.empty(width, np.int32)
+    for first in range(0, rows.shape[0], width):
         costs[:] = _FAR
-        costs[starts[row] : starts[row] + count] = 0.0
+        for lane in range(width):
+            row = min(first + lane, rows.shape[0] - 1)
+            for column in range(rows.shape[1]):
+                numbers[column * width + lane] = rows[row, column]
+            for state in range(starts[row], starts[row] + count):
+                costs[state * width + lane] = 0.0
         column = 0
-        for step in range(bits.shape[0]):
-            if step > 0:
-                least = lowest[step][: states >> bits[step]]
-                _lowest_of_predecessors(costs, least)
-                costs, spare = _repeated(least, costs, spare)
-            for number in range(sizes[step]):
-                _add_errors(books[firsts[step] + number], rows[row, column], weights[column], costs)
-                column += 1
-        final = np.argmin(costs)
-        _trace(rows[row], bits, sizes, firsts, weights, starts[row], count, books, lowest, final, out[row])
+        for step in range(steps):
+            own = lowest[: (states >> shifts[step + 1]) * width]
+            choices = chosen[offsets[step] : offsets[step + 1]]
+            entries = books[firsts[step] : firsts[step] + sizes[step]].reshape(-1)
+            _advance(costs, shifts[step], entries, numbers, column, sizes[step], weights, own, choices)
+            costs, lowest = lowest, costs
+            column += sizes[step]
+        lanes.store(places, 0, _places_of_lowest(costs))
+        for lane in range(min(width, rows.shape[0] - first)):
+            state = int(places[lane])
+            out[first + lane, steps - 1] = state
+            for step in range(steps - 2, -1, -1):
+                head = state >> bits[step + 1]
+                state = head + chosen[offsets[step] + head * width + lane] * (states >> bits[step + 1])
+                out[first + lane, step] = state
 
 
 @_compiled
-def _add_errors(book: Any, number: Any, weight: Any, costs: Any) -> None:
-    """Add the weighted squared errors of entries to the costs of their states."""
-    for state in range(book.shape[0]):
-        error = book[state] - number
-        costs[state] += weight * error * error
-
-
-@_compiled
-def _lowest_of_predecessors(costs: Any, out: Any) -> None:
-    """The least of costs whose states have the same trailing bits; overwrites `costs`."""
-    half = costs.shape[0] // 2
-    while half > out.shape[0]:
-        _keep_lower_half(costs, half)
-        half //= 2
-    for state in range(half):
-        first, second = costs[state], costs[state + half]
-        out[state] = first if first < second else second
-
-
-@_compiled
-def _keep_lower_half(costs: Any, half: int) -> None:
-    """The lower of two halves of costs, in place: loops with another output than input are not vectorized."""
-    for state in range(half):
-        first, second = costs[state], costs[state + half]
-        costs[state] = first if first < second else second
-
-
-@_compiled
-def _repeated(values: Any, wide: Any, spare: Any) -> Any:
-    """Every value several times, as many as fill an array; that array and the other one.
-
-    Doubling is faster than one loop, which is not vectorized for all numbers of copies.
-    """
-    size = 2 * values.shape[0]
-    _double(values, wide)
-    while size < wide.shape[0]:
-        _double(wide[:size], spare)
-        wide, spare, size = spare, wide, 2 * size
-    return wide, spare
-
-
-@_compiled
-def _double(values: Any, out: Any) -> None:
-    """Every value twice."""
-    for place in range(values.shape[0]):
-        value = values[place]
-        out[2 * place] = value
-        out[2 * place + 1] = value
-
-
-@_compiled
-def _trace(
+def _advance(
+    costs: Any,
+    shift: Any,
+    entries: Any,
     numbers: Any,
-    bits: Any,
-    sizes: Any,
-    firsts: Any,
+    column: Any,
+    size: Any,
     weights: Any,
-    start: Any,
-    count: int,
-    books: Any,
-    lowest: Any,
-    state: Any,
     out: Any,
+    choices: Any,
 ) -> None:
-    """The states of a path, from the last one to the first; costs on the way are computed again."""
-    last, states = bits.shape[0] - 1, books.shape[1]
-    out[last] = state
-    column = numbers.shape[0] - sizes[last]
-    for step in range(last - 1, -1, -1):
-        column -= sizes[step]
-        heads = states >> bits[step + 1]
-        head, least = state >> bits[step + 1], 4 * _FAR
-        for other in range(head, states, heads):
-            cost = np.float32(0.0)
-            for number in range(sizes[step]):
-                error = books[firsts[step] + number, other] - numbers[column + number]
-                cost += weights[column + number] * error * error
-            if step > 0:
-                cost += lowest[step, other >> bits[step]]
-            elif other < start or other >= start + count:
-                cost += _FAR
-            if cost < least:
-                least, state = cost, other
-        out[step] = state
+    """The lowest costs of states with the same trailing bits, and which of these states has it.
+
+    Costs are those of states without their last `shift` bits, and the errors of `entries` for some numbers.
+    """
+    width = lanes.FLOATS
+    heads, states = out.shape[0] // width, entries.shape[0] // size
+    own, weight = lanes.load_floats(numbers, column * width), lanes.repeat_at(weights, column)
+    for head in range(heads):
+        best, place = lanes.no_floats(), lanes.repeat_int(np.int32(0))
+        for choice in range(states // heads):
+            state = head + choice * heads
+            cost = lanes.load_floats(costs, (state >> shift) * width)
+            cost = lanes.add_errors(cost, lanes.repeat_at(entries, state), own, weight)
+            for number in range(1, size):
+                others = lanes.load_floats(numbers, (column + number) * width)
+                entry = lanes.repeat_at(entries, number * states + state)
+                cost = lanes.add_errors(cost, entry, others, lanes.repeat_at(weights, column + number))
+            if choice == 0:
+                best = cost
+            else:
+                place = lanes.place_of_lower(cost, best, choice, place)
+                best = lanes.lower(cost, best)
+        lanes.store(out, head * width, best)
+        lanes.store_bytes(choices, head * width, place)
+
+
+@_compiled
+def _places_of_lowest(costs: Any) -> Any:
+    """The state with the lowest cost, for each row of a vector."""
+    best, place = lanes.load_floats(costs, 0), lanes.repeat_int(np.int32(0))
+    for state in range(1, costs.shape[0] // lanes.FLOATS):
+        cost = lanes.load_floats(costs, state * lanes.FLOATS)
+        place = lanes.place_of_lower(cost, best, state, place)
+        best = lanes.lower(cost, best)
+    return place
 
 
 # Numbers of paths, 16 or 32 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the
