@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -72,10 +73,18 @@ def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -
 class EntryPlan(NamedTuple):
     """Where codes of the first numbers ``(D',)`` of a row are in its stream, and all entries. Arrays."""
 
-    ends: Any  # the bits of a stream up to the end of each code
+    places: Any  # the byte with the last bit of each code
+    shifts: Any  # the bits after it in that byte
     starts: Any  # the entry of code 0
     mask: int  # the bits of a code, as ones
     book: Any  # all entries
+
+    @classmethod
+    def of(cls, ends: Any, starts: Any, bits: int, book: Any) -> EntryPlan:
+        """A plan for codes of some bits whose last bits are before the bits `ends` ``(D',)`` of a stream."""
+        places = (ends - 1) // 8
+        shifts = (8 * (places + 1) - ends).astype(np.uint32)
+        return cls(places.astype(np.uint64), shifts, starts.astype(np.uint64), (1 << bits) - 1, book)
 
 
 def decode_rows(
@@ -97,7 +106,7 @@ def decode_rows(
 def entry_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: EntryPlan) -> Tensor:
     """Products ``(N, n)`` of states ``(N, D)`` with entries of rows times `scales` ``(n, 1)``."""
     out = torch.empty(len(hidden), len(codes))
-    _run("entry_scores", len(plan.ends), [codes, scales], [*plan, hidden], out.t())
+    _run("entry_scores", len(plan.places), [codes, scales], [*plan, hidden], out.t())
     return out.to(hidden.dtype)
 
 

@@ -96,7 +96,8 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 def decode_rows(
     codes: Any,
     scales: Any,
-    ends: Any,
+    places: Any,
+    shifts: Any,
     starts: Any,
     mask: int,
     book: Any,
@@ -105,26 +106,41 @@ def decode_rows(
     group: int,
     out: Any,
 ) -> None:
-    """Entries of `book` for the last bits of streams before each of `ends` ``(D',)``, times `sizes` ``(D,)``,
-    plus `center` ``(D,)``, times `scales` ``(n, S)`` of groups of numbers; ``(n, D)``.
+    """Entries of the first numbers of rows ``(n, D)``, 0 for others, times `sizes` ``(D,)``, plus `center`
+    ``(D,)``, times `scales` ``(n, S)`` of groups of numbers.
     """
-    entries = np.zeros(out.shape[1], np.float32)
+    stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], ends, starts, mask, book, entries[: ends.shape[0]])
-        for first in range(scales.shape[1]):
-            scale = scales[row, first]
-            for column in range(first * group, min((first + 1) * group, out.shape[1])):
-                out[row, column] = (entries[column] * sizes[column] + center[column]) * scale
+        _decode_row(codes[row], stream, places, shifts, starts, mask, book, entries)
+        for number in range(scales.shape[1]):
+            # Loops over slices are vectorized.
+            some = slice(number * group, (number + 1) * group)
+            _resize(entries[some], sizes[some], center[some], scales[row, number], out[row, some])
+
+
+@_compiled
+def _resize(entries: Any, sizes: Any, center: Any, scale: Any, out: Any) -> None:
+    """Entries times sizes, plus the center, times a scale."""
+    for column in range(out.shape[0]):
+        out[column] = (entries[column] * sizes[column] + center[column]) * scale
 
 
 @_compiled
 def entry_scores(
-    codes: Any, scales: Any, ends: Any, starts: Any, mask: int, book: Any, hidden: Any, out: Any
+    codes: Any,
+    scales: Any,
+    places: Any,
+    shifts: Any,
+    starts: Any,
+    mask: int,
+    book: Any,
+    hidden: Any,
+    out: Any,
 ) -> None:
     """Products ``(n, N)`` of vectors ``(N, D)`` with the entries of rows times `scales` ``(n, 1)``."""
-    numbers = np.empty(hidden.shape[1], np.float32)
+    stream, numbers = np.zeros(codes.shape[1] + 2, np.uint8), np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], ends, starts, mask, book, numbers)
+        _decode_row(codes[row], stream, places, shifts, starts, mask, book, numbers)
         for token in range(hidden.shape[0]):
             score = np.float32(0.0)
             for column in range(numbers.shape[0]):
@@ -133,16 +149,20 @@ def entry_scores(
 
 
 @_compiled
-def _decode_row(codes: Any, ends: Any, starts: Any, mask: int, book: Any, out: Any) -> None:
-    """Entries ``(D',)`` of a row of `decode_rows`; unsigned numbers save tests for negative places."""
-    stream, read, place = np.uint64(0), 0, np.uint64(0)
-    for column in range(out.shape[0]):
-        while read < ends[column]:
-            stream = stream << np.uint64(8) | np.uint64(codes[place])
-            place += np.uint64(1)
-            read += 8
-        code = stream >> np.uint64(read - ends[column]) & np.uint64(mask)
-        out[column] = book[np.uint64(starts[column]) + code]
+def _decode_row(
+    codes: Any, stream: Any, places: Any, shifts: Any, starts: Any, mask: int, book: Any, out: Any
+) -> None:
+    """The entries of the first numbers of a row, from windows of 24 bits; two zeros precede its bytes in
+    `stream`. Unsigned numbers save tests for negative places.
+    """
+    for place in range(codes.shape[0]):
+        stream[place + 2] = codes[place]
+    for column in range(places.shape[0]):
+        first = places[column]
+        window = np.uint32(stream[first]) << np.uint32(16)
+        window |= np.uint32(stream[first + np.uint64(1)]) << np.uint32(8)
+        window |= np.uint32(stream[first + np.uint64(2)])
+        out[column] = book[starts[column] + np.uint64(window >> shifts[column] & np.uint32(mask))]
 
 
 @_compiled

@@ -478,4 +478,4 @@ def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> 
 def entry_plan(steps: Steps) -> kernels.EntryPlan:
     """How `kernels.decode_rows` and `kernels.entry_scores` read what `packed_states` wrote."""
     numbers, _, ends = _places_of(steps, torch.device("cpu")).numpy()
-    return kernels.EntryPlan(ends, numbers * _STATES, _STATES - 1, path_books().ravel())
+    return kernels.EntryPlan.of(ends, numbers * _STATES, STATE_BITS, path_books().ravel())

@@ -112,7 +112,7 @@ def _plan(dim: int, width: int) -> kernels.EntryPlan:
     """How `kernels.decode_rows` reads rows of D numbers."""
     levels = np.arange(2**width, dtype=np.float32) - np.float32(zero_point(width))
     ends = width * np.arange(1, dim + 1)
-    return kernels.EntryPlan(ends, np.zeros_like(ends), 2**width - 1, levels)
+    return kernels.EntryPlan.of(ends, np.zeros_like(ends), width, levels)
 
 
 def best_scales(groups: Tensor, zero: float) -> Tensor:
