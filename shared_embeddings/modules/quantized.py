@@ -340,8 +340,8 @@ class QuantizedEmbedding(SharedEmbedding):
         if words is None:
             yield next(iter(self.word_counts)), dense(self.word_scales)
             return
-        for rate, ids in zip(self.word_counts, words.split(list(self.word_counts.values()))):
-            yield rate, self.word_scales.index_select(0, ids)
+        scales = self.word_scales.index_select(0, words)
+        yield from zip(self.word_counts, scales.split(list(self.word_counts.values())))
 
     def _rotated(self, rows: Tensor) -> Tensor:
         return rotate(rows, self.signs) if self.codec.rotates else rows
