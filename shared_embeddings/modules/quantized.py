@@ -241,9 +241,11 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _shared(self) -> _Shared:
         """What all look-ups and scores need; computed once in inference."""
+        names = self.codec.book_shapes(list(self.word_counts))
+        if not names and not self._is_mixed:
+            return _Shared({})  # looking into the cache takes a part of the time of a look-up
 
         def make() -> _Shared:
-            names = self.codec.book_shapes(list(self.word_counts))
             books = {name: dense(self.get_parameter(name)) for name in names}
             books |= self.codec.derived(books)
             if not self._is_mixed:
@@ -257,7 +259,6 @@ class QuantizedEmbedding(SharedEmbedding):
             words = torch.empty_like(every).scatter_(0, slots.long(), every).int()
             return _Shared(books, slots.to(code_dtype(self.num_embeddings)), words)
 
-        # Looking into the cache takes a part of the time of a look-up.
         return self.cached("shared", make)
 
     def codes(self, rate: float) -> Tensor:

@@ -87,19 +87,16 @@ class EntryPlan(NamedTuple):
         return cls(places.astype(np.uint64), shifts, starts.astype(np.uint64), (1 << bits) - 1, book)
 
 
-def decode_rows(
-    codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, center: Tensor, group: int
-) -> Tensor:
+def decode_rows(codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, center: Tensor) -> Tensor:
     """Rows ``(n, D)`` from streams of bytes ``(n, B)``: ``(entries * sizes + center) * scales``.
 
     Args:
         codes, plan: numbers without a code have an entry of 0.
-        scales: of groups of numbers ``(n, S)``.
+        scales: ``(n, 1)``.
         sizes, center: ``(D,)``.
-        group: the numbers of a group.
     """
     out = torch.empty(len(codes), len(sizes))
-    _run("decode_rows", len(sizes), [codes, scales], [*plan, sizes, center, group], out)
+    _run("decode_rows", len(sizes), [codes, scales], [*plan, sizes, center], out)
     return out.to(scales.dtype)
 
 

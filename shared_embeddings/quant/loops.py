@@ -103,26 +103,17 @@ def decode_rows(
     book: Any,
     sizes: Any,
     center: Any,
-    group: int,
     out: Any,
 ) -> None:
     """Entries of the first numbers of rows ``(n, D)``, 0 for others, times `sizes` ``(D,)``, plus `center`
-    ``(D,)``, times `scales` ``(n, S)`` of groups of numbers.
+    ``(D,)``, times `scales` ``(n, 1)``.
     """
     stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _decode_row(codes[row], stream, places, shifts, starts, mask, book, entries)
-        for number in range(scales.shape[1]):
-            # Loops over slices are vectorized.
-            some = slice(number * group, (number + 1) * group)
-            _resize(entries[some], sizes[some], center[some], scales[row, number], out[row, some])
-
-
-@_compiled
-def _resize(entries: Any, sizes: Any, center: Any, scale: Any, out: Any) -> None:
-    """Entries times sizes, plus the center, times a scale."""
-    for column in range(out.shape[0]):
-        out[column] = (entries[column] * sizes[column] + center[column]) * scale
+        scale = scales[row, 0]
+        for column in range(out.shape[1]):
+            out[row, column] = (entries[column] * sizes[column] + center[column]) * scale
 
 
 @_compiled

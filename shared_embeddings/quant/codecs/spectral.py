@@ -258,7 +258,7 @@ class SpectralCodec(TrellisCodec):
         steps = steps_for(self._runs[rate])
         sizes, center = self._sizes(rate, books), self._center(rate, books)
         if kernels.usable(codes, scales, sizes, center):
-            return kernels.decode_rows(codes, scales, entry_plan(steps), sizes, center, self.dim)
+            return kernels.decode_rows(codes, scales, entry_plan(steps), sizes, center)
         entries = read_entries(codes, steps)
         values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales

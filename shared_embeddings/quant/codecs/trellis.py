@@ -221,7 +221,7 @@ class TrellisCodec(Codec):
         if kernels.usable(codes, scales):
             ones = torch.ones(self.dim)
             return kernels.decode_rows(
-                codes, scales, entry_plan(self._steps(rate)), ones, torch.zeros_like(ones), self.dim
+                codes, scales, entry_plan(self._steps(rate)), ones, torch.zeros_like(ones)
             )
         if rate < 1:
             return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales

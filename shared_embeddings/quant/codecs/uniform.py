@@ -74,12 +74,13 @@ class UniformCodec(Codec):
         return Encoded(pack_bits(codes, int(rate)), scales)
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        if kernels.usable(codes, scales):
-            ones = torch.ones(self.dim)
-            return kernels.decode_rows(
-                codes, scales, _plan(self.dim, int(rate)), ones, torch.zeros_like(ones), self.group_size
+        if kernels.usable(codes):
+            sizes, plan = torch.ones(self.dim), _plan(self.dim, int(rate))
+            values = kernels.decode_rows(
+                codes, scales.new_ones(len(codes), 1), plan, sizes, torch.zeros(self.dim)
             )
-        values = read_entries(codes, self.dim, int(rate), _levels(rate, codes)).to(scales.dtype)
+        else:
+            values = read_entries(codes, self.dim, int(rate), _levels(rate, codes)).to(scales.dtype)
         if self.dim % self.group_size == 0:
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
         return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
