@@ -20,6 +20,7 @@ from torch import Tensor
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.codec import (
+    BLOCK,
     RATES,
     Books,
     Codec,
@@ -214,8 +215,13 @@ class SpectralCodec(TrellisCodec):
         numbers[:, :count] -= center
         powers = (weights * numbers.square()).sum(dim=0)
         spread = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)]).sqrt().clamp(min=1e-4)
-        own = self._expected(numbers[:, :count] / spread[:count], rate)
-        spread[: own.size(2)] *= _increase((weights * own).sum(dim=1))
+        sized = numbers[:, :count] / spread[:count]
+        # In blocks: there are errors for every increase.
+        parts = zip(sized.split(BLOCK), weights.split(BLOCK))
+        errors = torch.stack([(own * self._expected(part, rate)).sum(dim=1) for part, own in parts]).sum(
+            dim=0
+        )
+        spread[: errors.size(1)] *= _increase(errors)
         return center, spread
 
     def _expected(self, numbers: Tensor, rate: float, center: Tensor | float = 0.0) -> Tensor:
