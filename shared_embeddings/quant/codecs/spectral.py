@@ -53,9 +53,11 @@ from shared_embeddings.quant.codecs.trellis import (
 from shared_embeddings.quant.metric import Metric
 
 # Numbers of reflections that are tried, up to half of D, grow by this factor.
-_GROWTH = 1.5
+_GROWTH = 2
 # Few reflections are fast: the fewest are taken whose expected error is within this factor of the least.
 _ENOUGH = 1.005
+# Words that choose between bits by energy and by what errors cost.
+_TRIED = 1024
 # About as many rows have their numbers along directions computed: among all, and among those of each rate.
 _SAMPLE = 2**14
 # Rows whose products are computed together.
@@ -131,11 +133,49 @@ class SpectralCodec(TrellisCodec):
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> Fitted:
-        """The number of reflections with the least expected error, and the bits of directions by rate."""
-        directions = principal_directions(table).to(table)
-        every = torch.arange(len(table), device=table.device)
-        equal = torch.ones_like(every, dtype=torch.float64)
+        """The number of reflections with the least expected error, and the bits of directions by rate.
+
+        With a metric, bits follow the energy of directions times what errors cost, or the energy alone: what
+        has the smaller error for a sample of words.
+        """
+        equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
+        directions = principal_directions(table).to(table)
+        if metric is None:
+            return Fitted(*self._fitted(table, weights, directions, None, is_small))
+        shares = weights.cumsum(0) / weights.sum()
+        quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
+        some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
+        found = [self._fitted(table, weights, directions, costs, is_small) for costs in (metric, None)]
+        errors = [codec._error(table[some], rates[some.cpu()], metric) for codec, rates in found]
+        return Fitted(*found[errors.index(min(errors))])
+
+    def _error(self, rows: Tensor, rates: Tensor, metric: Tensor) -> float:
+        """The error of rows ``(n, D)`` with these rates in a metric, with codebooks for them."""
+        books = self.learn(rows, rates.to(rows.device))
+        books |= self.derived(books)
+        seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
+        for rate in rates.unique().tolist():
+            own = rows[(rates == rate).to(rows.device)]
+            wanted = self.project(own, books)
+            if rate:
+                values = self.decode(*self.encode(own, rate, books, seen), rate, books)
+            else:
+                values = self.uncoded(own.new_ones(len(own), 1), books)
+                values = values * fitted_scales(wanted, values, seen).clamp(min=0)
+            missed += float(((wanted - values) @ seen.matrix * (wanted - values)).sum())
+        return missed
+
+    def _fitted(
+        self,
+        table: Tensor,
+        weights: Tensor,
+        directions: Tensor,
+        metric: Tensor | None,
+        is_small: Callable[[Codec, Mapping[float, int]], bool],
+    ) -> tuple[SpectralCodec, Tensor]:
+        """What `fit` returns, with bits by energy along principal directions times what errors cost."""
+        every, equal = torch.arange(len(table), device=table.device), torch.ones_like(weights)
         some, energy = every[:: 1 + len(every) // _SAMPLE], squared_norms(table)
         energies = _energies(table, some, equal, directions)
         trials, count = [], 0
@@ -149,7 +189,7 @@ class SpectralCodec(TrellisCodec):
             rates = draft.allocate(energy, weights, is_small, errors)
             each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
             trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
-            count = max(count + 1, int(count * _GROWTH))
+            count = max(count + 1, count * _GROWTH)
         least = min(error for error, *_ in trials)
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
         layout = [count]
@@ -158,7 +198,7 @@ class SpectralCodec(TrellisCodec):
             ids = ids[:: 1 + len(ids) // _SAMPLE]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
             layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
-        return Fitted(SpectralCodec(self.dim, layout=layout), rates)
+        return SpectralCodec(self.dim, layout=layout), rates
 
     def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
         """What squared errors of reflected numbers ``(D,)`` count: with later ones that make up for them, and
