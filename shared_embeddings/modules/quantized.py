@@ -17,7 +17,7 @@ import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.quant.allocation import even_counts
-from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs, fitted_scales
+from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
@@ -433,8 +433,7 @@ class QuantizedEmbedding(SharedEmbedding):
                     codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes
                 else:
-                    shared = codec.uncoded(rows.new_ones(len(rows), 1), books)
-                    scales = fitted_scales(codec.project(rows, books), shared, metric).clamp(min=0)
+                    scales = codec.uncoded_scales(rows, books, metric)
                 made.word_scales[ids] = scales.to(made.word_scales)
                 bar.update(len(ids))
         bar.close()

@@ -189,6 +189,11 @@ class Codec(ABC):
         """Rows ``(n, D)`` of words without codes, likewise; by default zeros."""
         return scales.new_zeros(len(scales), self.dim)
 
+    def uncoded_scales(self, rows: Tensor, books: Books, metric: Metric | None = None) -> Tensor:
+        """The best scales ``(n, 1)`` of `uncoded`, not negative, for rows ``(n, D)`` as in `encode`."""
+        shared = self.uncoded(rows.new_ones(len(rows), self.num_scales), books)
+        return fitted_scales(self.project(rows, books), shared, metric).clamp(min=0)
+
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         """The vectors ``(n, D)`` of decoded rows ``(n, D)``: by a linear map, by default none."""
         return rows

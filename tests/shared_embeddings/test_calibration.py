@@ -79,7 +79,7 @@ def test_feedback_lowers_the_weighted_error_at_equal_bytes(codec: str, bits: flo
 
 @pytest.mark.parametrize("codec", ["trellis", "spectral"])
 def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, matrix, errors = drawn(40, 64), uneven_metric(64), []
+    table, matrix, errors = drawn(200, 64), uneven_metric(64), []
     for is_usable in (True, False):
         monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
         embedding, _ = se.fit("quantized", table, bits=2.0, codec=codec, metric=matrix, progress=False)

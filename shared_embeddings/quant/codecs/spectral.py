@@ -140,13 +140,15 @@ class SpectralCodec(TrellisCodec):
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
-        directions = principal_directions(table).to(table)
+        directions, energy = principal_directions(table).to(table), squared_norms(table)
+        ids = torch.arange(len(table), device=table.device)[:: 1 + len(table) // _SAMPLE]
+        known = (table, weights, directions, energy, _energies(table, ids, equal, directions))
         if metric is None:
-            return Fitted(*self._fitted(table, weights, directions, None, is_small))
+            return Fitted(*self._fitted(*known, None, is_small))
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
-        found = [self._fitted(table, weights, directions, costs, is_small) for costs in (metric, None)]
+        found = [self._fitted(*known, costs, is_small) for costs in (metric, None)]
         errors = [codec._error(table[some], rates[some.cpu()], metric) for codec, rates in found]
         return Fitted(*found[errors.index(min(errors))])
 
@@ -157,13 +159,12 @@ class SpectralCodec(TrellisCodec):
         seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
         for rate in rates.unique().tolist():
             own = rows[(rates == rate).to(rows.device)]
-            wanted = self.project(own, books)
             if rate:
                 values = self.decode(*self.encode(own, rate, books, seen), rate, books)
             else:
-                values = self.uncoded(own.new_ones(len(own), 1), books)
-                values = values * fitted_scales(wanted, values, seen).clamp(min=0)
-            missed += float(((wanted - values) @ seen.matrix * (wanted - values)).sum())
+                values = self.uncoded(self.uncoded_scales(own, books, seen), books)
+            errors = self.project(own, books) - values
+            missed += float((errors @ seen.matrix * errors).sum())
         return missed
 
     def _fitted(
@@ -171,13 +172,18 @@ class SpectralCodec(TrellisCodec):
         table: Tensor,
         weights: Tensor,
         directions: Tensor,
+        energy: Tensor,
+        energies: tuple[Tensor, Tensor, Tensor],
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> tuple[SpectralCodec, Tensor]:
-        """What `fit` returns, with bits by energy along principal directions times what errors cost."""
-        every, equal = torch.arange(len(table), device=table.device), torch.ones_like(weights)
-        some, energy = every[:: 1 + len(every) // _SAMPLE], squared_norms(table)
-        energies = _energies(table, some, equal, directions)
+        """What `fit` returns, with bits by energy along principal directions times what errors cost.
+
+        Args:
+            energy: of the words ``(V,)``.
+            energies: as from `_energies`, for all words alike.
+            table, weights, directions, metric, is_small: as in `fit`.
+        """
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
@@ -194,7 +200,7 @@ class SpectralCodec(TrellisCodec):
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
         layout = [count]
         for rate in RATES[1:]:
-            ids = every[(rates == rate).to(table.device)]
+            ids = (rates == rate).nonzero().flatten().to(table.device)
             ids = ids[:: 1 + len(ids) // _SAMPLE]
             own = _energies(table, ids, weights, directions) if len(ids) else energies
             layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
