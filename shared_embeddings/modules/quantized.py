@@ -37,13 +37,13 @@ class _Shared(NamedTuple):
     """What does not depend on the words of a look-up.
 
     Attributes:
-        books: codebooks, and what the codec derives from them.
+        derived: what the codec derives from its codebooks.
         slots: for every word ``(V,)`` its row among the codes of all rates, one rate after the other; None
             with one rate.
         words: the inverse of `slots`.
     """
 
-    books: Books
+    derived: Books
     slots: Tensor | None = None
     words: Tensor | None = None
 
@@ -237,27 +237,31 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def books(self) -> Books:
         """The codebooks, and what the codec derives from them."""
-        return self._shared().books
+        # Packed codebooks are decoded again, since dense ones would take more memory than in the file.
+        return self._codebooks() | self._shared().derived
+
+    def _codebooks(self) -> Books:
+        names = self.codec.book_shapes(list(self.word_counts))
+        return {name: dense(self.get_parameter(name)) for name in names}
 
     def _shared(self) -> _Shared:
         """What all look-ups and scores need; computed once in inference."""
-        names = self.codec.book_shapes(list(self.word_counts))
-        if not names and not self._is_mixed:
+        if not self._is_mixed and not self.codec.book_shapes(list(self.word_counts)):
             return _Shared({})  # looking into the cache takes a part of the time of a look-up
 
         def make() -> _Shared:
-            books = {name: dense(self.get_parameter(name)) for name in names}
-            books |= self.codec.derived(books)
+            derived = self.codec.derived(self._codebooks(), list(self.word_counts))
             if not self._is_mixed:
-                return _Shared(books)
+                return _Shared(derived)
             slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
             for rate, number in self.word_counts.items():
                 is_this = self.widths == RATES.index(rate)
                 slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
                 start += number
             every = self.all_ids(slots.device)
-            words = torch.empty_like(every).scatter_(0, slots.long(), every).int()
-            return _Shared(books, slots.to(code_dtype(self.num_embeddings)), words)
+            words = torch.empty_like(every).scatter_(0, slots.long(), every)
+            dtype = code_dtype(self.num_embeddings)
+            return _Shared(derived, slots.to(dtype), words.to(dtype))
 
         return self.cached("shared", make)
 
@@ -271,8 +275,7 @@ class QuantizedEmbedding(SharedEmbedding):
         return f"{self.codec.codes_name}{RATES.index(rate)}"
 
     def rows(self, ids: Tensor) -> Tensor:
-        shared, scales = self._shared(), F.embedding(ids, self.word_scales)
-        books, slots = shared.books, shared.slots
+        books, slots, scales = self.books(), self._shared().slots, F.embedding(ids, self.word_scales)
         if slots is None:
             rate = next(iter(self.word_counts))
             found = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
@@ -325,7 +328,7 @@ class QuantizedEmbedding(SharedEmbedding):
         return self._rotated_back(self.codec.restore(rows, books))
 
     def block_scores(self, hidden: Tensor) -> Tensor:
-        codec, (books, slots, _), found = self.codec, self._shared(), []
+        codec, books, slots, found = self.codec, self.books(), self._shared().slots, []
         states = codec.project(self._rotated(hidden), books)
         for rate, scales in self._parts():
             if rate:
@@ -341,7 +344,7 @@ class QuantizedEmbedding(SharedEmbedding):
         if words is None:
             yield next(iter(self.word_counts)), dense(self.word_scales)
             return
-        scales = self.word_scales.index_select(0, words)
+        scales = self.word_scales.index_select(0, words.int())
         yield from zip(self.word_counts, scales.split(list(self.word_counts.values())))
 
     def _rotated(self, rows: Tensor) -> Tensor:

@@ -168,8 +168,11 @@ class Codec(ABC):
         """Codebooks for a sample of rotated rows ``(n, D)`` and their rates ``(n,)``; by default none."""
         return {}
 
-    def derived(self, books: Books) -> Books:
-        """What the methods below need besides codebooks, and get with them; computed once in inference."""
+    def derived(self, books: Books, rates: Sequence[float]) -> Books:
+        """What the methods below need besides codebooks, and get with them; computed once in inference.
+
+        `restore` and `project` use only what is there for any rates.
+        """
         return {}
 
     @abstractmethod

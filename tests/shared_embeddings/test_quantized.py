@@ -51,7 +51,7 @@ def normal_rows(count: int = 384, dim: int = DIM) -> Tensor:
 def recoded(codec: Codec, rows: Tensor, rate: float) -> tuple[Tensor, float]:
     """Decoded rows, and the bits of a number with the scales as stored."""
     books = codec.learn(rows, torch.full((len(rows),), float(rate)))
-    books |= codec.derived(books)
+    books |= codec.derived(books, [rate])
     codes, scales = codec.encode(rows, rate, books)
     assert codes.dtype == torch.uint8 and codes.shape == (len(rows), codec.row_bytes(rate))
     assert scales.shape == (len(rows), codec.num_scales)
@@ -104,7 +104,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for rate in filter(None, codec.rates):
             books = codec.initial_books([rate])
-            books |= codec.derived(books)
+            books |= codec.derived(books, [rate])
             codes, scales = codec.encode(rows, rate, books)
             results = []
             for is_usable in (True, False):
@@ -133,10 +133,10 @@ def test_compiled_search_is_as_accurate_as_torch(codec: Codec, monkeypatch: pyte
 def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     codec, hidden = SpectralCodec(32), normal_rows(2, 32)
     books = codec.initial_books([3])
-    books |= codec.derived(books)
+    books |= codec.derived(books, [3])
     codes, scales = codec.encode(normal_rows(4, 32), 3, books)
     spread = books["spread"].requires_grad_()
-    books |= codec.derived(books)
+    books |= codec.derived(books, [3])
     codec.scores(hidden, codes, scales, 3, books).sum().backward()
     assert spread.grad is not None
     # Scores are linear in the sizes, which are one.
@@ -306,7 +306,7 @@ def test_reflections_turn_the_first_dimensions_into_principal_directions() -> No
     rows = correlated_rows(12)
     codec = SpectralCodec(12, layout=[3, *[0] * 110])
     books = codec.learn(rows, torch.full((len(rows),), 2.0))
-    reflected = codec.project(rows, books | codec.derived(books))
+    reflected = codec.project(rows, books | codec.derived(books, ()))
     torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
     wanted = torch.linalg.svdvals(rows)[:3]
     torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)
@@ -390,7 +390,7 @@ def test_a_row_unlike_others_of_its_rate_is_as_exact() -> None:
     rows = correlated_rows(40)
     codec = SpectralCodec(40).fit(rows, 8.0, None, None, lambda codec, counts: True).codec
     books = codec.learn(rows, torch.full((len(rows),), 8.0))
-    books |= codec.derived(books)
+    books |= codec.derived(books, [8.0])
     along = F.normalize(codec.restore(torch.eye(40)[:1], books))
     unlike = rows[:8] + 12 * rows[:8].norm(dim=1, keepdim=True) * along
     found = codec.encode(unlike, 8.0, books)
@@ -407,7 +407,7 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
     for metric in (None, matrix):
         codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True).codec
         books = codec.learn(rows, torch.full((len(rows),), 2.0))
-        books |= codec.derived(books)
+        books |= codec.derived(books, [2.0])
         seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))
         found = codec.encode(rows, 2.0, books, seen)
         missed = codec.restore(codec.decode(found.codes, found.scales, 2.0, books), books) - rows

@@ -155,7 +155,7 @@ class SpectralCodec(TrellisCodec):
     def _error(self, rows: Tensor, rates: Tensor, metric: Tensor) -> float:
         """The error of rows ``(n, D)`` with these rates in a metric, with codebooks for them."""
         books = self.learn(rows, rates.to(rows.device))
-        books |= self.derived(books)
+        books |= self.derived(books, rates.unique().tolist())
         seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
         for rate in rates.unique().tolist():
             own = rows[(rates == rate).to(rows.device)]
@@ -214,7 +214,7 @@ class SpectralCodec(TrellisCodec):
             return (torch.ones(self.dim, dtype=torch.float64),) * 2
         # In those coordinates: a mean over principal directions is larger than over mixtures of them.
         books = {**self.initial_books(()), "axes": _reflections(directions[:, : self.num_axes])}
-        books |= self.derived(books)
+        books |= self.derived(books, ())
         seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
         # Numbers that are searched together do not make up for each other.
         places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
@@ -241,7 +241,7 @@ class SpectralCodec(TrellisCodec):
         """Reflections onto the principal directions; means and sizes of directions with a small error."""
         axes = _reflections(principal_directions(rows)[:, : self.num_axes])
         books = {**self.initial_books(()), "axes": axes.to(rows)}
-        reflected = self.project(rows, books | self.derived(books))
+        reflected = self.project(rows, books | self.derived(books, ()))
         for rate in rates.unique().tolist():
             place = RATES.index(rate)
             books["center"][place], spread = self._learned(reflected[rates == rate], rate)
@@ -318,9 +318,9 @@ class SpectralCodec(TrellisCodec):
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
         return self._center(0.0, books).to(scales.dtype) * scales
 
-    def derived(self, books: Books) -> Books:
-        """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the sizes of
-        entries ``(10, D)`` and the means ``(11, D)`` of numbers, for words of each rate.
+    def derived(self, books: Books, rates: Sequence[float]) -> Books:
+        """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the mean
+        ``(D,)`` of numbers and the size ``(D,)`` of entries of words of each rate.
 
         For unit axes, the inverse of T has their products above its diagonal of 1/2 (the compact WY form of
         Schreiber & Van Loan, 1989).
@@ -330,11 +330,15 @@ class SpectralCodec(TrellisCodec):
         eye = torch.eye(len(units)).to(units)
         inverse = (units @ units.t()).triu(1) + eye / 2
         turn = torch.linalg.solve_triangular(inverse, eye / norms.t(), upper=True) / norms
-        rest, spread = self.dim - self.num_axes, books["spread"]
-        gains = [gains_for(self._runs[rate], spread.device) for rate in RATES[1:]]
-        gains = [F.pad(own, (0, self.dim - len(own))).to(spread.dtype) for own in gains]
-        sizes = torch.cat([spread[:, :-1], spread[:, -1:].expand(-1, rest)], dim=1) * torch.stack(gains)
-        return {"turn": turn, "sizes": sizes, "means": F.pad(books["center"], (0, rest))}
+        found, rest = {"turn": turn}, self.dim - self.num_axes
+        for rate in rates:
+            place = RATES.index(rate)
+            found[f"center{place}"] = F.pad(books["center"][place], (0, rest))
+            if rate:
+                spread, gains = books["spread"][place - 1], gains_for(self._runs[rate], axes.device)
+                sizes = torch.cat([spread[:-1], spread[-1:].expand(rest)])
+                found[f"sizes{place}"] = sizes * F.pad(gains, (0, self.dim - len(gains))).to(spread.dtype)
+        return found
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         axes = _exact(books["axes"])
@@ -355,11 +359,11 @@ class SpectralCodec(TrellisCodec):
 
     def _center(self, rate: float, books: Books) -> Tensor:
         """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
-        return books["means"][RATES.index(rate)]
+        return books[f"center{RATES.index(rate)}"]
 
     def _sizes(self, rate: float, books: Books) -> Tensor:
         """The size ``(D,)`` of the entries of words of a rate."""
-        return books["sizes"][RATES.index(rate) - 1]
+        return books[f"sizes{RATES.index(rate)}"]
 
 
 def _increase(expected: Tensor) -> Tensor:
