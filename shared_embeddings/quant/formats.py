@@ -35,7 +35,7 @@ from torch import Tensor
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import pack_bits
 from shared_embeddings.quant.codec import STEPS_PER_OCTAVE, Books, Encoded
-from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels, zero_point
+from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
 from shared_embeddings.quant.metric import Metric
 
 _SCALE_TYPE = torch.bfloat16
@@ -216,12 +216,10 @@ class Int4(NumberFormat):
 
     def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
         """For a few hidden states, by a compiled loop."""
-        group = self._codec.group_size
-        if self._codec.dim % group or group % 2 or len(hidden) > UniformCodec.few_states:
+        is_few = len(hidden) <= UniformCodec.few_states
+        if not is_few or not kernels.usable(hidden, packed.codes, packed.factors):
             return None
-        if not kernels.usable(hidden, packed.codes, packed.factors):
-            return None
-        return kernels.uniform_scores(hidden, packed.codes, _WIDTH, zero_point(_WIDTH), packed.factors)
+        return self._codec.direct_scores(hidden, packed.codes, packed.factors, _WIDTH, {})
 
     def _halves(self, packed: Packed) -> Tensor:
         """Rows with the values of even positions before those of odd ones, possibly padded at both ends.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # The most pairs of a run in a `LanePlan`, with coarse and with fine entries: their sums fit into 32 bits.
@@ -122,25 +123,26 @@ def field_scores(stream: Tensor, widths: Sequence[int], count: int, tables: Tens
     return out.to(tables.dtype)
 
 
-def uniform_scores(hidden: Tensor, codes: Tensor, width: int, zero: float, scales: Tensor) -> Tensor:
+def uniform_scores(
+    hidden: Tensor, codes: Tensor, width: int, zero: float, scales: Tensor, group_size: int
+) -> Tensor:
     """Products ``(N, n)`` of hidden states ``(N, D)`` with rows of evenly spaced levels.
 
     Args:
         hidden: floats.
-        codes: bytes ``(n, D * width / 8)``, the first number of a byte in its high bits.
-        width: 1, 2, 4 or 8 bits.
+        codes: bytes of rows, the first number of a byte in its high bits.
+        width: the bits of a number, at most 8.
         zero: the code of the number 0.
-        scales: of groups of whole bytes ``(n, S)``.
+        scales: of groups ``(n, S)``.
+        group_size: the numbers of a group, a multiple of 8; the last one may have fewer.
     """
-    out, groups = torch.empty(len(hidden), len(codes)), scales.size(1)
-    # (N, bytes, fields)
-    states = hidden.unflatten(1, (-1, 8 // width))
-    if len(hidden) != 1:
-        states = states.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1)
-        _run("level_scores", 2 * hidden.size(1), [codes, scales], [width, zero, states], out.t())
+    out, dim = torch.empty(len(hidden), len(codes)), hidden.size(1)
+    if len(hidden) == 1 and 8 % width == 0 and dim % group_size == 0:  # all groups are as many whole bytes
+        states, offsets = hidden.reshape(-1, 8 // width), zero * hidden.reshape(-1, group_size).sum(dim=1)
+        _run("code_scores", dim, [codes, scales], [width, states.t().flip(0), offsets], out[0])
         return out.to(hidden.dtype)
-    offsets = zero * hidden.reshape(groups, -1).sum(dim=1)
-    _run("code_scores", hidden.size(1), [codes, scales], [width, states[0].t().flip(0), offsets], out[0])
+    states = F.pad(hidden, (0, -dim % 8)).unflatten(1, (-1, 8)).transpose(1, 2).flatten(1)
+    _run("level_scores", 2 * dim, [codes, scales], [width, zero, group_size // 8, states], out.t())
     return out.to(hidden.dtype)
 
 

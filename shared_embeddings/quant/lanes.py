@@ -125,6 +125,13 @@ load_table = _in_memory(_bytes, _loaded_table)  # of 16 bytes, for `look_up`
 store = _in_memory(types.void, _stored)
 
 
+def _first_bits(builder: Any, pointer: Any) -> Any:
+    return builder.bswap(_loaded(ir.IntType(64))(builder, pointer))
+
+
+load_bits = _in_memory(types.uint64, _first_bits)  # a number of 64 bits, highest first
+
+
 def _splat(builder: Any, number: Any, kind: Any) -> Any:
     """A vector of equal numbers."""
     is_wide = number.type != kind.element and number.type.width > kind.element.width

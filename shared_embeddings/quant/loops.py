@@ -48,21 +48,29 @@ def code_scores(codes: Any, scales: Any, width: int, states: Any, offsets: Any, 
 
 
 @_compiled
-def level_scores(codes: Any, scales: Any, width: int, zero: float, hidden: Any, out: Any) -> None:
-    """Products ``(n, N)`` of vectors with the rows of `code_scores`, each of which is decoded once.
+def level_scores(codes: Any, scales: Any, width: int, zero: float, size: int, hidden: Any, out: Any) -> None:
+    """Products ``(n, N)`` of vectors ``(N, D)`` with rows of evenly spaced levels, each decoded once.
 
-    In each group, vectors ``(N, D)`` have the numbers of the first field of all bytes, then of the second.
+    Eight consecutive numbers, which take `width` bytes, share a scale, like the next `size - 1` eights.
+    Vectors have the first numbers of all eights, then the second ones; what a row lacks is 0 in them.
     """
-    groups, mask = scales.shape[1], np.int32((1 << width) - 1)
-    size, middle = codes.shape[1] // groups, np.float32(zero)
+    eights, mask, middle = hidden.shape[1] // 8, np.int32((1 << width) - 1), np.float32(zero)
+    stream = np.zeros(codes.shape[1] + 8 + width, np.uint8)
+    bits, factors = np.empty(eights, np.uint64), np.empty(eights, np.float32)
     levels = np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        for group in range(groups):
-            for field in range(8 // width):
-                shift, target = np.int32(8 - width * (field + 1)), (group * (8 // width) + field) * size
-                for place in range(size):
-                    code = np.int32(codes[row, group * size + place]) >> shift & mask
-                    levels[target + place] = (np.float32(code) - middle) * scales[row, group]
+        for place in range(codes.shape[1]):
+            stream[place] = codes[row, place]
+        for eight in range(eights):
+            bits[eight] = lanes.load_bits(stream, eight * width)
+        for group in range(scales.shape[1]):
+            factors[group * size : (group + 1) * size] = scales[row, group]
+        for field in range(8):
+            shift = np.uint64(64 - width * (field + 1))
+            own = levels[field * eights : (field + 1) * eights]
+            for eight in range(eights):
+                code = np.int32(bits[eight] >> shift) & mask
+                own[eight] = (np.float32(code) - middle) * factors[eight]
         for token in range(hidden.shape[0]):
             score = np.float32(0.0)
             for column in range(levels.shape[0]):

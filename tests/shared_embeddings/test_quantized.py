@@ -99,8 +99,8 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True).codec
-    others = TrellisCodec(96), TrellisCodec(95)
-    for codec in (UniformCodec(96, 32), UniformCodec(96, 96), UniformCodec(90, 3), fitted, *others):
+    sizes = (96, 32), (96, 96), (90, 32), (90, 3), (20, 32)
+    for codec in (*(UniformCodec(*size) for size in sizes), fitted, TrellisCodec(96), TrellisCodec(95)):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for rate in filter(None, codec.rates):
             books = codec.initial_books([rate])
@@ -111,9 +111,11 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
                 monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
                 vectors = codec.restore(codec.decode(codes, scales, rate, books), books)
                 scores = codec.scores(codec.project(hidden, books), codes, scales, rate, books)
+                first = codec.scores(codec.project(hidden[:1], books), codes, scales, rate, books)
                 # Some loops read hidden states in 16 bits.
                 near = {"rtol": 1e-4, "atol": 1e-4 * float(scores.abs().max())}
                 torch.testing.assert_close(scores, hidden @ vectors.t(), **near)
+                torch.testing.assert_close(first, scores[:1], **near)
                 results.append((vectors, scores))
             torch.testing.assert_close(*results, **near)
 

@@ -88,9 +88,10 @@ class UniformCodec(Codec):
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        if 8 % rate or self.dim % self.group_size or int(rate) * self.group_size % 8:
-            return None  # numbers or groups are not in whole bytes
-        return kernels.uniform_scores(hidden, codes, int(rate), zero_point(rate), scales)
+        if self.group_size % 8 and self.group_size < self.dim:
+            return None
+        size = -(-self.group_size // 8) * 8
+        return kernels.uniform_scores(hidden, codes, int(rate), zero_point(rate), scales, size)
 
     def grouped(self, rows: Tensor) -> Tensor:
         """Rows ``(n, D)`` as groups ``(n, S, G)``, padded with zeros."""
