@@ -115,7 +115,7 @@ TABLES = [
         Table(f"{name}, {bits} bits", None, {"codec": name, "bits": float(bits)})
         for name, codec in codecs().items()
         for bits in (
-            (8, 4, 2) if codec.has_groups else (4, 3, 2, 1) if issubclass(codec, TrellisCodec) else (4, 2)
+            (8, 4, 3, 2) if codec.has_groups else (4, 3, 2, 1) if issubclass(codec, TrellisCodec) else (4, 2)
         )
     ),
     *(
