@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -237,10 +238,10 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def books(self) -> Books:
         """The codebooks, and what the codec derives from them."""
-        # Packed codebooks are decoded again, since dense ones would take more memory than in the file.
         return self._codebooks() | self._shared().derived
 
     def _codebooks(self) -> Books:
+        # Packed ones are decoded each time, since dense ones would take more memory than in the file.
         names = self.codec.book_shapes(list(self.word_counts))
         return {name: dense(self.get_parameter(name)) for name in names}
 
@@ -275,7 +276,8 @@ class QuantizedEmbedding(SharedEmbedding):
         return f"{self.codec.codes_name}{RATES.index(rate)}"
 
     def rows(self, ids: Tensor) -> Tensor:
-        books, slots, scales = self.books(), self._shared().slots, F.embedding(ids, self.word_scales)
+        shared, scales = self._shared(), F.embedding(ids, self.word_scales)
+        books, slots = self._codebooks() | shared.derived, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
             found = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
@@ -317,20 +319,22 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _decoded_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words as the codec stores them."""
-        books, found = self.books(), []
-        for rate, scales in self._parts():
+        shared, found = self._shared(), []
+        books, slots = self._codebooks() | shared.derived, shared.slots
+        for rate, scales in self._parts(shared.words):
             for codes, factors in zip(self.codes(rate).split(BLOCK), scales.split(BLOCK)):
                 found.append(self._decoded(codes, factors, rate, books))
-        rows, slots = torch.cat(found), self._shared().slots
+        rows = torch.cat(found)
         return rows if slots is None else rows.index_select(0, slots.int())
 
     def _restored(self, rows: Tensor, books: Books) -> Tensor:
         return self._rotated_back(self.codec.restore(rows, books))
 
     def block_scores(self, hidden: Tensor) -> Tensor:
-        codec, books, slots, found = self.codec, self.books(), self._shared().slots, []
+        codec, shared, found = self.codec, self._shared(), []
+        books, slots = self._codebooks() | shared.derived, shared.slots
         states = codec.project(self._rotated(hidden), books)
-        for rate, scales in self._parts():
+        for rate, scales in self._parts(shared.words):
             if rate:
                 found.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
@@ -338,9 +342,8 @@ class QuantizedEmbedding(SharedEmbedding):
                 found.append(states @ row.t() * scales[:, :1].t())
         return found[0] if slots is None else torch.cat(found, dim=-1).index_select(-1, slots.int())
 
-    def _parts(self) -> Iterator[tuple[float, Tensor]]:
+    def _parts(self, words: Tensor | None) -> Iterator[tuple[float, Tensor]]:
         """Each rate and the scales ``(V_i, S)`` of its words, in the order of the vocabulary."""
-        words = self._shared().words
         if words is None:
             yield next(iter(self.word_counts)), dense(self.word_scales)
             return
@@ -482,6 +485,7 @@ def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
     return mixed.reshape(values.shape)
 
 
+@functools.cache
 def _groups(dim: int) -> list[tuple[int, ...]]:
     """The factors of D in groups of similar products of at most 64 or so: few and small ones are fast."""
     count = next(count for count in itertools.count(1) if 64**count >= dim)
