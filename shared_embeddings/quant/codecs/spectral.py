@@ -148,14 +148,19 @@ class SpectralCodec(TrellisCodec):
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
-        found = [self._fitted(*known, costs, is_small) for costs in (metric, None)]
-        errors = [codec._error(table[some], rates[some.cpu()], metric) for codec, rates in found]
+        found, errors = [], []
+        for costs in (metric, None):
+            codec, rates = self._fitted(*known, costs, is_small)
+            # Many reflections fit a few rows too well, so codebooks are learned from more.
+            learned = torch.cat([ids, some])
+            books = codec.learn(table[learned], rates.to(table.device)[learned])
+            found.append((codec, rates))
+            errors.append(codec._error(table[some], rates[some.cpu()], books, metric))
         return Fitted(*found[errors.index(min(errors))])
 
-    def _error(self, rows: Tensor, rates: Tensor, metric: Tensor) -> float:
-        """The error of rows ``(n, D)`` with these rates in a metric, with codebooks for them."""
-        books = self.learn(rows, rates.to(rows.device))
-        books |= self.derived(books, rates.unique().tolist())
+    def _error(self, rows: Tensor, rates: Tensor, books: Books, metric: Tensor) -> float:
+        """The error of rows ``(n, D)`` with these rates in a metric."""
+        books = books | self.derived(books, rates.unique().tolist())
         seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
         for rate in rates.unique().tolist():
             own = rows[(rates == rate).to(rows.device)]
