@@ -56,8 +56,10 @@ from shared_embeddings.quant.metric import Metric
 _GROWTH = 2
 # Few reflections are fast: the fewest are taken whose expected error is within this factor of the least.
 _ENOUGH = 1.005
-# Words that choose between bits by energy and by what errors cost.
+# Words that choose between bits by what errors cost and by energy.
 _TRIED = 1024
+# The former are taken if the error is less than this part: they need more reflections, which are slow.
+_CLEARLY = 0.9
 # About as many rows have their numbers along directions computed: among all, and among those of each rate.
 _SAMPLE = 2**14
 # Rows whose products are computed together.
@@ -135,8 +137,8 @@ class SpectralCodec(TrellisCodec):
     ) -> Fitted:
         """The number of reflections with the least expected error, and the bits of directions by rate.
 
-        With a metric, bits follow the energy of directions times what errors cost, or the energy alone: what
-        has the smaller error for a sample of words.
+        With a metric, bits follow the energy of directions times what errors cost if that has a clearly
+        smaller error for a sample of words, or else the energy alone.
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
@@ -156,7 +158,7 @@ class SpectralCodec(TrellisCodec):
             books = codec.learn(table[learned], rates.to(table.device)[learned])
             found.append((codec, rates))
             errors.append(codec._error(table[some], rates[some.cpu()], books, metric))
-        return Fitted(*found[errors.index(min(errors))])
+        return Fitted(*found[0 if errors[0] < _CLEARLY * errors[1] else 1])
 
     def _error(self, rows: Tensor, rates: Tensor, books: Books, metric: Tensor) -> float:
         """The error of rows ``(n, D)`` with these rates in a metric."""
