@@ -38,13 +38,13 @@ class _Shared(NamedTuple):
     """What does not depend on the words of a look-up.
 
     Attributes:
-        derived: what the codec derives from its codebooks.
+        books: codebooks, and what the codec derives from them.
         slots: for every word ``(V,)`` its row among the codes of all rates, one rate after the other; None
             with one rate.
         words: the inverse of `slots`.
     """
 
-    derived: Books
+    books: Books
     slots: Tensor | None = None
     words: Tensor | None = None
 
@@ -238,7 +238,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def books(self) -> Books:
         """The codebooks, and what the codec derives from them."""
-        return self._codebooks() | self._shared().derived
+        return self._shared().books
 
     def _codebooks(self) -> Books:
         # Packed ones are decoded each time, since dense ones would take more memory than in the file.
@@ -246,7 +246,7 @@ class QuantizedEmbedding(SharedEmbedding):
         return {name: dense(self.get_parameter(name)) for name in names}
 
     def _shared(self) -> _Shared:
-        """What all look-ups and scores need; computed once in inference."""
+        """What all look-ups and scores need; all but the codebooks is computed once in inference."""
         if not self._is_mixed and not self.codec.book_shapes(list(self.word_counts)):
             return _Shared({})  # looking into the cache takes a part of the time of a look-up
 
@@ -264,7 +264,8 @@ class QuantizedEmbedding(SharedEmbedding):
             dtype = code_dtype(self.num_embeddings)
             return _Shared(derived, slots.to(dtype), words.to(dtype))
 
-        return self.cached("shared", make)
+        found: _Shared = self.cached("shared", make)
+        return found._replace(books=self._codebooks() | found.books)
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""
@@ -277,7 +278,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         shared, scales = self._shared(), F.embedding(ids, self.word_scales)
-        books, slots = self._codebooks() | shared.derived, shared.slots
+        books, slots = shared.books, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
             found = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
@@ -320,7 +321,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _decoded_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words as the codec stores them."""
         shared, found = self._shared(), []
-        books, slots = self._codebooks() | shared.derived, shared.slots
+        books, slots = shared.books, shared.slots
         for rate, scales in self._parts(shared.words):
             for codes, factors in zip(self.codes(rate).split(BLOCK), scales.split(BLOCK)):
                 found.append(self._decoded(codes, factors, rate, books))
@@ -332,7 +333,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def block_scores(self, hidden: Tensor) -> Tensor:
         codec, shared, found = self.codec, self._shared(), []
-        books, slots = self._codebooks() | shared.derived, shared.slots
+        books, slots = shared.books, shared.slots
         states = codec.project(self._rotated(hidden), books)
         for rate, scales in self._parts(shared.words):
             if rate:
