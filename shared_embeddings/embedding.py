@@ -289,7 +289,8 @@ class SharedEmbedding(CachingModule):
         """The scores ``(..., V)`` of all words for hidden states ``(..., S)``.
 
         Raises:
-            UserError: the last axis of `hidden` is not `score_dim`.
+            ValueError: the last axis of `hidden` is not `score_dim`.
+            RuntimeError: there is no output side.
         """
         self.check_output()
         self.check_hidden(hidden)
@@ -364,7 +365,11 @@ class SharedEmbedding(CachingModule):
         return torch.cat([F.linear(projected, rows(ids)) for ids in blocks], dim=-1)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., S)``."""
+        """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., S)``.
+
+        Raises:
+            ValueError, RuntimeError: as in `logits`.
+        """
         return F.log_softmax(self.logits(hidden), dim=-1)
 
     def cross_entropy(
@@ -390,7 +395,8 @@ class SharedEmbedding(CachingModule):
                 more for small vocabularies (`shared_embeddings.loss.tokens_per_block`).
 
         Raises:
-            UserError: shapes do not match, or the reduction, label smoothing or block size is invalid.
+            ValueError: shapes do not match, or the reduction, label smoothing or block size is invalid.
+            RuntimeError: there is no output side.
             TypeError: the targets are neither int64 nor int32.
             IndexError: a target is out of range (checked on a CPU).
         """
@@ -436,7 +442,11 @@ class SharedEmbedding(CachingModule):
         )
 
     def output_table(self) -> Tensor:
-        """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`."""
+        """The dense output table ``(V, S)``: `logits` are ``h @ output_table().T`` plus any `output_bias`.
+
+        Raises:
+            RuntimeError: there is no output side.
+        """
         codes, basis = self._factors()
         table = codes if basis is None else codes @ basis
         return self.without_padding(dense(table), self.all_ids(table.device))
@@ -452,7 +462,7 @@ class SharedEmbedding(CachingModule):
 
         Raises:
             RuntimeError: this embedding has no bias, see the option `output_bias`.
-            UserError: the bias has another shape.
+            ValueError: the bias has another shape.
         """
         if self.bias is None:
             raise RuntimeError(f"this {self.method} embedding has no bias: build it with output_bias=True")
@@ -465,7 +475,7 @@ class SharedEmbedding(CachingModule):
             self.bias.copy_(bias)
 
     def check_hidden(self, hidden: Tensor) -> None:
-        """Raise UserError unless the hidden states are ``(..., S)``."""
+        """Raise ValueError unless the hidden states are ``(..., S)``."""
         width = hidden.size(-1) if hidden.dim() else 0
         if width != self.score_dim:
             raise ValueError(
@@ -601,7 +611,12 @@ class SharedEmbedding(CachingModule):
     # Sizes and selections of words.
 
     def counts(self) -> dict[str, int]:
-        """Parameters of the input only, of the output only, of both sides; their total; the stored bits."""
+        """The sizes of this embedding.
+
+        Returns:
+            Numbers of parameters: "input" (that only the input uses), "output", "shared" (both sides), and
+            "total"; and "stored_bits", the bits that storing it takes.
+        """
         by_input = {id(p): p.numel() for p in self.input_parameters()}
         by_output = {id(p): p.numel() for p in self.output_parameters()} if self.has_output else {}
         return {

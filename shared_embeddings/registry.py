@@ -109,10 +109,15 @@ def build(
 
     Args:
         method: one of `methods()`, or the options of a method, such as ``FunnelOptions(rank=64)``.
+        num_embeddings: V, the number of words.
+        embedding_dim: D.
         padding_idx: the word whose row is always zero and never trained, from 0 to V - 1.
         words: the V words in the order of their ids, for methods whose options name files about words; such
             a file may have them in another order.
         options: the method's own options by name, if `method` is a name.
+
+    Returns:
+        A `SharedEmbedding` with new parameters on the default device.
 
     Raises:
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
@@ -137,6 +142,12 @@ def num_parameters(
     """The number of trainable parameters by the formula of the method's paper, without building anything.
 
     The papers do not count a bias of the scores; with the option `output_bias` it is added.
+
+    Args:
+        method: a name or options, as in `build`.
+        num_embeddings: V, the number of words.
+        embedding_dim: D.
+        options: the method's own options by name, if `method` is a name.
 
     Raises:
         OptionError: as in `build`.

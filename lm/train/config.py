@@ -230,10 +230,11 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 def help_text() -> str:
     """All keys by group with their defaults and descriptions."""
     lines = [
-        "usage: lm_train -config FILE [-key value ...]",
+        "usage: lm_train [-config FILE] [-key value ...]",
         "",
         "Trains a language model, or resumes the run in 'output_dir'. FILE is YAML with one key per line;",
-        "values on the command line are YAML, too, and override those of FILE.",
+        "values on the command line are YAML, too, and override those of FILE. One of 'epochs' and 'steps'",
+        "is required.",
     ]
     for title, options in all_groups().items():
         lines += ["", f"{title}:"]

@@ -338,7 +338,7 @@ def evaluate_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
     """As `evaluate`, for decoders; rows whose results are of the same files are not measured again.
 
     Some rows of one decoder share a pass over its windows, so that the original reads them once. An
-    interrupted pass goes on with the next window.
+    interrupted pass resumes at the next window.
     """
     rest = []
     for row in rows:

@@ -287,7 +287,7 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
 
 # Files of the command trim.
 _FILES = {
-    "text": "texts whose words to keep, preprocessed like the training data",
+    "text": "texts whose words to keep: raw for Hugging Face models, otherwise tokenized as in training",
     "source-text": "the same for the source of a translation model",
     "target-text": "the same for the target of a translation model",
     "held-out": "held-out texts: report how many of their lines round-trip",
@@ -337,8 +337,8 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         "--text",
         nargs="+",
         type=PathOption.FILE,
-        help="tokenized text (all languages of the vocabulary), to count words, to calibrate and to compare "
-        "predictions",
+        help="text in all languages of the vocabulary, raw for Hugging Face models, otherwise tokenized as "
+        "in training: to count words, to calibrate and to compare predictions",
     )
     argument("--token-counts", type=PathOption.FILE, help="file with a word, a tab and its count per line")
     argument(
@@ -366,8 +366,8 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
         "--recover",
         type=float,
         metavar="MINUTES",
-        help="then train the model for so long on --text, or on what the original generates, until it "
-        "predicts as the original does; after an interruption, the same command resumes",
+        help="then train the model for this long on --text, or on what the original generates, to bring its "
+        "predictions closer to the original's; after an interruption, the same command resumes",
     )
     argument("--recover-steps", type=int, metavar="N", help="the same for N steps, with a repeatable result")
 

@@ -1,6 +1,6 @@
 """Fitting an embedding to a trained table, so that a model can be compressed instead of retrained.
 
-Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.compress.fit`; the
+Each method has its own `fit`, with a closed form or an algorithm of `shared_embeddings.fitting`; the
 default is gradient descent on the reconstruction loss of Distilled Embedding (Eq. 5).
 
 Axes: ``V`` vocabulary, ``D`` model dimension, ``R`` rank.
@@ -102,7 +102,8 @@ def fit(
 
     Raises:
         OptionError: as in `build`.
-        UserError: the teacher is not a finite table, or counts, steps or seed are invalid.
+        UserError: the teacher is not a finite table; or counts, importance, metric, steps or seed are
+            invalid.
     """
     spec, given = spec_of(method, options)
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):

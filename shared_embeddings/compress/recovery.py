@@ -1,11 +1,11 @@
-"""Train a compressed model briefly, so that its predictions return to those of the original.
+"""Train a compressed model briefly, to bring its predictions closer to those of the original.
 
 The loss is the Kullback-Leibler divergence from the predictions of the original, which is read a second time.
 The layers of the model are trained, and embeddings whose numbers are not rounded to codes; codes, and with
 them the size and the format of the file, stay the same. Weights are float32 while they are trained. The
 divergence on other lines is measured several times with the values that the file would have, and the best
 ones are kept: at worst those before. The learning rate doubles each time, until the divergence rises: then it
-halves, and training goes on from the best values.
+halves, and training continues from the best values.
 
 Axes: ``n`` predictions, ``V`` words that are scored.
 """
@@ -362,7 +362,7 @@ class Student:
     def check(self) -> None:
         """Keep the current values if predictions are better with them, as they would be stored.
 
-        The learning rate doubles each time, until they are worse: then it halves, and training goes on from
+        The learning rate doubles each time, until they are worse: then it halves, and training continues from
         the best values.
         """
         current = {name: one.clone() for name, one in self.tensors.items()}
@@ -386,7 +386,7 @@ class Student:
     _NUMBERS = ("steps", "tokens", "checks", "seconds", "factor", "growth", "before", "divergence")
 
     def state(self) -> dict[str, Any]:
-        """Everything that a training goes on with."""
+        """Everything that is needed to resume a training."""
         return {
             **{name: getattr(self, name) for name in self._NUMBERS},
             "tensors": {name: one.detach() for name, one in self.tensors.items()},

@@ -64,6 +64,10 @@ def set_updates(model: nn.Module, done: int) -> None:
 
     Training loops call this before every update, so that dropout with a limited number of updates ends
     (option `relu_dropout_steps` of `alone`). Checkpoints need not store anything for it.
+
+    Args:
+        model: any module that contains embeddings.
+        done: finished updates, 0 before the first.
     """
     for module in model.modules():
         if isinstance(module, EndingDropout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,13 @@ def test_keys_reach_their_groups() -> None:
     assert config.model.hidden_dim == 7
     assert config.optimizer.nonmono == 3 and config.optimizer.learning_rate == 1.0
     assert config.schedule.decay_epochs == (2.0,)
+
+
+def test_the_readme_has_a_command_that_parses() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+    (command,) = (line for line in readme.splitlines() if line.startswith("lm_train "))
+    config = parse(from_arguments(shlex.split(command)[1:]))
+    assert config.training.embedding == {"method": "funnel", "rank": 100}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ Importing this package registers it with transformers, whose ``from_pretrained``
     >>> model.save_pretrained("tuned")                            # doctest: +SKIP
 
 `load` does the same for the class that the folder names, and checks the folder more strictly. Tensors that
-``--store`` packed are unpacked; `save_pretrained` writes them in the dtype of the model.
+``--store`` packed stay packed and frozen, and `save_pretrained` writes them as they are;
+``model.dequantize()`` makes them parameters.
 
 Where this package is not imported, ``from_pretrained`` warns of an unknown quantization type and fails with a
 shape mismatch at the word embeddings.

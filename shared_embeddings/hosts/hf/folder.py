@@ -314,6 +314,11 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
 def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a transformers model, with shared embeddings or without, atomically.
 
+    Args:
+        model: a transformers model.
+        folder: the output.
+        force: replace an existing folder of a model.
+
     Raises:
         UserError: the folder exists and `force` is False, or it holds other files than a model.
         OSError: it cannot be written.

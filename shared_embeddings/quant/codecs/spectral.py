@@ -97,7 +97,7 @@ class SpectralCodec(TrellisCodec):
     rate; by default all have that of the word, with an eighth of D reflections.
     """
 
-    about = "trellis, with more bits for principal directions"
+    about = "trellis, with more bits for principal directions, the most exact up to 4 bits"
     about_layout = (
         "the number of reflections, then for words of 1, 2, ... 8, 1/2 and 1/4 bits the number of directions "
         "with 0, 1, ... 8, 1/2 and 1/4 bits"

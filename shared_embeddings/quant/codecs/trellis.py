@@ -191,7 +191,7 @@ def decode_trellis(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) 
 class TrellisCodec(Codec):
     """See the module."""
 
-    about = "paths through a trellis, the most exact of these"
+    about = "paths through a trellis"
     few_states = 32
     codes_name = "streams"  # "paths" had no fine entries
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
