@@ -94,6 +94,11 @@ PARTS: dict[str, checkpoints.PartType] = {
     "optim": ("the state of an optimizer, or None", lambda value: value is None or _is_optim(value)),
     "resume": ("the state of every process, or None", lambda value: value is None or _is_resume(value)),
     "run": ("the settings of a run, or None", lambda value: value is None or _is_run(value)),
+    # What `average_decay` replaces by averages in "model".
+    "trained": (
+        "dense tensors by their names, or None",
+        lambda value: value is None or checkpoints.is_state(value),
+    ),
     SUBWORDS: ("bytes by the names of options", checkpoints.is_state),
 }
 
@@ -464,7 +469,7 @@ def strip_checkpoint(path: str) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in checkpoint.items()
-        if name not in ("optim", "resume", "run", "model", "generator", "packing", WEIGHTS)
+        if name not in ("optim", "resume", "run", "trained", "model", "generator", "packing", WEIGHTS)
     }
     opt = without_teacher(checkpoint["opt"])
     return {"model": body, "generator": head, **kept, "opt": opt, "optim": None}

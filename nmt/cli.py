@@ -61,11 +61,16 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from onmt.utils.parse import ArgumentParser
 
     from nmt import plan as plans
-    from nmt.checkpoints import check_output, peek
+    from nmt.checkpoints import check_output, checkpoint_errors, peek
     from nmt.corpora import check_targets, read_corpora
     from nmt.length_control import check_positions
     from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
-    from nmt.train.embeddings import check_new_student, parse_distillation, parse_quantization
+    from nmt.train.embeddings import (
+        check_new_student,
+        parse_distillation,
+        parse_quantization,
+        requested_options,
+    )
     from nmt.vocabulary import read_vocabulary
 
     check_training(opt)
@@ -76,8 +81,11 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
+    trained = None
     if opt.train_from:
         checkpoint = peek(opt.train_from)
+        with checkpoint_errors(opt.train_from):
+            trained = plans.read_plan(requested_options(checkpoint["opt"]))
         if not opt.update_vocab:
             _check_same_words(opt, checkpoint["vocab"])
     for name in plans.OPTION_NAMES:
@@ -88,6 +96,8 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     ArgumentParser.update_model_opts(sizes)
     if plan is not None:
         plans.check_combinations(plan, sizes)
+    elif trained is not None:
+        plans.check_combinations(trained, Namespace(**{**vars(sizes), "share_vocab": True}))
     if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
         check_model_sizes(sizes)
@@ -163,12 +173,13 @@ def translate() -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
-    from nmt.options import TRANSLATE, check_prefix, check_translation, parse
+    from nmt.options import TRANSLATE, check_prefix, check_translation, given_options, parse
     from nmt.transforms import applied
     from nmt.translation import translate_file
 
     example = "-model model_step_1000.pt -src test.txt -output out.txt"
     opt = parse(onmt.bin.translate._get_parser(), example, TRANSLATE)
+    opt.given = given_options(onmt.bin.translate._get_parser())
     check_translation(opt)
     with applied(opt) as description:
         check_prefix(opt)

@@ -206,6 +206,19 @@ def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str
         return original(opt, device_id, path)
 
 
+@wrap("save", model_saver.ModelSaverBase)
+def keep_trained(original: Any, self: Any, step: int, moving_average: list[Tensor] | None = None) -> Any:
+    """Keep the parameters that OpenNMT-py replaces by their averages while it saves them."""
+    named = dict(self.model.named_parameters()) if moving_average else {}
+    # The first average is the parameter itself.
+    is_own = all(mean.data_ptr() == own.data_ptr() for mean, own in zip(moving_average or [], named.values()))
+    self.trained = None if is_own else {name: own.detach() for name, own in named.items()}
+    try:
+        return original(self, step, moving_average)
+    finally:
+        self.trained = None
+
+
 @wrap("_save", model_saver.ModelSaver)
 @wrap("_st_save", model_saver.ModelSaver)
 def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> Any:
@@ -220,6 +233,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         "optim": self.optim.state_dict(),
         "resume": resume_state() if resume_state else None,
         "run": getattr(self, "run", None),
+        "trained": getattr(self, "trained", None),
         **stored_files(self.model_opt),
     }
     checkpoints.check_finite(model, step)

@@ -90,6 +90,17 @@ def parse(
     return opt  # type: ignore[no-any-return]
 
 
+def given_options(parser: Any) -> frozenset[str]:
+    """Return the names of the options on the command line and in the configuration file, after `parse`.
+
+    The parser must be a new one; its defaults are removed.
+    """
+    parser._config_file_parser, parser._config_file_open_func = ConfigurationReader(), _open_config
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return frozenset(vars(parser.parse_known_args()[0]))
+
+
 def fail(message: str) -> None:
     """Raise `UserError`; the method `error` of parsers."""
     raise UserError(message)

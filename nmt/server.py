@@ -299,6 +299,9 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
             words.append(f"{action.option_strings[0]}={text}")
     parsed: Namespace = parser.parse_args(words)
     vars(parsed).update(exact)
+    parsed.given = frozenset(
+        actions[name].dest for name, value in settings.items() if value is not None and name in actions
+    )
     return parsed
 
 

@@ -112,6 +112,17 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
     return {STORED: stored} if stored else {}
 
 
+def record_transforms(opt: Namespace, saved: Namespace) -> None:
+    """Set the data and the transforms of a run in the options for its checkpoints, after ``train_from``."""
+    from onmt.transforms import AVAILABLE_TRANSFORMS
+    from onmt.utils.parse import ArgumentParser
+
+    kinds = AVAILABLE_TRANSFORMS.values()
+    options = {name for kind in kinds for name in vars(ArgumentParser.defaults(kind.add_options))}
+    for name in {"data", "transforms", "_all_transform", *options} & vars(opt).keys():
+        setattr(saved, name, getattr(opt, name))
+
+
 def read_recorded(path: str) -> Recorded:
     """Read the transforms recorded in a checkpoint, without its weights."""
     checkpoint = peek(path)
@@ -125,7 +136,7 @@ def read_recorded(path: str) -> Recorded:
 def applied(opt: Namespace) -> Iterator[str]:
     """Complete the transforms of a translation from the checkpoint, and yield a description of them.
 
-    ``opt.transforms`` and options that are not at their defaults take precedence over the checkpoint.
+    ``opt.transforms`` and options in ``opt.given`` take precedence over the checkpoint.
     """
     asked = list(opt.transforms)
     if NONE in asked:
@@ -213,7 +224,7 @@ def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -
 
 
 def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
-    """Set the options of transforms that are at their defaults to the values of the training."""
+    """Set the options of transforms that are not given to the values of the training."""
     from onmt.transforms import AVAILABLE_TRANSFORMS
     from onmt.utils.parse import ArgumentParser
 
@@ -232,7 +243,7 @@ def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded:
     for name in sorted(defaults, key=of_source.__contains__):
         default = defaults[name]
         value = getattr(opt, of_source[name]) if name in of_source else values.get(name)
-        if value is None or getattr(opt, name) != default:
+        if value is None or name in opt.given:
             continue
         wanted = (int, float) if type(default) is float else str if default is None else type(default)
         if name not in TOKENIZER_OPTIONS and not isinstance(value, wanted):  # those are checked later

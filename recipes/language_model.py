@@ -39,6 +39,7 @@ from recipes.common.tools import (
     write_yaml,
 )
 from shared_embeddings.utils import reading
+from shared_embeddings.utils.command_line import environment_number
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove_leftovers
 from shared_embeddings.words.classes import make_classes, regroup
@@ -178,7 +179,7 @@ def check_options(options: Sequence[str], step: str) -> None:
 
 def is_first_process() -> bool:
     """Return whether this is the only process, or the first one of torchrun."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return environment_number("RANK", 0) == 0
 
 
 def data_folder(recipe: Recipe, row: Row) -> Path:

@@ -75,6 +75,11 @@ class Reading(NamedTuple):
             least = 0 if name == "context_length" else 1
             if value is not None and value < least:
                 raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
+        if self.context_length and self.chunk_length is None:
+            raise UserError(
+                f"context_length is {self.context_length}, which has no effect on a single chunk; set "
+                "chunk_length"
+            )
 
 
 class Segment(NamedTuple):

@@ -16,6 +16,8 @@ import torch.distributed.nn  # noqa: F401  (imported later, its defaults would k
 from torch import Tensor
 
 from lm.cli import chosen_device
+from shared_embeddings.utils.command_line import environment_number
+from shared_embeddings.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Group:
 
 def local_rank() -> int:
     """The rank of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return environment_number("LOCAL_RANK", 0)
 
 
 @contextmanager
@@ -70,13 +72,19 @@ def joined(device: str) -> Iterator[Group]:
     """Join the process group of torchrun, or create a group of one process, on a `chosen_device`.
 
     Raises:
-        UserError: there are fewer CUDA devices than processes on this machine.
+        UserError: there are fewer CUDA devices than processes on this machine, or the variables of torchrun
+            are invalid.
     """
     place = chosen_device(device, local_rank())
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = environment_number("WORLD_SIZE", 1)
     if world_size == 1:
         yield Group(place)
         return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"$WORLD_SIZE is {world_size}, but ${missing[0]} is not set; use torchrun, or unset WORLD_SIZE"
+        )
     if place.type == "cuda":
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")

@@ -53,6 +53,13 @@ def end_at_same_step(original: Any, self: Any, iterator: Any) -> Iterator[Any]:
         yield taken
 
 
+@wrap("_update_average", Trainer)
+def average_by_step(original: Any, self: Any, step: int) -> None:
+    """Count the steps of ``average_every`` from the start of the run instead of the process."""
+    if (step - 1) % self.average_interval == 0:
+        original(self, step)
+
+
 @wrap("validate", Trainer)
 def interrupt_validation(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """At a signal during a validation, which may be long, save and stop at once.

@@ -19,10 +19,13 @@ from onmt import train_single
 from onmt.constants import CorpusTask
 from onmt.inputters import dynamic_iterator
 from onmt.inputters.text_corpus import get_corpora
+from onmt.opts import model_opts
 from onmt.transforms import make_transforms
 from onmt.utils.logging import logger
 from onmt.utils.optimizers import Optimizer
+from onmt.utils.parse import ArgumentParser
 from onmt.utils.report_manager import ReportMgr
+from torch import Tensor
 from tqdm import tqdm
 
 from nmt.checkpoints import check_finite, checkpoint_errors, intact_steps
@@ -33,6 +36,7 @@ from nmt.length_control import check_same_positions
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import QuietLoader, ResumableBatches, TrackedBatches, end_workers
+from nmt.transforms import record_transforms
 from shared_embeddings.checkpoints import check_optimizer
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
@@ -164,7 +168,9 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         if checkpoint is not None:
             _check_same_embedding(opt, embeddings.requested_options(checkpoint["opt"]))
             check_same_positions(opt, checkpoint["opt"])
+            _warn_of_sizes(opt, checkpoint["opt"])
             embeddings.resume_distillation(opt, model_opt)
+            record_transforms(opt, model_opt)
         model = train_single.build_model(model_opt, opt, vocabs, checkpoint, device_id)
     teacher_losses = embeddings.prepare_student(model, model_opt, vocabs, is_new=checkpoint is None)
     for tensor in [*model.parameters(), *model.buffers()] if torch.distributed.is_initialized() else ():
@@ -180,7 +186,8 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     saver = train_single.build_model_saver(model_opt, opt, model, vocabs, optim, device_id)
     saver.run = record
     if opt.keep_checkpoint > 0:  # counts the existing checkpoints of a resumed run
-        bases = [f"{opt.save_model}_step_{step}" for step in intact_steps(opt.save_model)]
+        earlier = [step for step in intact_steps(opt.save_model) if step <= first_step]
+        bases = [f"{opt.save_model}_step_{step}" for step in earlier]
         saver.checkpoint_queue.extend(f"{base}.pt" for base in bases)
         if opt.save_format == "safetensors":
             saver.model_queue.extend(f"{base}.safetensors" for base in bases)
@@ -192,6 +199,9 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
     # Otherwise training only uses the weights of the checkpoint.
     continues = opt.train_from and opt.reset_optim == "none"
     resume = _own_resume_state(checkpoint, opt.num_workers) if continues else None
+    if continues and first_step > 0:
+        with checkpoint_errors(opt.train_from):
+            _restore_average(trainer, opt, checkpoint.get("trained"))
     del checkpoint
     with checkpoint_errors(opt.train_from):
         batches = _build_training_batches(opt, transforms_cls, vocabs, device_id, resume)
@@ -231,6 +241,7 @@ def _build_trainer(
     opt: Namespace, device_id: int, model: Any, vocabs: dict[str, Any], optim: Any, saver: Any
 ) -> Any:
     trainer = train_single.build_trainer(opt, device_id, model, vocabs, optim, model_saver=saver)
+    trainer.average_interval, trainer.average_every = opt.average_every, 1  # see `nmt.fixes.training`
     if opt.autocast == "bf16":
         device = next(model.parameters()).device.type
         for module in (model, trainer.train_loss, trainer.valid_loss):
@@ -279,6 +290,23 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
             f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the checkpoint was "
             f"trained with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
         )
+
+
+def _warn_of_sizes(opt: Namespace, saved: Namespace) -> None:
+    """Warn of given sizes that differ from those of the checkpoint, which are used."""
+    defaults = ArgumentParser.defaults(model_opts)
+    for name in (
+        "word_vec_size",
+        "hidden_size",
+        "layers",
+        "enc_layers",
+        "dec_layers",
+        "heads",
+        "transformer_ff",
+    ):
+        asked, found = getattr(opt, name), getattr(saved, name, None)
+        if found is not None and asked not in (found, getattr(defaults, name)):
+            logger.warning(f"{name}: {asked} has no effect with train_from; the checkpoint has {found}")
 
 
 def _build_training_batches(
@@ -377,6 +405,18 @@ def _own_resume_state(checkpoint: dict[str, Any], workers: int) -> dict[str, Any
         logger.warning(f"num_workers was {before} and is now {workers}: starting the data over")
         state["data"] = None
     return state
+
+
+def _restore_average(trainer: Any, opt: Namespace, trained: dict[str, Tensor] | None) -> None:
+    """Restore what `average_decay` averages; the model has been loaded with the averages."""
+    if opt.average_decay > 0:
+        parameters = [parameter.detach().float() for parameter in trainer.model.parameters()]
+        # Without `trained`, the average is still the first one, which is the parameter itself.
+        trainer.moving_average = parameters if trained is None else [mean.clone() for mean in parameters]
+    if trained is not None:
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(trained[name])
 
 
 def restore_state(trainer: Any, state: dict[str, Any] | None) -> None:

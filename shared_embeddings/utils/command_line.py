@@ -208,6 +208,18 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def environment_number(name: str, default: int) -> int:
+    """The whole number in an environment variable, such as torchrun's ``RANK``.
+
+    Raises:
+        UserError: it is something else.
+    """
+    text = os.environ.get(name, str(default))
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise UserError(f"${name} is {shortened(text)}; expected a whole number, or unset it")
+    return int(text)
+
+
 def decimal_number(text: str) -> float | None:
     """The finite number in a text; None for others, such as ``1_0``, which Python's `float` takes for 10."""
     number = float(text) if _DECIMAL.fullmatch(text) else math.inf

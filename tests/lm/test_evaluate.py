@@ -126,6 +126,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
     [
         (["-target_length", 0], "target_length is 0"),
         (["-context_length", -1], "context_length is -1"),
+        (["-context_length", 5], "context_length is 5, which has no effect on a single chunk"),
         (["-batch_size", "many"], "batch_size"),
         (["-split", "dev"], "split"),
         (["-memory_length", 3], "has no memory_length"),

@@ -112,6 +112,23 @@ def test_training_fails(options: dict[str, Any], printed: str, host: Host, error
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("option", ["-freeze_word_vecs_enc", "-lora_embedding"])
+def test_options_that_do_not_work_with_the_embedding_of_a_checkpoint_fail(
+    option: str, host: Host, error_line: ErrorLine
+) -> None:
+    start = host.train("start", embedding=FUNNEL, train_steps=1)
+    config = host.config("next")
+    line = error_line("onmt_train -config", config, "-train_from", start, option)
+    assert f"{option[1:]}: cannot be combined with `embedding`" in line
+
+
+def test_sizes_of_a_checkpoint_are_kept_with_a_warning(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    start = host.train("start", embedding=FUNNEL, train_steps=1)
+    host.train("next", train_from=str(start), transformer_ff=64, train_steps=2)
+    assert "transformer_ff: 64 has no effect with train_from; the checkpoint has 32" in caplog.text
+    assert caplog.text.count("has no effect") == 1
+
+
 def test_more_processes_than_gpus_fail(host: Host, monkeypatch: Patch, error_line: ErrorLine) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

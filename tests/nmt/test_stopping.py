@@ -241,6 +241,15 @@ def test_an_early_stopped_run_is_finished(host: Host, caplog: pytest.LogCaptureF
     assert steps(host) == [4] and "nothing to do" in caplog.text
 
 
+def test_an_earlier_step_replaces_the_later_ones(host: Host) -> None:
+    """Old files of later steps do not count as checkpoints to remove."""
+    host.train("model", embedding=FUNNEL, save_checkpoint_steps=2)
+    first = host.folder / "model_step_2.pt"
+    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2)
+    run("onmt_train -keep_checkpoint 2 -config", config, "-train_from", first)
+    assert steps(host) == [4, 6]
+
+
 @pytest.mark.slow_except("safetensors")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) -> None:

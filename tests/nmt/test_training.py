@@ -222,6 +222,22 @@ def test_resume_is_exact(save_format: str, kind: str, host: Host) -> None:
     assert len(host.translate(resumed)) == 7
 
 
+@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize(("save_format", "every"), [("pytorch", 1), ("safetensors", 2)])
+def test_resume_with_averages_is_exact(save_format: str, every: int, stop: int, host: Host) -> None:
+    """The parameters are saved beside their averages."""
+    options = {"embedding": FUNNEL, "average_decay": 0.1, "average_every": every, "save_format": save_format}
+    whole = host.train("whole", **options)
+    host.train("part", **options, train_steps=stop)
+    resumed = host.train("part", **options)
+    plain = host.train("plain", embedding=FUNNEL)
+    different = []
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(resumed)[name], tensor, rtol=0, atol=0)
+        different.append(not torch.equal(weights(plain)[name], tensor))
+    assert any(different)
+
+
 @pytest.mark.parametrize(("step", "reached"), [(0, []), (1, []), (2, [(0.3, 0.2)]), (5, [(0.4, 0.1)])])
 def test_resumed_runs_restore_the_dropout_of_their_step(
     step: int, reached: list[tuple[float, float]]

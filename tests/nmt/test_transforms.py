@@ -119,6 +119,24 @@ def test_bpe_codes_are_stored_in_the_checkpoint(
     assert subwords.host.translate(bare) == wanted  # at their path in training
 
 
+def test_a_run_records_its_own_transforms(subwords: Subwords, tmp_path: Path) -> None:
+    """Not those of the checkpoint that it trains from, whose codes may have been moved."""
+    options = {"transforms": None, "src_vocab": str(subwords.host.folder / "pieces"), "train_steps": 1}
+    without = subwords.host.train("without", embedding=FUNNEL, **options)
+    assert "subwords" not in read_checkpoint(without)
+    tuned = subwords.train("tuned", train_from=str(without), reset_optim="all", train_steps=1)
+    assert subwords.host.translate(tuned) == subwords.by_hand(tuned)
+    moved = tmp_path / "moved"
+    moved.write_bytes(subwords.codes.read_bytes())
+    first = subwords.train("resumed", train_steps=1)
+    away = subwords.codes.rename(tmp_path / "codes.away")
+    try:
+        resumed = subwords.train("resumed", train_steps=2, src_subword_model=str(moved))
+        assert resumed != first and subwords.host.translate(resumed)
+    finally:
+        away.rename(subwords.codes)
+
+
 def test_lines_emptied_by_transforms_keep_their_position(host: Host) -> None:
     checkpoint = host.train("model", transforms=["normalize"], train_steps=1)
     host.write("odd", ["w1 w2", "\u200b", "w3"])
@@ -136,6 +154,8 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     joined = subwords.by_hand(alone, "-tgt", begun, "-tgt_file_prefix", prefix="w1 ")
     assert all(line.split()[0] == "v7" for line in joined)
     assert host.translate(alone) == [line.removeprefix("v7").removeprefix(" ") for line in joined]
+    without = host.translate(alone, "-src_prefix", "", "-tgt_prefix", "")
+    assert without == subwords.by_hand(alone)  # defaults can be given, too
     several = subwords.train("several", data=data)
     files = ("-src", host.folder / "test.src", "-output", tmp_path / "out")
     line = error_line("onmt_translate -model", several, *files)
