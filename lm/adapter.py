@@ -41,7 +41,6 @@ from shared_embeddings.compress.host import (
 )
 from shared_embeddings.compress.measure import (
     LINES,
-    PREDICTIONS,
     Batch,
     Quality,
     Samples,
@@ -161,7 +160,7 @@ class CheckpointModel(WordTokens):
     def _read(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> tuple[Tensor, str]:
         """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
         if texts is None:
-            ids = self._sampled(seed)
+            ids = self._sampled(seed, tokens)
             return ids, f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
         lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
         flat = list(chain.from_iterable(lines))[:tokens]
@@ -170,13 +169,13 @@ class CheckpointModel(WordTokens):
         return ids, f"{ids.numel():,} tokens of {names_of(texts)}"
 
     @torch.no_grad()
-    def _sampled(self, seed: int) -> Tensor:
-        """The ids ``(B, T)`` of texts sampled from the model."""
+    def _sampled(self, seed: int, tokens: int) -> Tensor:
+        """The ids ``(B, T)`` of texts sampled from the model, about so many."""
         model, draw = self.module, torch.Generator().manual_seed(seed)
         written = [torch.full((_TEXTS,), self.original.eos)]
         with evaluating(model):
             state = model.initial_state(_TEXTS)
-            while len(written) < PREDICTIONS // _TEXTS:
+            while len(written) < max(2, tokens // _TEXTS):
                 output = model(written[-1][:, None], state)
                 state = output.state
                 probabilities = model.embedding.log_prob(output.hidden[:, -1]).float().exp()  # (B, V)

@@ -134,10 +134,10 @@ class _Reader:
         return target
 
     @torch.no_grad()
-    def write(self, seed: int) -> Tensor:
-        """Return the ids ``(B, T, 1)`` of texts sampled from a language model."""
+    def write(self, seed: int, number: int) -> Tensor:
+        """Return the ids ``(B, T, 1)`` of about `number` words sampled from a language model."""
         draw = torch.Generator().manual_seed(seed)
-        words = torch.full((measure.PREDICTIONS // _WRITTEN, 1, 1), self.start)
+        words = torch.full((max(1, number // _WRITTEN), 1, 1), self.start)
         while words.size(1) < _WRITTEN:
             probabilities = self.scores(self.read(words)[:, -1]).softmax(dim=-1)
             if not probabilities.isfinite().all():
@@ -161,15 +161,15 @@ class _Reader:
             raise UserError(f"the vocabulary has less than half of the words of {measure.names_of(texts)}")
         return found
 
-    def random(self, seed: int) -> list[Tensor]:
-        """Return the ids of random words, whose frequency follows their rank (Zipf's law)."""
+    def random(self, seed: int, number: int) -> list[Tensor]:
+        """Return the ids of `number` random words, whose frequency follows their rank (Zipf's law)."""
         ids = [
             place
             for place, word in enumerate(self.vocabs["src"].ids_to_tokens)
             if word not in _NO_WORDS and not word.startswith(DefaultTokens.VOCAB_PAD)
         ]
         weights = [1 / rank for rank in range(1, len(ids) + 1)]
-        drawn = random.Random(seed).choices(ids, weights, k=measure.PREDICTIONS // _RANDOM * _RANDOM)
+        drawn = random.Random(seed).choices(ids, weights, k=max(1, number // _RANDOM) * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
 
     def sources(
@@ -179,7 +179,7 @@ class _Reader:
         if type(self.model.encoder).__name__ == "GGNNEncoder":
             raise UserError("this model reads graphs, not sentences")
         if texts is None:
-            return self.random(seed), "random words; use --text for real ones"
+            return self.random(seed, number), "random words; use --text for real ones"
         text = self.source_text(texts, seed)
         return self.known([text], seed, number), text.name
 
@@ -188,7 +188,7 @@ class _Reader:
     ) -> tuple[Tensor, str]:
         """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
         if texts is None:
-            return self.write(seed), "that it generated; use --text for real ones"
+            return self.write(seed, number), "that it generated; use --text for real ones"
         start = torch.tensor([self.start])
         lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
         padding = float(self.padding)

@@ -49,7 +49,7 @@ from tqdm import tqdm
 
 import shared_embeddings as se
 from recipes.common.recipe import FILE, RECIPES, read_rows
-from shared_embeddings.accounting import count_distinct, count_parameters, stored_bits
+from shared_embeddings.accounting import count_parameters, stored_bits
 from shared_embeddings.modules.define import DefineEmbedding
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
@@ -525,7 +525,7 @@ def _embedding_parts(spec: str) -> Counter[str]:
         unit=unit,
         indices=int(index_entries(embedding.num_embeddings, embedding.embedding_dim)),
         lookup_bits=stored_bits(table),
-        filters=count_distinct(buffer for name, buffer in embedding.named_buffers() if name == "codebooks"),
+        filters=sum(buffer.numel() for name, buffer in embedding.named_buffers() if name == "codebooks"),
     )
 
 

@@ -376,11 +376,10 @@ def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
     # Written last, to mark the preparation as complete.
     (folder / "data.json").unlink(missing_ok=True)
     write_source(source, folder / "source.npz")
-    kept = folder / "pairs"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
-    for path in pairs:
-        shutil.copyfile(path, kept / path.name)
+    with replacing(folder / "pairs") as kept:  # the given files may be those in the old folder
+        kept.mkdir()
+        for path in pairs:
+            shutil.copyfile(path, kept / path.name)
     description: dict[str, Any] = {
         "vectors": vectors.name,
         "vectors_sha256": sha256(vectors),

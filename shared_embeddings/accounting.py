@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -21,12 +21,7 @@ def distinct_state(model: nn.Module) -> dict[str, Tensor]:
 
 def count_parameters(module: nn.Module) -> int:
     """The number of parameters of `module`; a parameter used in several places counts once."""
-    return count_distinct(module.parameters())
-
-
-def count_distinct(tensors: Iterable[Tensor]) -> int:
-    """The number of elements of `tensors`, each tensor once by identity."""
-    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def stored_bits(module: nn.Module, store: str = "fp32") -> int:

@@ -154,10 +154,12 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, tuple):
+        elif isinstance(value, (tuple, list)):
             yield from _tensors(value)
         elif isinstance(value, dict):
             yield from _tensors(value.values())
+        elif dataclasses.is_dataclass(value):
+            yield from _tensors(vars(value).values())
 
 
 class SharedEmbedding(CachingModule):

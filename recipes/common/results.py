@@ -59,8 +59,8 @@ def write_result(
     path = folder / FILE
     try:
         line = json.dumps(portable(record), ensure_ascii=False, allow_nan=False)
-    except TypeError as error:
-        raise ValueError(f"{path}: results cannot be written: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: results cannot be written: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_name(f".{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -88,7 +88,8 @@ def find_result(folder: Path, row: str) -> Record | None:
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield the lines of a file with their records, after checking required keys."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Other line ends than "\n" may be inside of a string.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
     for number, line in enumerate(lines, start=1):

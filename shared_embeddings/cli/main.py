@@ -112,9 +112,8 @@ def largest_loss(text: str) -> MaxLoss:
 
 
 REQUIRED = "required"
-# The bits of a value by storage dtype. int4 has a 16-bit scale for every 32 values. The scales of int8, one
-# for each row, are ignored.
-_BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
+# The storage dtypes whose sizes `params` prints.
+_STORES = ("fp32", "fp16", "int8", "int4")
 
 
 def _add_catalog(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -205,7 +204,8 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
     with torch.device("meta"):
         embedding = se.build(known.method, **sizes, **given)
     counts, dense = embedding.counts(), se.num_parameters("standard", **sizes)
-    rows = {**counts, "dense": dense, "compression": round(dense / max(counts["total"], 1), 2)}
+    # A plain table in 32 bits over what is stored.
+    rows = {**counts, "dense": dense, "compression": round(32 * dense / counts["stored_bits"], 2)}
     if known.json:
         parts = [dataclasses.asdict(part) for part in storage_breakdown(embedding)]
         return json.dumps({"method": known.method, **sizes, "options": given, **rows, "parts": parts})
@@ -219,7 +219,7 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
         "compression": "compression",
     }
     lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
-    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in _BITS), "compression"]]
+    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in _STORES), "compression"]]
     for part in storage_breakdown(embedding):
         shape = " x ".join(map(str, part.shape))
         factor = "" if part.compression is None else f"{part.compression:.2f}x"
@@ -236,36 +236,40 @@ class Part:
     shape: tuple[int, ...]  # its shape; empty for sums and for single numbers
     count: int  # its number of elements; for sums, the number of parameters
     bytes: dict[str, int]  # its size by storage dtype
-    # Parameters of the plain table over those of the embedding; only for sums.
+    # Bytes of the plain table over those of the embedding, in 32 bits; only for sums.
     compression: float | None = None
 
 
 def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
     """Every parameter and persistent buffer of `embedding` once, then their total, then the plain table.
 
-    Floating-point tensors take the bits of the storage dtype; the bits of others, such as word codes, do not
-    depend on it (`SharedEmbedding.buffer_bits`). Works on the meta device.
+    The bytes of floating-point tensors depend on the storage dtype; those of others, such as word codes, do
+    not (`SharedEmbedding.buffer_bits`). Works on the meta device.
     """
+    import torch
 
-    def sizes_of(values: int) -> dict[str, int]:
-        return {name: math.ceil(values * bits / 8) for name, bits in _BITS.items()}
+    from shared_embeddings.quant.storage import packed_bytes
 
     def part(name: str, kind: str, tensor: Tensor, bits: int) -> Part:
-        fixed = dict.fromkeys(_BITS, math.ceil(bits / 8))
-        sizes = sizes_of(tensor.numel()) if tensor.is_floating_point() else fixed
+        sizes = dict.fromkeys(_STORES, math.ceil(bits / 8))
+        if tensor.is_floating_point():
+            sizes = {store: packed_bytes(tensor, store, name) for store in _STORES}
         return Part(name, kind, tuple(tensor.shape), tensor.numel(), sizes)
 
     parts = [part(name, "parameter", tensor, 0) for name, tensor in embedding.named_parameters()]
     parts += [
         part(name, "buffer", tensor, bits) for name, tensor, bits in se.accounting.stored_buffers(embedding)
     ]
-    dense = embedding.num_embeddings * embedding.embedding_dim
     trained = sum(part.count for part in parts if part.kind == "parameter")
-    total = {name: sum(part.bytes[name] for part in parts) for name in _BITS}
+    total = {store: sum(part.bytes[store] for part in parts) for store in _STORES}
+    plain = part(
+        "plain table", "sum", torch.empty(embedding.num_embeddings, embedding.embedding_dim, device="meta"), 0
+    )
+    factor = plain.bytes["fp32"] / total["fp32"]
     return [
         *parts,
-        Part("total", "sum", (), trained, total, dense / max(trained, 1)),
-        Part("plain table", "sum", (), dense, sizes_of(dense), 1.0),
+        Part("total", "sum", (), trained, total, factor),
+        dataclasses.replace(plain, shape=(), compression=1.0),
     ]
 
 
@@ -277,6 +281,8 @@ def _suggest(known: argparse.Namespace, _: list[str]) -> str:
             raise UserError("--json and --html exclude each other; remove one of them")
         write_text(known.html, suggestion_page(known.vocab_size, known.dim, known.budget))
         return str(known.html)
+    if known.force:
+        raise UserError("--force has no effect without --html; remove it")
     if known.budget is None:
         raise UserError("--budget is missing; give a number of parameters such as 2M, or --html FILE")
     for name, values in (("--vocab-size", known.vocab_size), ("--dim", known.dim)):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from shared_embeddings.checkpoints import load_safetensors, save_safetensors, state_digest
+from shared_embeddings.compress import SIDES
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
@@ -123,11 +124,16 @@ def _add(total: Tensor, vectors: Tensor) -> None:
         total.addmm_(flat.t(), flat)
 
 
-def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, Calibration]:
-    """What `write_calibration` wrote for the same tables; else UserError."""
+def read_calibration(
+    path: Path, tables: Sequence[EmbeddingTable], sides: str | None = None
+) -> dict[str, Calibration]:
+    """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
     found = load_safetensors(path, f"calibration {path}")
     if not torch.equal(found.pop("model", torch.empty(0)), _mark(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
+    measured = found.pop("sides", torch.tensor(SIDES.index("both")))  # files of earlier versions have none
+    if sides is not None and not torch.equal(measured, torch.tensor(SIDES.index(sides))):
+        raise UserError(f"calibration {path}: was not measured with --calibrate {sides}; name another file")
     names = {name.removesuffix(_SHARES) for name in found}
     if any(name not in found or name + _SHARES not in found for name in names):
         raise UserError(f"calibration {path}: is of an earlier version; remove it or name another file")
@@ -135,13 +141,14 @@ def read_calibration(path: Path, tables: Sequence[EmbeddingTable]) -> dict[str, 
 
 
 def write_calibration(
-    path: Path, tables: Sequence[EmbeddingTable], calibrations: Mapping[str, Calibration]
+    path: Path, tables: Sequence[EmbeddingTable], sides: str, calibrations: Mapping[str, Calibration]
 ) -> None:
-    """Write calibrations to a safetensors file, with a checksum of the tables."""
+    """Write calibrations to a safetensors file, with their sides and a checksum of the tables."""
     metrics = {name: one.metric for name, one in calibrations.items()}
     shares = {name + _SHARES: one.shares for name, one in calibrations.items()}
     with replacing(path) as temporary:
-        save_safetensors({**metrics, **shares, "model": _mark(tables)}, temporary)
+        about = {"model": _mark(tables), "sides": torch.tensor(SIDES.index(sides))}
+        save_safetensors({**metrics, **shares, **about}, temporary)
 
 
 def _mark(tables: Sequence[EmbeddingTable]) -> Tensor:

@@ -110,6 +110,7 @@ def fit(
         raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
         raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
+    seed, steps = int(seed), None if steps is None else int(steps)  # numpy's have other methods
     table = _check_teacher(teacher, padding_idx)
     counts = None if token_counts is None else _check_counts(token_counts, table)
     if words is not None:

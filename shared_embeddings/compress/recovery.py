@@ -35,7 +35,7 @@ from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, replacing
+from shared_embeddings.utils.files import UNREADABLE, remove_leftovers, replacing
 from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
 from shared_embeddings.utils.layers import in_float32
 from shared_embeddings.words.token_counts import text_lines
@@ -81,6 +81,7 @@ class Saved:
 
     def __init__(self, output: Path, about: object) -> None:
         self.path = output.with_name(f"{output.name}.recovery")
+        remove_leftovers(self.path)
         self._digest = state_digest(about)
         if self.path.exists() and self.read().get("digest") != self._digest:
             raise UserError(

@@ -284,9 +284,11 @@ class CompressionReport:
             lines.append(self.recovery.described())
         lines += [f"note: {note}" for note in self.notes]
         if min(speeds, default=1.0) < _SLOW:
+            codecs = {table.fit.options.get("codec", "uniform") for table in self.tables}
+            advice = "" if codecs == {"uniform"} else "; --codec uniform is the fastest one"
             lines.append(
                 "note: words are looked up and scored more slowly than before, which slows down generation "
-                "where it takes most of the time; --codec uniform is the fastest one"
+                f"where it takes most of the time{advice}"
             )
         return "\n".join([*lines, self.kept.described()])
 

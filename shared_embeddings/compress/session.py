@@ -159,8 +159,11 @@ def compress(
     """
     store = find_spec(method).default_store if store is None else store
     check_store(store)
-    if settings.calibrate not in (None, "none") and not find_spec(method).takes_metric:
+    spec = find_spec(method)
+    if settings.calibrate not in (None, "none") and not spec.takes_metric:
         raise UserError(f"--calibrate {settings.calibrate} has no effect with --method {method}; remove it")
+    if settings.calibration is not None and not spec.takes_metric:
+        raise UserError(f"--calibration has no effect with --method {method}; remove it")
     given = dict(options or {})
     for name in _NOT_GIVEN:
         if name in given:
@@ -356,8 +359,10 @@ class Session:
     def calibrations(self) -> Mapping[str, Calibration]:
         """What errors of each table count, by name; empty without a calibration."""
         settings, file = self.settings, self.settings.calibration
+        if file is not None and settings.calibrate == "none":
+            raise UserError(f"--calibration {file} has no effect with --calibrate none; remove one of them")
         if file is not None and file.exists():
-            return read_calibration(file, self.tables)
+            return read_calibration(file, self.tables, settings.calibrate)
         sides = settings.calibrate or ("none" if settings.texts is None else "both")
         if file is not None and (sides == "none" or not self.is_checked):
             raise UserError(f"--calibration {file}: no such file; measure it with --text, without --no-check")
@@ -372,8 +377,11 @@ class Session:
         scored = [] if sample is None else place_plain(self.trained, self.tables)
         with scoring_only(scored, sample):
             found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
+        if not found and (settings.calibrate or file):
+            option = "--calibrate" if settings.calibrate else "--calibration"
+            raise UserError(f"{option}: this {self.host} predicts nothing with its tables; remove it")
         if file is not None:
-            write_calibration(file, self.tables, found)
+            write_calibration(file, self.tables, sides, found)
         return found
 
     @functools.cached_property

@@ -29,6 +29,7 @@ from shared_embeddings.utils.options import (
     require,
     require_at_least,
 )
+from shared_embeddings.utils.tracing import without_autocast
 
 OPTION = "embedding_quantization"
 EXAMPLE = "{bits: 2, codec: uniform}"
@@ -106,8 +107,8 @@ class StraightThrough:
     token_counts: Tensor | None
     step: Callable[[], int]
     seed: int
-    _error: Tensor | None = None
-    _state: tuple[int, int, int] | None = None
+    # What the codes were searched for and the rounding errors, in training (True) and in evaluation.
+    _kept: dict[bool, tuple[tuple[int, int, int], Tensor]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, table: Tensor) -> Tensor:
         """The table ``(V, D)`` that the model uses in this step; its gradient is that of `table`."""
@@ -115,16 +116,18 @@ class StraightThrough:
         if done < self.schedule.quantize_from_step:
             return table
         # One search for codes serves both sides of a step, and all steps until the next search.
-        state = (table.data_ptr(), table._version, -1)
-        if self.embedding.training:
+        state, mode = (table.data_ptr(), table._version, -1), self.embedding.training
+        if mode:
             state = (table.data_ptr(), table._version if every == 1 else 0, done // every)
-        if self._error is None or self._state != state:
-            self._error, self._state = self._rounded(table.detach()) - table.detach(), state
-        if not self.embedding.training or share == 1:
-            return table + self._error
+        if mode not in self._kept or self._kept[mode][0] != state:
+            with without_autocast(table.device):
+                self._kept[mode] = state, self._rounded(table.detach()) - table.detach()
+        error = self._kept[mode][1]
+        if not mode or share == 1:
+            return table + error
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + done) % 2**63)
         chosen = torch.rand(len(table), 1, generator=generator) < share
-        return table + self._error * chosen.to(self._error)
+        return table + error * chosen.to(error)
 
     def _rounded(self, table: Tensor) -> Tensor:
         """The rows that `quantized` would store for the table ``(V, D)``."""

@@ -159,8 +159,10 @@ def _steps_within(embedding: nn.Module, words: Tensor) -> tuple[int, int]:
 def _loss(embedding: nn.Module, task: FitTask) -> float:
     """The mean of ``||e - ê||`` over words."""
     words = task.words()
-    words = words[:: -(-len(words) // _EVALUATED) or 1]
+    words, was_training = words[:: -(-len(words) // _EVALUATED) or 1], embedding.training
+    embedding.eval()  # without dropout
     total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH))
+    embedding.train(was_training)
     return total / max(len(words), 1)
 
 

@@ -110,6 +110,8 @@ class VectorsModel(WordTokens):
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """The nearest neighbors of words, which no text determines."""
+        if len(self.words) < 2:
+            raise UserError("a single word has no neighbors")
         count = min(tokens, len(self.words))
         order = torch.randperm(len(self.words), generator=torch.Generator().manual_seed(seed))
 

@@ -530,7 +530,8 @@ class GroupReduceEmbedding(SharedEmbedding):
                     f"the assignment 'groups' has groups of {sizes} words, but the codes have groups of "
                     f"{list(self.layout.sizes)}: load the assignment that was saved with these codes"
                 )
-            places = _places_of(groups)
+            with torch.inference_mode(False):  # as in `cache_tensor`
+                places = _places_of(groups)
             if self.is_packed:
                 form = BitCodes.of(places)
                 places = PackedTensor(form, form.encode(places.cpu()), places.dtype).to(places.device)

@@ -37,6 +37,7 @@ from shared_embeddings.quant.bits import pack_bits
 from shared_embeddings.quant.codec import STEPS_PER_OCTAVE, Books, Encoded
 from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
 from shared_embeddings.quant.metric import Metric
+from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 _SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(_SCALE_TYPE)
@@ -353,6 +354,11 @@ class BitCodes(NumberFormat):
         return (torch.cat(parts) if parts else ids).reshape(self.shape)
 
     def decode_rows(self, packed: Packed, ids: Tensor) -> Tensor:
+        if ids.device.type == "cpu" and ids.numel() and not needs_fixed_shapes(ids):
+            least, largest = int(ids.min()), int(ids.max())
+            if least < 0 or largest >= self.shape[0]:
+                wrong = least if least < 0 else largest
+                raise IndexError(f"index {wrong} is out of range: there are {self.shape[0]} rows")
         if self.rows != self.shape[0]:
             return self.decode(packed).index_select(0, ids)
         return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import itertools
 import os
 import re
 import stat
@@ -112,6 +113,11 @@ def check_paths(table: Mapping[str, tuple[PathOption, Given]], force: bool = Fal
                 raise UserError(f"{name}: {path} is a folder; name a file")
             remove_leftovers(Path(path))
     check_outputs(kept, inputs, force)
+    for (option, path), (other, folder) in itertools.product(replaced.items(), kept.items()):
+        if not is_stream(path) and Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents:
+            raise UserError(
+                f"{option}: {path} is inside {other}, which is written as a whole; name another one"
+            )
     check_outputs(replaced, {**inputs, **kept}, force=True)
 
 
@@ -181,8 +187,10 @@ def check_outputs(
         for other, used in taken.items():
             is_same = os.path.exists(path) and os.path.exists(used) and os.path.samefile(path, used)
             new, old = Path(os.path.realpath(path)), Path(os.path.realpath(used))
-            # `used` may be inside the folder `path`, or `path` an existing file inside the folder `used`.
-            if is_same or new == old or new in old.parents or (old in new.parents and new.exists()):
+            # `used` may be inside the folder `path`, or `path` inside the folder `used`, which is replaced as
+            # a whole if it is another output.
+            is_inside = old in new.parents and (new.exists() or (other in outputs and old.exists()))
+            if is_same or new == old or new in old.parents or is_inside:
                 raise UserError(f"{option}: {path} would replace the file of {other}; name another one")
         if not force and os.path.lexists(path):  # a link to nothing would create its target
             raise UserError(

@@ -77,7 +77,7 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     """
     try:
         text = json.dumps(portable(record), indent=2, ensure_ascii=False, allow_nan=False)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"{path}: results cannot be written: {error}") from error
     write_text(Path(path), text + "\n")
 

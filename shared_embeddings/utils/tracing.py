@@ -69,7 +69,8 @@ def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return make(*arguments)
         result = kept.get(arguments)
         if result is None:
-            result = kept[arguments] = make(*arguments)
+            with torch.inference_mode(False):  # inference tensors cannot be used in training later
+                result = kept[arguments] = make(*arguments)
         return result
 
     return cached

@@ -66,6 +66,19 @@ def test_params(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8", "--json"))
     assert found["total"] == 40512 and found["compression"] == 7.9
     assert {part["name"] for part in found["parts"]} >= {"codes", "basis", "total"}
+    options = ["--bits", "4", "--codec", "uniform"]
+    found = json.loads(printed(capsys, "params", "--method", "quantized", *SIZES, *options, "--json"))
+    (total,) = (part["bytes"] for part in found["parts"] if part["name"] == "total")
+    embedding = se.build("quantized", num_embeddings=5000, embedding_dim=64, bits=4, codec="uniform")
+    for store, size in total.items():
+        assert 8 * size == se.accounting.stored_bits(embedding, store)
+
+
+def test_sizes_are_counted_in_a_new_process() -> None:
+    """Modules are imported while tensors have no memory, which those of modules must have."""
+    script = "import sys; from shared_embeddings.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "params", "--method", "quantized", *SIZES, "--bits", "4"]
+    assert "total parameters" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:

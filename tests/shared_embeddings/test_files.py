@@ -28,7 +28,7 @@ from shared_embeddings.utils.files import (
     staged,
     write_text,
 )
-from shared_embeddings.utils.path_options import check_input, check_outputs
+from shared_embeddings.utils.path_options import PathOption, check_input, check_outputs, check_paths
 from shared_embeddings.utils.reading import (
     DocumentError,
     parse_json,
@@ -268,6 +268,12 @@ def test_outputs_are_neither_inputs_nor_existing_files(tmp_path: Path) -> None:
         check_outputs({"--output": folder / "weights"}, {"--model": folder}, force=True)
     with pytest.raises(UserError, match="would replace the file of --output"):
         check_outputs({"--output": tmp_path / "a", "--report": tmp_path / "a"}, {})
+    with pytest.raises(UserError, match="would replace the file of --output"):  # the folder is replaced
+        check_outputs({"--output": folder, "--report": folder / "new"}, {}, force=True)
+    kept = {"--output": (PathOption.NEW, tmp_path / "fresh")}
+    with pytest.raises(UserError, match="/fresh/file is inside --output"):
+        check_paths({**kept, "--calibration": (PathOption.OUTPUT, tmp_path / "fresh" / "file")})
+    check_paths({**kept, "--report": (PathOption.NEW_FILE, tmp_path / "fresh" / "file")})
     with pytest.raises(UserError, match="already exists; add --force"):
         check_outputs({"--output": source}, {})
     (tmp_path / "dangling").symlink_to(tmp_path / "home")
@@ -434,6 +440,6 @@ def test_paths_are_absolute(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), object()])
 def test_values_without_json(bad: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match="cannot be written"):
         write_record(tmp_path / "results.json", {"a": bad})
     assert list(tmp_path.iterdir()) == []

@@ -549,6 +549,9 @@ def test_word_codes_stay_packed(kind: torch.dtype, most: int, shape: tuple[int, 
     ids = torch.randint(shape[0], (9,))
     assert torch.equal(held.index_select(0, ids), codes.index_select(0, ids))
     assert torch.equal(held[-1], codes[-1]) and torch.equal(held[1:5], codes[1:5])
+    for wrong in (-1, shape[0]):
+        with pytest.raises(IndexError):
+            held.index_select(0, torch.tensor([0, wrong]))
     assert torch.equal(held.long(), codes.long()) and torch.equal(held.float(), codes.float())
     assert isinstance(held.to("cpu", kind), PackedTensor)
     again = pack({"codes": held}, ["codes"], store)

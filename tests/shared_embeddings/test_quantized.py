@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -524,6 +525,22 @@ def test_tables_of_any_size_and_content(codec: str) -> None:
                         assert made.eval().logits(torch.randn(2, dim)).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("quantized", {"bits": 2.0}), ("group_reduce", {"num_groups": 2, "min_rank": 3})],
+)
+def test_training_works_after_inference_mode(method: str, options: dict[str, Any]) -> None:
+    """What both share is cached as a tensor that gradients may use; of an unusual width, not yet cached."""
+    table = se.build(method, num_embeddings=101, embedding_dim=44, **options)
+    hidden = torch.randn(3, 44)
+    with torch.inference_mode():
+        table.eval()(torch.arange(5))
+        table.logits(hidden)
+    table.train()
+    (table(torch.arange(5)).sum() + table.logits(hidden).sum() + table.table().sum()).backward()
+    assert all(one.grad is not None for one in table.parameters() if one.requires_grad)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_words_can_be_removed(codec: str) -> None:
     embedding = fitted(COUNTS, bits=1.5, codec=codec)
@@ -629,6 +646,25 @@ def test_rows_move_with_their_table_between_searches() -> None:
     torch.testing.assert_close(table.eval()(IDS), rounded(table)[IDS])
     done[0] = 8
     torch.testing.assert_close(table.train()(IDS), rounded(table)[IDS])
+
+
+def test_an_evaluation_does_not_change_the_errors_of_training() -> None:
+    done = [4]
+    table = embedding(done, refresh_every=4).train()
+    old = table(IDS).detach()
+    with torch.no_grad():
+        dict(table.named_parameters())["weight"].mul_(-0.5)
+    wanted = table(IDS).detach()
+    table.eval()(IDS)
+    assert torch.equal(table.train()(IDS), wanted) and not torch.equal(wanted, old)
+
+
+@pytest.mark.parametrize("codec", ["uniform", "trellis"])
+def test_rounding_in_training_does_not_follow_autocast(codec: str) -> None:
+    table = embedding([0], codec=codec).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = table(IDS)
+    torch.testing.assert_close(found, rounded(table, codec=codec)[IDS])
 
 
 def test_a_share_of_the_words_is_rounded_per_step() -> None:

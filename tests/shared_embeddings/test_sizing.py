@@ -31,35 +31,40 @@ def by_name(embedding: se.SharedEmbedding) -> dict[str, tuple[str, tuple[int, ..
 
 
 def test_low_rank_by_hand() -> None:
-    embedding = se.build("projective", num_embeddings=10, embedding_dim=6, rank=2)
+    """In int8, a row has a scale of 16 bits; tensors with fewer than 256 values stay as they are."""
+    embedding = se.build("projective", num_embeddings=200, embedding_dim=60, rank=4)
     assert by_name(embedding) == {
-        "codes": ("parameter", (10, 2), 20, [80, 40, 20]),
-        "basis": ("parameter", (2, 6), 12, [48, 24, 12]),
-        "total": ("sum", (), 32, [128, 64, 32]),
-        "plain table": ("sum", (), 60, [240, 120, 60]),
+        "codes": ("parameter", (200, 4), 800, [3200, 1600, 800 + 400]),
+        "basis": ("parameter", (4, 60), 240, [960, 960, 960]),
+        "total": ("sum", (), 1040, [4160, 2560, 2160]),
+        "plain table": ("sum", (), 12_000, [48_000, 24_000, 12_000 + 400]),
     }
-    assert [part.compression for part in storage_breakdown(embedding)] == [None, None, 60 / 32, 1.0]
+    assert [part.compression for part in storage_breakdown(embedding)] == [None, None, 48_000 / 4160, 1.0]
 
 
-ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 3, "base_dim": 4}
+ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 30, "base_dim": 20}
 
 
 def test_real_codebooks_shrink_and_codes_do_not() -> None:
-    """30 codes of 3 bits (c = 5) take 90 bits, 12 bytes; codebooks 3 x 5 x 4 are real numbers."""
+    """30 codes of 3 bits (c = 5) take 90 bits, 12 bytes; codebooks 3 x 5 x 20 are real numbers."""
     found = by_name(se.build("alone", **ALONE, codebooks=3, codebook_size=5))
     assert found["codes"] == ("buffer", (10, 3), 30, [12, 12, 12])
-    assert found["codebooks"] == ("buffer", (3, 5, 4), 60, [240, 120, 60])
-    assert found["base"] == ("parameter", (4,), 4, [16, 8, 4])
-    trained = 4 + 3 * (4 + 6)
-    assert found["total"][2:] == (trained, [12 + (60 + trained) * width for width in (4, 2, 1)])
+    assert found["codebooks"] == ("buffer", (3, 5, 20), 300, [1200, 600, 300 + 2 * 15])
+    assert found["base"] == ("parameter", (20,), 20, [80, 80, 80])
+    # 30 x 20 weights are packed, 6 x 30 are too few.
+    trained = 20 + 30 * (20 + 6)
+    assert found["total"][2:4] == (
+        trained,
+        [12 + 4 * (300 + trained), 12 + 600 + 80 + 1200 + 720, 12 + 330 + 80 + 660 + 720],
+    )
 
 
 def test_binary_codebooks_take_a_bit_each() -> None:
     found = by_name(
         se.build("alone", **ALONE, codebooks=3, codebook_size=5, filter="binary", train_base=False)
     )
-    assert found["codebooks"] == ("buffer", (3, 5, 4), 60, [8, 8, 8])
-    assert found["base"] == ("buffer", (4,), 4, [16, 8, 4])
+    assert found["codebooks"] == ("buffer", (3, 5, 20), 300, [38, 38, 38])
+    assert found["base"] == ("buffer", (20,), 20, [80, 80, 80])
 
 
 @each_case
@@ -78,14 +83,14 @@ def test_everything_is_counted_once(case: Case) -> None:
 
 
 def test_a_tensor_with_two_names_counts_once() -> None:
-    emb = se.build("standard", num_embeddings=5, embedding_dim=2)
+    emb = se.build("standard", num_embeddings=100, embedding_dim=4)
     emb.twin = emb.weight
     emb.register_buffer("marks", torch.zeros(4, dtype=torch.int16))
     emb.register_buffer("same_marks", emb.marks)
     emb.register_buffer("passing", torch.zeros(9), persistent=False)
     found = by_name(emb)
     assert list(found) == ["weight", "marks", "total", "plain table"]
-    assert found["total"][2:] == (10, [40 + 8, 20 + 8, 10 + 8])
+    assert found["total"][2:] == (400, [1600 + 8, 800 + 8, 400 + 200 + 8])
 
 
 def test_no_weights_are_needed() -> None:

@@ -87,6 +87,8 @@ def samples(
     has_targets = texts is not None and model.can_generate() and not model.config.is_encoder_decoder
     if has_targets:
         positions[:, -1] = False
+    if not positions.any():
+        raise UserError(f"{names_of(texts or ())}: is too short to predict a word of it; use a longer text")
     states: list[Tensor] = []
 
     def predict(part: tuple[dict[str, Tensor], Tensor]) -> Batch:
@@ -165,6 +167,8 @@ def _decoder_or_encoder_inputs(
         begin, words = vocabulary.encode("\n".join(lines))
         words = words[:tokens]
         width = min(longest - len(begin), len(words))
+        if width < 1:
+            raise UserError(f"{names_of(texts)}: has no words for this model; use another text")
         rows = torch.tensor(words[: len(words) // width * width]).view(-1, width)
         ids = torch.cat([torch.tensor(begin, dtype=torch.int64).expand(len(rows), -1), rows], dim=1)
     elif model.can_generate():

@@ -24,7 +24,7 @@ from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
 
 # Scales that are tried, relative to that of the largest number, and the least-squares steps after them.
-_TRIALS = torch.linspace(0.5, 1.0, 11).tolist()
+_TRIALS = torch.linspace(0.5, 1.0, 11, device="cpu").tolist()
 _REFINEMENTS = 3
 
 
@@ -65,12 +65,8 @@ class UniformCodec(Codec):
                 return nearest_levels(left[:, :1], own, zero) * own.unsqueeze(1)
 
             rows = metric.round(rows, range(1, self.dim + 1), quantize)
-        return self.encode_with(self.grouped(rows), scales, rate)
-
-    def encode_with(self, groups: Tensor, scales: Tensor, rate: float) -> Encoded:
-        """The nearest codes to groups ``(n, S, G)`` for scales ``(n, S)``."""
-        zero = zero_point(rate)
-        codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).flatten(1)[:, : self.dim]
+        levels = nearest_levels(self.grouped(rows), scales, zero)
+        codes = (levels + zero).to(torch.uint8).flatten(1)[:, : self.dim]
         return Encoded(pack_bits(codes, int(rate)), scales)
 
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
@@ -80,7 +76,8 @@ class UniformCodec(Codec):
                 codes, scales.new_ones(len(codes), 1), plan, sizes, torch.zeros(self.dim)
             )
         else:
-            values = read_entries(codes, self.dim, int(rate), _levels(rate, codes)).to(scales.dtype)
+            levels = (torch.arange(2 ** int(rate), device=codes.device) - zero_point(rate)).float()
+            values = read_entries(codes, self.dim, int(rate), levels).to(scales.dtype)
         if self.dim % self.group_size == 0:
             return (values.unflatten(1, (-1, self.group_size)) * scales.unsqueeze(-1)).flatten(1)
         return values * scales.repeat_interleave(self.group_size, dim=1)[:, : self.dim]
@@ -102,11 +99,6 @@ class UniformCodec(Codec):
 def zero_point(rate: float) -> float:
     """The code of the number 0; with one bit, 0 is between both codes."""
     return 0.5 if rate == 1 else 2 ** (rate - 1)
-
-
-def _levels(rate: float, like: Tensor) -> Tensor:
-    """The levels ``(2**rate,)`` of all codes, on the device of a tensor."""
-    return (torch.arange(2 ** int(rate), device=like.device) - zero_point(rate)).float()
 
 
 @functools.cache

@@ -581,6 +581,17 @@ def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert line.count("\n") == 1 and f"{text}: has no words" in line
 
 
+def test_a_text_of_one_word_predicts_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    text = tmp_path / "text"
+    text.write_text("w5\n")
+    asked = ["--bits", 4, "--calibrate", "none", "--text", text]
+    compress(tmp_path / "model", "quantized", tmp_path / "small", *asked)
+    out, err = capsys.readouterr()
+    assert f"{text.name}: is too short to predict" in out + err and "kept 0%" not in out
+
+
 def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     model, small = tmp_path / "model", tmp_path / "small"
     write("llama", model)
