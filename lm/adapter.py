@@ -21,7 +21,7 @@ import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.evaluation import Reading, evaluate, evaluating, read_data
+from lm.evaluate.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from shared_embeddings.accounting import distinct_state
@@ -55,6 +55,7 @@ from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.layers import evaluating
 from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"

@@ -16,6 +16,7 @@ import torch
 
 import shared_embeddings as se
 from shared_embeddings.registry import EXAMPLE, parse_embedding
+from shared_embeddings.utils.command_line import EXPONENT
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import DocumentError, parse_yaml
 
@@ -84,11 +85,20 @@ class EmbeddingPlan:
 def parse_text(name: str, value: Any, example: str) -> Any:
     """Parse the value of an option, which may be YAML text; messages have its name and an example."""
     if not isinstance(value, str):
-        return value
+        return _with_numbers(value)
     try:
-        return parse_yaml(value, name)
+        return _with_numbers(parse_yaml(value, name))
     except DocumentError as error:
         raise UserError(f"{error}; write it like {example}") from error
+
+
+def _with_numbers(value: Any) -> Any:
+    """Convert texts such as 1e-3 to numbers at any depth, which the YAML reader does not."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(one) for one in value]
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 def parse_mapping(name: str, value: Any, example: str) -> dict[str, Any] | None:

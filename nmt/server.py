@@ -277,12 +277,13 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
     parser.error = fail
     actions = {string.lstrip("-"): action for action in parser._actions for string in action.option_strings}
     valid = [name for name, action in actions.items() if action.dest not in _NOT_APPLICABLE]
-    exact = {}
+    exact, given = {}, set()
     for name, value in settings.items():
         if name == "models" or value is None:
             continue
         check_known("option", name, valid)
         action = actions[name]
+        given.add(action.dest)
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise UserError(f"opt: {name} is {value!r}; expected true or false")
@@ -299,9 +300,7 @@ def _parse(parser: ArgumentParser, words: list[str], settings: dict[str, Any]) -
             words.append(f"{action.option_strings[0]}={text}")
     parsed: Namespace = parser.parse_args(words)
     vars(parsed).update(exact)
-    parsed.given = frozenset(
-        actions[name].dest for name, value in settings.items() if value is not None and name in actions
-    )
+    parsed.given = frozenset(given)
     return parsed
 
 

@@ -22,13 +22,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from lm.data.corpus import load_corpus
@@ -36,6 +35,7 @@ from lm.data.vocabulary import Vocabulary, word_blocks
 from lm.models import LanguageModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
+from shared_embeddings.utils.layers import evaluating
 
 # Maximum number of dot products, and of query positions, that the pointer computes at a time.
 _SCORES = 2**22
@@ -132,17 +132,6 @@ def target_losses(model: LanguageModel, segment: Segment) -> Tensor:
     """Negative log-likelihoods ``(n,)``, float64, of the scored targets of a segment."""
     hidden, targets = segment.hidden[segment.is_scored], segment.targets[segment.is_scored]
     return model.embedding.cross_entropy(hidden, targets, reduction="none").double()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode temporarily."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 class Span(NamedTuple):

@@ -12,11 +12,11 @@ from torch import Tensor
 from lm.checkpoint import load_model
 from lm.cli import add_device, chosen_device
 from lm.data.vocabulary import EOS, Vocabulary
-from lm.evaluate.evaluation import evaluating
 from lm.models import LanguageModel
 from lm.train.config import SEEDS
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.layers import evaluating
 from shared_embeddings.utils.path_options import PathOption
 
 

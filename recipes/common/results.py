@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import open_lock, write_text
 from shared_embeddings.utils.reading import parse_json
-from shared_embeddings.utils.results import portable, provenance
+from shared_embeddings.utils.results import encoded, provenance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILE = "results.jsonl"
@@ -57,10 +56,7 @@ def write_result(
         **extra,
     }
     path = folder / FILE
-    try:
-        line = json.dumps(portable(record), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: results cannot be written: {error}") from error
+    line = encoded(path, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_name(f".{path.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -23,6 +23,7 @@ from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
 from shared_embeddings.registry import build, options_for_words, spec_of
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.layers import evaluating
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512
@@ -152,19 +153,17 @@ def report(
     # The sums of distances, of their squares and of the squared norms, then weighted by counts.
     loss = squares = norm = weighted = weighted_norm = 0.0
     # Training caches nothing, so what all blocks share would be computed for each.
-    was_training = embedding.training
-    embedding.eval()
-    for some in ids.split(_ROWS):
-        wanted = teacher[some].double()
-        missed = (embedding(some).double() - wanted).square().sum(dim=1)
-        size = wanted.square().sum(dim=1)
-        loss += float(missed.sqrt().sum())
-        squares += float(missed.sum())
-        norm += float(size.sum())
-        if token_counts is not None:
-            weighted += float(missed @ token_counts[some].double())
-            weighted_norm += float(size @ token_counts[some].double())
-    embedding.train(was_training)
+    with evaluating(embedding):
+        for some in ids.split(_ROWS):
+            wanted = teacher[some].double()
+            missed = (embedding(some).double() - wanted).square().sum(dim=1)
+            size = wanted.square().sum(dim=1)
+            loss += float(missed.sqrt().sum())
+            squares += float(missed.sum())
+            norm += float(size.sum())
+            if token_counts is not None:
+                weighted += float(missed @ token_counts[some].double())
+                weighted_norm += float(size @ token_counts[some].double())
     counts = embedding.counts()
     return FitReport(
         method=embedding.method,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from shared_embeddings.utils.layers import set_updates
+from shared_embeddings.utils.layers import evaluating, set_updates
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -159,10 +159,11 @@ def _steps_within(embedding: nn.Module, words: Tensor) -> tuple[int, int]:
 def _loss(embedding: nn.Module, task: FitTask) -> float:
     """The mean of ``||e - ê||`` over words."""
     words = task.words()
-    words, was_training = words[:: -(-len(words) // _EVALUATED) or 1], embedding.training
-    embedding.eval()  # without dropout
-    total = sum(float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH))
-    embedding.train(was_training)
+    words = words[:: -(-len(words) // _EVALUATED) or 1]
+    with evaluating(embedding):  # without dropout
+        total = sum(
+            float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH)
+        )
     return total / max(len(words), 1)
 
 

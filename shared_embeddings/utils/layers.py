@@ -59,6 +59,17 @@ class EndingDropout(Dropout):
         self.updates = updates
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode temporarily."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def set_updates(model: nn.Module, done: int) -> None:
     """Set the number of optimizer updates so far, `done`, in all modules that depend on it.
 

@@ -71,15 +71,19 @@ def describe_device(kind: str) -> str:
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write a record atomically as JSON, with paths relative to the repository.
+    """Write a record atomically as indented JSON; see `encoded`."""
+    write_text(Path(path), encoded(path, record, indent=2) + "\n")
+
+
+def encoded(path: str | os.PathLike[str], record: Mapping[str, Any], indent: int | None = None) -> str:
+    """A record for a file as JSON, with paths relative to the repository.
 
     UserError for a value that is not valid JSON (a tensor, a NaN).
     """
     try:
-        text = json.dumps(portable(record), indent=2, ensure_ascii=False, allow_nan=False)
+        return json.dumps(portable(record), indent=indent, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: results cannot be written: {error}") from error
-    write_text(Path(path), text + "\n")
 
 
 def portable(value: Any) -> Any:

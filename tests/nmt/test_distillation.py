@@ -277,11 +277,14 @@ def test_wrong_options_fail(option: str, printed: str) -> None:
 
 
 def test_defaults_and_numbers_with_an_exponent() -> None:
-    """PyYAML alone would parse 1e-3 as text."""
-    found, frozen = (parse_distillation({"teacher": "x", **more}) for more in ({}, {"freeze": "embedding"}))
-    small = parse_distillation("{teacher: x, alpha: 1e-3}")
+    """PyYAML parses 1e-3 as text, also in a configuration file."""
+    found, frozen, small = (
+        parse_distillation({"teacher": "x", **more})
+        for more in ({}, {"freeze": "embedding"}, {"alpha": "1e-3"})
+    )
     assert found and frozen and small
     assert (found.alpha, found.freeze, frozen.alpha, small.alpha) == (0.01, "none", 0.0, 0.001)
+    assert parse_distillation("{teacher: x, alpha: 1e-3}") == small
     assert parse_distillation(None) is None
 
 

@@ -150,11 +150,11 @@ class SpectralCodec(TrellisCodec):
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
+        # Many reflections fit a few rows too well, so codebooks are learned from more.
+        learned = torch.cat([ids, some])
         found, errors = [], []
         for costs in (metric, None):
             codec, rates = self._fitted(*known, costs, is_small)
-            # Many reflections fit a few rows too well, so codebooks are learned from more.
-            learned = torch.cat([ids, some])
             books = codec.learn(table[learned], rates.to(table.device)[learned])
             found.append((codec, rates))
             errors.append(codec._error(table[some], rates[some.cpu()], books, metric))
