@@ -36,7 +36,7 @@ _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 # Rows of a page, and of tables: longer tables are folded, of longer pages all but short ones.
-_LONG_PAGE, _LONG, _SHORT = 200, 30, 3
+_LONG_PAGE, _LONG, _SHORT = 200, 20, 3
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 

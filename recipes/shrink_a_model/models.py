@@ -612,7 +612,7 @@ def draw_summary(path: Path) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.set_xlabel("bits of a weight, scales counted", fontsize=12)
-    axes.set_ylabel("higher perplexity", fontsize=12)
+    axes.set_ylabel(f"rise in perplexity (less: drawn at {_LEAST_LOSS:g} %)", fontsize=12)
     axes.grid(alpha=0.3, linewidth=0.6)
     write_png(figure, path)
 
