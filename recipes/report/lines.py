@@ -154,6 +154,7 @@ class Spread(NamedTuple):
 _ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 _LENGTH = "length_"
 _RHO = "rho "
+_KEPT = "kept "
 # In the order of importance: a recipe is judged by the first that its results have.
 _PLAIN = {
     "bleu": Measure("BLEU", 2, True),
@@ -162,6 +163,7 @@ _PLAIN = {
     "pointer_perplexity": Measure("test perplexity with pointer", 2, False),
     "valid_pointer_perplexity": Measure("validation perplexity with pointer", 2, False),
     "chrf": Measure("chrF", 2, True),
+    "top10": Measure("10 nearest neighbors kept", 3, True),
     "relative_error": Measure("relative error", 3, False),
     "training_ms": Measure("training (ms per batch)", 0, False),
     "inference_ms": Measure("inference (ms per batch)", 0, False),
@@ -175,13 +177,16 @@ def measure(key: str) -> Measure | None:
         return Measure(f"{_ROUGE[name]} recall" + (f", {length} bytes" if length else ""), 2, True)
     if key.startswith(_RHO):
         return Measure(f"Spearman's rho, {key.removeprefix(_RHO)}", 3, True)
+    if key.startswith(_KEPT):
+        return Measure(f"greedy choice kept, {key.removeprefix(_KEPT)}", 3, True)
     return _PLAIN.get(key)
 
 
 def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers that models are judged by, of the ``metrics`` of a results file.
 
-    ROUGE recall of headlines at a length is ``rouge1_75``, Spearman's rho of a set is ``rho SET``.
+    ROUGE recall of headlines at a length is ``rouge1_75``, Spearman's rho of a set is ``rho SET``,
+    and the share of a decoder's most probable words that stay is ``kept TEXT``.
     """
     flat = {key: metrics[key] for key in _PLAIN if key in metrics}
     for key, scores in metrics.items():
@@ -192,6 +197,9 @@ def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
     similarity = metrics.get("similarity")
     if isinstance(similarity, Mapping):
         flat |= {f"{_RHO}{name}": found.get("rho") for name, found in similarity.items()}
+    texts = metrics.get("texts")
+    if isinstance(texts, Mapping):
+        flat |= {f"{_KEPT}{name}": found.get("kept") for name, found in texts.items()}
     return {key: float(value) for key, value in flat.items() if isinstance(value, (int, float))}
 
 

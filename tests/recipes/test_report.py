@@ -21,7 +21,7 @@ from recipes.report.lines import Line, chosen, collect, commands, flatten, lines
 from recipes.report.page import Block, Details, Heading, Paragraph, Table, as_markdown, as_page
 from tests.recipes.browser import Page, browser_page, find_browser
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
 ROWS = """
 kind: language_model
 groups: {common: {}}
