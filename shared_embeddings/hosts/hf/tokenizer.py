@@ -123,7 +123,7 @@ class Vocabulary:
         for path in texts:
             lines = [line for line in text_lines(path) if line.strip()]
             for start in range(0, len(lines), _LINES):
-                found = tokenizer(lines[start : start + _LINES], add_special_tokens=False)
+                found = tokenizer(lines[start : start + _LINES], add_special_tokens=False, verbose=False)
                 for ids in found["input_ids"]:
                     counts.update(ids)
         if not counts:
