@@ -85,8 +85,6 @@ def run(
         advice: the end of the line printed on interruption.
         helps: a folder with the help of programs that take seconds to import, printed for ``--help`` alone.
     """
-    if not sys.stderr.isatty():  # in a log, each step of a bar is a line
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         with interrupts.signals_raised():
             given = sys.argv[1:] if arguments is None else arguments

@@ -291,6 +291,13 @@ def test_measures_of_headlines_and_of_word_similarity() -> None:
     assert spreads([flat])["rho LARGE"].deviation is None
 
 
+def test_measures_of_shrunk_models() -> None:
+    texts = {"news": {"perplexity": 30.0, "kept": 0.8}, "other": {"kept": None}}
+    assert flatten({"texts": texts, "relative_error": 0.2}) == {"kept news": 0.8, "relative_error": 0.2}
+    assert chosen(["relative_error", "kept news"]) == "kept news"
+    assert chosen(["relative_error", "top10"]) == "top10"
+
+
 def test_commands_of_a_row_that_starts_from_another(recipes: Path, tmp_path: Path) -> None:
     config = {
         "distill": {"teacher": "standard"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,8 @@ class FolderModel(host.TrainedModel):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not sys.stderr.isatty():  # in a log, each step of a bar is a line
+            require("transformers").utils.logging.disable_progress_bar()
         config = folder.read_config(path)
         self.is_compressed = find_entry(config) is not None
         # The names of tensors that the model does not use.
