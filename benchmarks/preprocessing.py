@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from benchmarks.measuring import markdown, parser_of, publish
 from recipes.common.recipe import find_recipe
-from recipes.common.tools import run_main, write_lines
+from recipes.common.tools import run_main
 from recipes.translation.preprocess import Settings, read_settings
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 from shared_embeddings.utils.path_options import PathOption
 
 # Parts of syllables. They differ between the two languages, so the languages share no long words.

@@ -28,9 +28,10 @@ from torch.nn import functional as F
 from benchmarks.measuring import add_run_options, markdown, parser_of, publish, read_record
 from benchmarks.preprocessing import Language
 from recipes.common.recipe import find_recipe
-from recipes.common.tools import read_lines, run_main, write_lines, write_yaml
+from recipes.common.tools import read_lines, run_main, write_yaml
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 
 # The entry points, in processes of their own.
 COMMANDS = {

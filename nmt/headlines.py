@@ -21,7 +21,7 @@ from tqdm import tqdm
 from nmt.corpora import count_lines, read_lines
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.files import write_lines, write_text
 from shared_embeddings.utils.path_options import PathOption
 
 # Characters
@@ -48,12 +48,7 @@ COMMANDS: dict[str, tuple[Callable[[str], str], str]] = {
 
 def convert_file(source: Path, target: Path, convert: Callable[[str], str]) -> None:
     """Convert a text line by line and write the result atomically."""
-    _write_lines(target, map(convert, clean_lines(source)))
-
-
-def _write_lines(target: Path, lines: Iterable[str]) -> None:
-    with replacing(target) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    write_lines(target, map(convert, clean_lines(source)))
 
 
 def characters_main(arguments: Sequence[str]) -> None:
@@ -178,4 +173,4 @@ def rerank_main(arguments: Sequence[str]) -> None:
     if options.n_best < 1:
         raise UserError(f"n_best: {options.n_best} is too small; expected at least 1")
     ignored = stop_words(options.language)
-    _write_lines(options.output, rerank(options.source, options.hypotheses, options.n_best, ignored))
+    write_lines(options.output, rerank(options.source, options.hypotheses, options.n_best, ignored))

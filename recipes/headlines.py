@@ -42,12 +42,11 @@ from recipes.common.tools import (
     run_step,
     with_overrides,
     write_json,
-    write_lines,
 )
 from recipes.translation import subwords
 from recipes.translation.train import read_trained, translate, write_evaluation
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.files import replacing, write_lines, write_text
 
 # Tolerated relative deviation from the desired length.
 TOLERANCE = 0.1

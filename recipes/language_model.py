@@ -35,13 +35,12 @@ from recipes.common.tools import (
     run_step,
     with_overrides,
     write_json,
-    write_lines,
     write_yaml,
 )
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import environment_number
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, remove_leftovers
+from shared_embeddings.utils.files import locked, remove_leftovers, write_lines
 from shared_embeddings.words.classes import make_classes, regroup
 
 SMALL = "small"

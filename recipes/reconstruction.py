@@ -44,7 +44,7 @@ from recipes.common.results import FILE as RESULTS
 from recipes.common.results import SMOKE_FOLDER, Record, find_result, read_results, write_result
 from recipes.common.smoke import SMOKE, generated_vocabulary
 from recipes.common.table import Column, markdown_table, update_readme
-from recipes.common.tools import locate, parse_settings, read_json, run_step, write_json, write_lines
+from recipes.common.tools import locate, parse_settings, read_json, run_step, write_json
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
@@ -55,7 +55,7 @@ from shared_embeddings.quant.storage import hold, pack
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, sha256, write_text
+from shared_embeddings.utils.files import replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.words.classes import train_word_vectors

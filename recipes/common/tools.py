@@ -22,7 +22,7 @@ from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, sha256, write_text
+from shared_embeddings.utils.files import sha256, write_text
 from shared_embeddings.utils.options import parse_options
 
 BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
@@ -71,12 +71,6 @@ def check_pairs(sides: Mapping[str, Sequence[str]]) -> None:
         raise UserError(f"the sides differ in length: {listed}")
     if not all(counts.values()):
         raise UserError(f"no sentences in {' and '.join(counts)}")
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines atomically."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
 
 
 def read_json(path: Path) -> Any:

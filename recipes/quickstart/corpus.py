@@ -23,9 +23,10 @@ import num2words
 from babel import Locale, UnknownLocaleError, dates, lists, localedata, numbers, units
 from sacremoses import MosesTokenizer
 
-from recipes.common.tools import run_main, write_lines
+from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 from shared_embeddings.utils.path_options import PathOption, check_paths
 from shared_embeddings.utils.reading import read_yaml
 

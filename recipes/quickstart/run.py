@@ -30,20 +30,12 @@ from recipes.common.recipe import Recipe, Row
 from recipes.common.results import SMOKE_FOLDER, find_result, write_result
 from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
 from recipes.common.table import markdown_table
-from recipes.common.tools import (
-    checksums_of,
-    read_json,
-    read_lines,
-    run_step,
-    write_json,
-    write_lines,
-    write_yaml,
-)
+from recipes.common.tools import checksums_of, read_json, read_lines, run_step, write_json, write_yaml
 from recipes.quickstart.corpus import SIZES, Tokenizer, make_corpus, write_corpus
 from recipes.translation.train import complete_checkpoints, corpus_scores, read_speed
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked
+from shared_embeddings.utils.files import locked, write_lines
 from shared_embeddings.utils.path_options import PathOption
 
 BASELINE = "standard"

@@ -22,7 +22,7 @@ import numpy as np
 from lm.data.datasets import locate as locate_corpus
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import locate, read_lines, run_module, run_step, write_json, write_lines
+from recipes.common.tools import locate, read_lines, run_module, run_step, write_json
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
@@ -31,7 +31,7 @@ from recipes.translation.preprocess import locate_multi30k, read_multi30k, write
 from shared_embeddings.hosts.hf.folder import replacing_folder
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_text
+from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
 
 # Width and attention heads of the encoder of --smoke.
 _DIM, _HEADS = 32, 2

@@ -48,13 +48,12 @@ from recipes.common.tools import (
     run_step,
     stream_lines,
     write_json,
-    write_lines,
 )
 from recipes.translation import subwords
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_text
+from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.interrupts import leave_to_parent
 from shared_embeddings.utils.reading import read_json
 from shared_embeddings.words.classes import make_classes, regroup

@@ -16,9 +16,9 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe as learn_merges
 from tqdm import tqdm
 
-from recipes.common.tools import stream_lines, write_lines
+from recipes.common.tools import stream_lines
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_text
+from shared_embeddings.utils.files import replacing, write_lines, write_text
 
 # For other languages than English, the tokenizer irreversibly splits "McDonald's" into three tokens.
 INNER_APOSTROPHE = r"\w'\w"

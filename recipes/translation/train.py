@@ -30,13 +30,12 @@ from recipes.common.tools import (
     run_tool,
     with_overrides,
     write_json,
-    write_lines,
     write_yaml,
 )
 from recipes.translation.subwords import joiner
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, remove_leftovers, replacing
+from shared_embeddings.utils.files import locked, remove_leftovers, replacing, write_lines
 
 AVERAGED = "model_averaged.pt"
 # Settings that may change when a run is resumed.

@@ -15,7 +15,7 @@ import stat
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -354,6 +354,12 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` atomically as UTF-8 with unchanged line ends."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines atomically as UTF-8, each with a line end added."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def sha256(path: Path) -> str:
