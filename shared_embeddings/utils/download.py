@@ -27,6 +27,8 @@ class DownloadError(UserError):
 
 # What a model's folder on the Hub may have besides safetensors, tokenizer and settings.
 _NOT_READ = "*.bin *.ckpt *.gguf *.h5 *.msgpack *.onnx *.ot *.pt *.pth *.tflite */*".split()
+# The folders in it that belong to the model: layers of sentence encoders such as 1_Pooling, and templates.
+_INNER = "[0-9]_*/* additional_chat_templates/*".split()
 
 
 def hub_model(name: str) -> Path:
@@ -37,7 +39,8 @@ def hub_model(name: str) -> Path:
     """
     hub: Any = require("huggingface_hub")
     try:
-        return Path(hub.snapshot_download(name, ignore_patterns=_NOT_READ))
+        hub.snapshot_download(name, ignore_patterns=_NOT_READ)
+        return Path(hub.snapshot_download(name, allow_patterns=_INNER))
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise DownloadError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -233,6 +235,27 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
     encoder = transformers.AutoModel.from_pretrained(small)
     given = tokenizer(sentences(3, 1), return_tensors="pt", padding=True)
     assert encoder(**given).last_hidden_state.isfinite().all()
+
+
+def test_a_sentence_encoder_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other layers are downloaded, too, but not other formats."""
+    model, cache = sentence_encoder(tmp_path / "model"), tmp_path / "cache"
+    (model / "onnx").mkdir()
+    for file in ("onnx/config.json", "model.onnx"):
+        (model / file).write_text("{}")
+
+    def snapshot_download(name: str, **patterns: list[str]) -> str:
+        files = [str(file.relative_to(model)) for file in model.rglob("*") if file.is_file()]
+        for file in huggingface_hub.utils.filter_repo_objects(files, **patterns):
+            (cache / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model / file, cache / file)
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert compress(Path("some/encoder"), "projective", tmp_path / "small", "--rank", 4, "--no-check") == 0
+    assert (tmp_path / "small" / "1_Pooling" / "config.json").is_file()
+    assert not (cache / "onnx").exists() and not (cache / "model.onnx").exists()
 
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
