@@ -21,7 +21,7 @@ from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import first_line, replacing
 
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
 # Numbers that share a scale.
@@ -45,12 +45,14 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
 
     Raises:
         ModuleNotFoundError: gguf is not installed.
-        UserError: `source` is not a GGUF file, or of another model.
+        UserError: `source` is not a GGUF file or of another model, or the package gguf cannot copy it.
         OSError: a file cannot be read or written.
     """
     gguf = require("gguf")
     try:
         reader = gguf.GGUFReader(source)
+        if reader.endianess != gguf.GGUFEndian.LITTLE:
+            raise ValueError("its numbers are big-endian")
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(
             f"{source}: not a readable GGUF file ({error}); name a file of the same model"
@@ -70,8 +72,13 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
                 "name a file of the same model, with the same vocabulary"
             )
         new[name] = _blocks(embedding, name == OUTPUT)
-    with replacing(output) as temporary:
-        _copy(reader, new, temporary)
+    try:
+        with replacing(output) as temporary:
+            _copy(reader, new, temporary)
+    except ValueError as error:
+        raise UserError(
+            f"{source}: cannot be copied ({first_line(error)}); convert the model again"
+        ) from error
     values, table = gguf.quants.dequantize(*new[INPUT]), tables[INPUT].table().float().numpy()
     difference = np.abs(values - table).max() / max(np.abs(table).max(), 1e-30)
     named = ", ".join(f"{name} in {kind.name}" for name, (_, kind) in new.items())
@@ -120,6 +127,8 @@ def _copy(reader: Any, tables: Mapping[str, tuple[np.ndarray, Any]], output: Pat
         # The writer adds these.
         if field.name != keys.ARCHITECTURE and not field.name.startswith("GGUF."):
             is_array = field.types[0] == kinds.ARRAY
+            if len(field.types) > 2:
+                raise ValueError(f"{field.name} is an array of arrays")
             writer.add_key_value(
                 field.name, field.contents(), field.types[0], field.types[-1] if is_array else None
             )

@@ -184,13 +184,15 @@ def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is a folder" in capsys.readouterr().err
 
 
-def gguf_file(path: Path, model: Any, *, tied: bool = True, words: int | None = None) -> dict[str, Any]:
+def gguf_file(
+    path: Path, model: Any, *, tied: bool = True, words: int | None = None, **how: Any
+) -> dict[str, Any]:
     """A GGUF file with some fields, a plain table or two, and a layer; returns its tensors."""
     table = model.get_input_embeddings().weight.detach().float().numpy()[:words]
     tensors = {"token_embd.weight": table, "blk.0.ffn_up.weight": np.ones((4, 32), np.float16)}
     if not tied:
         tensors["output.weight"] = model.get_output_embeddings().weight.detach().float().numpy()
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", **how)
     writer.add_name("a model")
     writer.add_context_length(64)
     writer.add_token_list(["a", "b", "ü"])
@@ -276,6 +278,23 @@ def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--gguf FILE" in capsys.readouterr().err
     assert export(small, source, "--format", "gguf", "--gguf", str(source), "--force") == 2
     assert not output.exists() and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_gguf_that_cannot_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the package gguf would write with other bytes, or not at all."""
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    shrink("qwen2", small, width=64, method="projective", rank=8)
+    gguf_file(source, build("qwen2", width=64))
+    content = source.read_bytes()
+    gguf_file(source, build("qwen2", width=64), endianess=gguf.GGUFEndian.BIG)
+    for changed, reason in (
+        (source.read_bytes(), "big-endian"),
+        (content.replace("ü".encode(), b"\xff\xfe"), "can't decode"),
+    ):
+        source.write_bytes(changed)
+        assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line and not output.exists()
 
 
 def test_gguf_has_no_output_bias(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
