@@ -35,7 +35,7 @@ from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import options as find_spec
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, remove_leftovers, replacing
+from shared_embeddings.utils.files import UNREADABLE, remove_leftovers, replacing, save_tensors
 from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
 from shared_embeddings.utils.layers import in_float32
 from shared_embeddings.words.token_counts import text_lines
@@ -98,7 +98,7 @@ class Saved:
 
     def write(self, content: Mapping[str, object]) -> None:
         with replacing(self.path) as temporary:
-            torch.save({**content, "digest": self._digest}, temporary)
+            save_tensors({**content, "digest": self._digest}, temporary)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
     with suppress(UserError):
         Saved(output, ["plan", torch.ones(2)])
     saved.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    saved, before = Saved(tmp_path / "small", 0), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError, match="small.recovery"):
+            saved.write({"tensors": torch.ones(3000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
 
 
