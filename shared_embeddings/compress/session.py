@@ -376,7 +376,10 @@ class Session:
         # Scores of all words of a large vocabulary would take most of the time.
         scored = [] if sample is None else place_plain(self.trained, self.tables)
         with scoring_only(scored, sample):
-            found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
+            try:
+                found = calibrate(self.trained, self.tables, texts, seed, sides, settings.progress)
+            except UserError as error:
+                raise UserError(f"cannot calibrate ({error}); give --calibrate none") from error
         if not found and (settings.calibrate or file):
             option = "--calibrate" if settings.calibrate else "--calibration"
             raise UserError(f"{option}: this {self.host} predicts nothing with its tables; remove it")

@@ -97,7 +97,9 @@ def samples(
         hook = output.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         with _probing(model):
             with hook:
-                scores = model.eval()(**given).logits
+                found = model.eval()(**given)
+            # With a second task beside the words, as BertForPreTraining has, they have another name.
+            scores = found.logits if "logits" in found else found.prediction_logits
             scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
         targets = given["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
         return Batch(scores, hidden, targets)
@@ -118,6 +120,8 @@ def _probing(model: Any) -> Iterator[None]:
     """Each model class fails in its own way, without its other inputs for example: as a `UserError`."""
     try:
         yield
+    except UserError:
+        raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise UserError(f"a {type(model).__name__} cannot be probed: {first_line(error)}") from error
 
@@ -216,8 +220,8 @@ def _encoder_decoder_inputs(
 
 def _longest(model: Any, limit: int) -> int:
     """How many tokens a model can read, at most `limit`."""
-    positions = getattr(model.config, "max_position_embeddings", None) or limit
-    return min(limit, int(positions) - first_position(model))
+    positions = int(getattr(model.config, "max_position_embeddings", None) or limit)
+    return limit if positions < 0 else min(limit, positions - first_position(model))  # XLNet says -1
 
 
 def _random_ids(model: Any, shape: tuple[int, int], seed: int) -> Tensor:

@@ -275,6 +275,38 @@ def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path
     assert found[: end - 1] == output_of[: end - 1] and len(found) == end
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BertForPreTraining", KINDS["bert"][1]),
+        ("XLNetLMHeadModel", {"vocab_size": WORDS, "d_model": DIM, "n_layer": 1, "n_head": 2, "d_head": 8}),
+    ],
+)
+def test_classes_with_other_names_are_calibrated(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], name: str, settings: dict[str, Any]
+) -> None:
+    """The scores of words have one; the number of positions of XLNet is -1."""
+    chosen = getattr(transformers, name)
+    chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    asked = ["--bits", 4, "--text", words]
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked) == 0
+    printed = capsys.readouterr().out
+    assert "of the predictions of the original" in printed and "is rounded for predictions" in printed
+
+
+def test_models_that_cannot_be_calibrated(
+    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build("bart")
+    transformers.BartForSequenceClassification(model.config).save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    asked = ["--bits", 4, "--text", words]
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked) == 2
+    assert "cannot be probed" in (line := capsys.readouterr().err) and "give --calibrate none" in line
+    assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked, "--calibrate", "none") == 0
+
+
 def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Path) -> None:
     model = write("bert", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
