@@ -224,7 +224,7 @@ class Placeholder(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle a plain parameter, which ``torch.load(weights_only=True)`` can read."""
-        return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+        return nn.Parameter(self.as_subclass(Tensor), self.requires_grad).__reduce_ex__(protocol)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

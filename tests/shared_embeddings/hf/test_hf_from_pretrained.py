@@ -391,6 +391,19 @@ def test_copies(tmp_path: Path) -> None:
                 copy.deepcopy(layer)
 
 
+def test_torch_saves_and_loads_models_and_their_tensors(tmp_path: Path) -> None:
+    """As training loops other than Trainer do."""
+    for store in STORES:
+        model, file = opened("gemma", tmp_path, store), tmp_path / f"{store}.pt"
+        torch.save(model, file)
+        assert torch.equal(scores(torch.load(file, weights_only=False)), scores(model))
+        torch.save(model.state_dict(), file)
+        other = copy.deepcopy(model)
+        torch.nn.init.zeros_(other.model.norm.weight)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(scores(other), scores(model))
+
+
 @pytest.mark.slow
 def test_compilation(tmp_path: Path) -> None:
     for store in STORES:
