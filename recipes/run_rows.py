@@ -21,6 +21,7 @@ from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.tools import python_path
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.interrupts import signals_delayed
 
 STEPS, QUALITIES = ("train", "eval"), ("bleu", "perplexity")
 # Seconds after which a process that was told to stop, and saves its state, is killed.
@@ -89,7 +90,8 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
         while (waiting or running) and time.monotonic() - started < seconds:
             for row in [row for row in waiting if is_ready(row)][: count - len(running)]:
                 waiting.remove(row)
-                running.append(Job(recipe, row, STEPS[0]))
+                with signals_delayed():  # until `stop` knows the process
+                    running.append(Job(recipe, row, STEPS[0]))
                 say(f"{row}: training")
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
@@ -97,7 +99,8 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
                     failed.add(job.row)
                     say(f"{job.row}: {job.step} failed: {job.last_line()} (all of it: {job.output})")
                 elif job.step == STEPS[0]:
-                    running.append(Job(recipe, job.row, STEPS[1]))
+                    with signals_delayed():
+                        running.append(Job(recipe, job.row, STEPS[1]))
                 else:
                     metrics = (find_result(recipe.home, job.row) or {"metrics": {}})["metrics"]
                     numbers = [f"{name} {metrics[name]:.1f}" for name in QUALITIES if name in metrics]

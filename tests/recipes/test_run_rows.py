@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,3 +95,28 @@ def test_nothing_starts_without_time(command: Any, monkeypatch, capsys) -> None:
     processes = Processes(monkeypatch)
     assert command("funnel_4x", "--minutes", "0") == 2
     assert processes.started == [] and "run the same command again to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["while a row starts", "while rows run"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_stop_rows(command: Any, moment: str, number: int, status: int, monkeypatch) -> None:
+    started = []
+
+    def send(_: float = 0.0) -> None:
+        os.kill(os.getpid(), number)
+
+    def start(_: list[str], **__: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        if moment == "while a row starts":
+            send()
+        return started[-1]
+
+    replaced = SimpleNamespace(Popen=start, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(run_rows, "subprocess", replaced)
+    monkeypatch.setattr(run_rows, "time", SimpleNamespace(monotonic=time.monotonic, sleep=send))
+    try:
+        assert command("funnel_4x", "projective_4x", "--jobs", "2") == status
+        assert [process.wait(10) for process in started] == [-signal.SIGTERM] * len(started)
+    finally:
+        for process in started:
+            process.kill()
