@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,28 @@ def peek(path: str | os.PathLike[str]) -> dict[str, Any]:
         checkpoint = checkpoints.mapped(name)
         check_checkpoint(name, checkpoint)
         return checkpoint  # type: ignore[no-any-return]
+
+
+def check_ensemble(paths: Sequence[str]) -> None:
+    """Check that the predictions of several models can be averaged: translators with the same words."""
+    found = [peek(path) for path in paths]
+    first = found[0]
+    for path, other in zip(paths, found, strict=True):
+        if getattr(other["opt"], "model_task", "seq2seq") == "lm":
+            raise UserError(
+                f"models: {path} is a language model, which cannot be in an ensemble; use it alone"
+            )
+        differing = [side for side in ("src", "tgt") if first["vocab"].get(side) != other["vocab"].get(side)]
+        if differing:
+            raise UserError(
+                f"models: {path} has another {differing[0]} vocabulary than {paths[0]}; an ensemble needs "
+                "models with the same vocabularies"
+            )
+        if getattr(first["opt"], "copy_attn", False) != getattr(other["opt"], "copy_attn", False):
+            raise UserError(
+                f"models: only one of {paths[0]} and {path} has copy_attn: true; an ensemble needs models "
+                "that agree in it"
+            )
 
 
 def verify_checkpoint(path: str) -> None:

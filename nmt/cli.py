@@ -64,7 +64,13 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.checkpoints import check_output, checkpoint_errors, peek
     from nmt.corpora import check_targets, read_corpora
     from nmt.length_control import check_positions
-    from nmt.options import check_memory, check_model_sizes, check_training, check_transforms
+    from nmt.options import (
+        check_memory,
+        check_model_sizes,
+        check_optimizer,
+        check_training,
+        check_transforms,
+    )
     from nmt.train.embeddings import (
         check_new_student,
         parse_distillation,
@@ -98,6 +104,7 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         plans.check_combinations(plan, sizes)
     elif trained is not None:
         plans.check_combinations(trained, Namespace(**{**vars(sizes), "share_vocab": True}))
+    check_optimizer(opt)
     if not opt.train_from:  # otherwise the checkpoint determines sizes and embedding
         ArgumentParser.validate_model_opts(sizes)
         check_model_sizes(sizes)

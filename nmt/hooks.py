@@ -13,6 +13,7 @@ import onmt.model_builder
 import onmt.opts
 import onmt.utils.loss
 import torch
+from onmt.decoders import ensemble
 from onmt.decoders.transformer import TransformerDecoderBase
 from onmt.models import model_saver
 from onmt.models.model import BaseModel, NMTModel
@@ -204,6 +205,13 @@ def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str
     path = opt.models[0] if model_path is None else model_path
     with checkpoints.checkpoint_errors(path):
         return original(opt, device_id, path)
+
+
+@wrap("load_test_model", ensemble)
+def load_ensemble(original: Any, opt: Any, device_id: int = 0) -> Any:
+    """Check that the models of an ensemble fit together; OpenNMT-py compares the source words only."""
+    checkpoints.check_ensemble(opt.models)
+    return original(opt, device_id)
 
 
 @wrap("save", model_saver.ModelSaverBase)

@@ -381,6 +381,15 @@ def check_training(opt: Namespace) -> None:
         raise UserError(f"gpu_ranks: {opt.gpu_ranks}, but torch finds {gpus} CUDA devices; set one for each")
 
 
+def check_optimizer(opt: Namespace) -> None:
+    """Check that gradients can be clipped."""
+    if opt.optim == "sparseadam" and opt.max_grad_norm:
+        raise UserError(
+            f"max_grad_norm: {opt.max_grad_norm} does not work with optim: sparseadam, because torch has no "
+            "norm of sparse gradients; set max_grad_norm: 0"
+        )
+
+
 # Files that transforms require; with a shared vocabulary, the target uses those of the source.
 _NEEDED_FILES = {
     "bpe": SUBWORD_FILES[:2],
@@ -446,6 +455,11 @@ def check_model_sizes(opt: Namespace) -> None:
         _check_heads(opt)
     if "brnn" in parts and opt.enc_hid_size % 2:
         raise UserError(f"hidden_size: {opt.enc_hid_size} is odd; encoder_type: brnn needs an even number")
+    if ("cnn" in parts and set(parts) != {"cnn"}) or parts == ["transformer", "rnn"]:
+        raise UserError(
+            f"encoder_type: {opt.encoder_type} does not work with decoder_type: {opt.decoder_type}; use the "
+            "same type for both"
+        )
     if opt.encoder_type == "cnn" and "cnn" in parts and opt.cnn_kernel_width % 2 == 0:
         raise UserError(f"cnn_kernel_width: {opt.cnn_kernel_width} is even; cnn needs an odd number")
     if opt.decay_method in ("noam", "noamwd") and opt.hidden_size < 1:
@@ -513,8 +527,21 @@ def check_translation(opt: Namespace) -> None:
         )
     if opt.phrase_table and not opt.replace_unk:
         raise UserError("phrase_table: has no effect without replace_unk; set replace_unk, or remove it")
+    if opt.phrase_table:
+        _check_phrase_table(opt.phrase_table)
     if opt.world_size > 1:
         raise UserError(f"world_size: {opt.world_size}, but a translation runs in one process; remove it")
+
+
+_SEPARATOR = "|||"  # of phrase tables
+
+
+def _check_phrase_table(path: str) -> None:
+    """Check that each line is a source word, the separator and a target word."""
+    lines = Path(path).read_bytes().decode("utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.count(_SEPARATOR) != 1:
+            raise UserError(f"phrase_table: line {number} of {path} is not like 'source|||target'; fix it")
 
 
 def check_prefix(opt: Namespace) -> None:

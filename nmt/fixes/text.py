@@ -41,6 +41,12 @@ def keep_separator(
     return original(line, n_feats, defaults)  # type: ignore[no-any-return]
 
 
+@wrap("process", text_utils)
+def allow_dropped_buckets(original: Any, task: str, bucket: Any, **kwargs: Any) -> list[Any]:
+    """Return no examples for a bucket whose examples were all dropped by transforms, instead of None."""
+    return original(task, bucket, **kwargs) or []
+
+
 @wrap("apply_reverse", TransformPipe)
 def undo_in_reverse_order(original: Any, self: Any, translated: Any) -> Any:
     """Undo the transforms of a text in reverse order."""

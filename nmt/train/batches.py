@@ -133,6 +133,7 @@ class ResumableBatches(Batches):
             random.setstate(self.saved_random)
         for _ in range(self.bucket_idx):
             size = min(self.bucket_size, size + self.bucket_size_increment)
+        ended: set[str] = set()  # corpora that ended since the transforms kept an example
         while True:
             self.bucket_state = {
                 "drawn": dict(drawn),
@@ -145,9 +146,19 @@ class ResumableBatches(Batches):
             while len(bucket) < size:
                 name = names[cycle % len(names)]
                 position, example = next(streams[name])
+                if position <= drawn.get(name, 0):
+                    ended.add(name)
                 drawn[name], cycle = position, cycle + 1
                 bucket.append(example)
-            yield self._tuple_to_json_with_tokIDs(bucket), self.bucket_idx
+            kept = self._tuple_to_json_with_tokIDs(bucket)
+            if kept:
+                ended.clear()
+            elif ended == set(names):
+                raise UserError(
+                    "data: the transforms drop all training examples; change them (filtertoolong drops those "
+                    "longer than src_seq_length or tgt_seq_length)"
+                )
+            yield kept, self.bucket_idx
             self.bucket_idx += 1
             size = (
                 min(self.bucket_size, size + self.bucket_size_increment) if size < self.bucket_size else size

@@ -168,6 +168,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         if checkpoint is not None:
             _check_same_embedding(opt, embeddings.requested_options(checkpoint["opt"]))
             check_same_positions(opt, checkpoint["opt"])
+            _check_same_copying(opt, checkpoint["opt"])
             _warn_of_sizes(opt, checkpoint["opt"])
             embeddings.resume_distillation(opt, model_opt)
             record_transforms(opt, model_opt)
@@ -289,6 +290,16 @@ def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
         raise UserError(
             f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the checkpoint was "
             f"trained with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
+        )
+
+
+def _check_same_copying(opt: Namespace, saved: Namespace) -> None:
+    """Check that the loss fits the output layer of the checkpoint."""
+    found = bool(getattr(saved, "copy_attn", False))
+    if opt.copy_attn != found:
+        raise UserError(
+            f"copy_attn: {str(opt.copy_attn).lower()}, but the model was trained with {str(found).lower()}; "
+            "set it to that, or train a new model"
         )
 
 

@@ -46,6 +46,13 @@ TRAINING: list[tuple[dict[str, Any], str]] = [
     ({"world_size": 2}, "world_size: 2, but gpu_ranks is empty"),
     ({"gpu_ranks": [0], "world_size": 1}, "gpu_ranks: [0], but torch finds no CUDA device"),
     ({"copy_attn": True, "model_task": "lm"}, "model_task: lm lacks"),
+    ({"decoder_type": "cnn"}, "encoder_type: transformer does not work with decoder_type: cnn"),
+    ({"encoder_type": "mean", "decoder_type": "cnn"}, "mean does not work with decoder_type: cnn"),
+    ({"decoder_type": "rnn"}, "encoder_type: transformer does not work with decoder_type: rnn"),
+    (
+        {"optim": "sparseadam", "embedding": None, "share_decoder_embeddings": False},
+        "max_grad_norm: 5 does not work with optim: sparseadam",
+    ),
     # Files and data
     ({"src_vocab": "/nowhere/vocab"}, "/nowhere/vocab: no such file; create it with onmt_build_vocab"),
     ({"train_from": "/nowhere/model.pt"}, "/nowhere/model.pt"),
@@ -127,6 +134,25 @@ def test_sizes_of_a_checkpoint_are_kept_with_a_warning(host: Host, caplog: pytes
     host.train("next", train_from=str(start), transformer_ff=64, train_steps=2)
     assert "transformer_ff: 64 has no effect with train_from; the checkpoint has 32" in caplog.text
     assert caplog.text.count("has no effect") == 1
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_copying_of_a_checkpoint_is_kept(before: bool, host: Host, error_line: ErrorLine) -> None:
+    start = host.train("start", embedding=FUNNEL, copy_attn=before, train_steps=1)
+    config = host.config("next", embedding=FUNNEL, copy_attn=not before, train_steps=2)
+    line = error_line("onmt_train -config", config, "-train_from", start)
+    asked, trained = (str(value).lower() for value in (not before, before))
+    assert f"copy_attn: {asked}, but the model was trained with {trained}" in line
+
+
+def test_transforms_may_drop_the_examples_of_some_buckets_but_not_all(
+    host: Host, error_line: ErrorLine
+) -> None:
+    filters = {"transforms": ["filtertoolong"], "tgt_seq_length": 7, "bucket_size": 1}
+    host.train("some", embedding=FUNNEL, src_seq_length=3, valid_steps=3, **filters)
+    host.write("train.src", ["w1 w2"] * 90)
+    config = host.config("none", embedding=FUNNEL, src_seq_length=1, **filters)
+    assert "data: the transforms drop all training examples" in error_line("onmt_train -config", config)
 
 
 def test_more_processes_than_gpus_fail(host: Host, monkeypatch: Patch, error_line: ErrorLine) -> None:
@@ -382,6 +408,7 @@ NO_GPU = torch.cuda.device_count()
         ("-min_length 9 -max_length 8", "min_length: 9 is more than max_length 8"),
         ("-phrase_table /nowhere -replace_unk", "phrase_table: no such file: /nowhere"),
         (f"-phrase_table {__file__}", "phrase_table: has no effect without replace_unk"),
+        ("-phrase_table gap.tgt -replace_unk", "line 2 of gap.tgt is not like 'source|||target'"),
         ("-beam_size 100000", "beam_size: 100000 is too large; expected at most 1,000"),
         ("-beam_size 999", "beam_size: 999 is more than the 88 words of the vocabulary"),
         ("-random_sampling_topk 99", "random_sampling_topk: 99 is more than the 88 words"),
@@ -401,10 +428,27 @@ def test_translation_fails(
 ) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     monkeypatch.chdir(host.folder)
-    host.write("gap.tgt", ["v1", "v2", "", "v4", "v5", "v6", "v7"])
+    host.write("gap.tgt", ["v1|||v1", "v2", "", "v4", "v5", "v6", "v7"])
     asked = ("-src", "test.src", "-output", "nothing", *arguments.split())
     assert printed in error_line("onmt_translate -model", checkpoint, *asked)
     assert not Path("nothing").exists()
+
+
+def test_models_that_do_not_fit_into_an_ensemble_are_named(
+    trained: Trained, host: Host, error_line: ErrorLine
+) -> None:
+    copying = {"copy_attn": True, "embedding": FUNNEL, "train_steps": 1}
+    words = host.write("other", [*(host.folder / "vocab").read_text().splitlines(), "x1\t2"])
+    _, one = trained(embedding=FUNNEL)
+    for name, options, printed in (
+        ("other", {"src_vocab": str(words), "embedding": FUNNEL}, "has another src vocabulary than"),
+        ("copying", copying, "copy_attn: true; an ensemble needs models that agree in it"),
+        ("lm", {**host.language_model(), "embedding": FUNNEL}, "is a language model"),
+    ):
+        another = host.train(name, **{**options, "train_steps": 1})
+        for pair in ((one, another), (another, one)):
+            files = ("-src", host.folder / "test.src", "-output", host.folder / "nothing")
+            assert printed in error_line("onmt_translate -model", *pair, *files)
 
 
 @pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
