@@ -234,7 +234,9 @@ class QuantizedEmbedding(SharedEmbedding):
     @property
     def word_scales(self) -> Tensor:
         """The scales ``(V, S)``."""
-        return self.get_parameter(self.scales_name)
+        # Not `get_parameter`: in place of parameters there may be tensors, as in ``torch.func``.
+        scales: Tensor = getattr(self, self.scales_name)
+        return scales
 
     def books(self) -> Books:
         """The codebooks, and what the codec derives from them."""
@@ -243,7 +245,7 @@ class QuantizedEmbedding(SharedEmbedding):
     def _codebooks(self) -> Books:
         # Packed ones are decoded each time, since dense ones would take more memory than in the file.
         names = self.codec.book_shapes(list(self.word_counts))
-        return {name: dense(self.get_parameter(name)) for name in names}
+        return {name: dense(getattr(self, name)) for name in names}
 
     def _shared(self) -> _Shared:
         """What all look-ups and scores need; all but the codebooks is computed once in inference."""

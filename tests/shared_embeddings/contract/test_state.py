@@ -263,6 +263,17 @@ def test_cache_is_not_used_for_borrowed_parameters(case: Case) -> None:
         torch.testing.assert_close(found, other(ids), rtol=1e-4, atol=1e-6)
 
 
+@each_case
+def test_functional_call_takes_plain_tensors(case: Case) -> None:
+    """As they are in ``torch.func.grad``."""
+    emb, ids = case.build(), all_ids(case)
+    plain = {name: parameter.detach() for name, parameter in emb.named_parameters()}
+    torch.manual_seed(0)
+    expected = emb(ids)
+    torch.manual_seed(0)
+    torch.testing.assert_close(torch.func.functional_call(emb, plain, (ids,)), expected.detach())
+
+
 # Training
 
 
