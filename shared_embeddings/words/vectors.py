@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,9 +59,10 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
         if kind == "a fastText model":
             keyed = require("gensim.models.fasttext").load_facebook_vectors(str(path))
         else:
-            keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
-                str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
-            )
+            with np.errstate(over="ignore"):  # infinity is an error below
+                keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
+                    str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
+                )
     # gensim's binary readers raise many kinds of errors for other files.
     except (*UNREADABLE, MemoryError, NotImplementedError) as error:
         raise UserError(
@@ -82,6 +84,9 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
             f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
             "infinity; replace the file"
         )
+    spanning = next((word for word in found.words if "\n" in word), None)
+    if spanning is not None:
+        raise UserError(f"vectors {path}: the word {spanning!r} spans lines; remove it")
     return found
 
 
@@ -115,9 +120,10 @@ def _is_header(line: bytes) -> bool:
 def write_vectors(path: Path, found: WordVectors) -> None:
     """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
 
-    UserError for a word that contains white space, or is empty.
+    UserError for a word that is empty or contains white space of ASCII. Other spaces, which words of GloVe
+    contain, separate nothing.
     """
-    broken = next((word for word in found.words if word.split() != [word]), None)
+    broken = next((word for word in found.words if not word or set(word) & set(string.whitespace)), None)
     if broken is not None:
         raise UserError(f"word {broken!r} is empty or contains white space, which text cannot store")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:

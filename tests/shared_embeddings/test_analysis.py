@@ -273,6 +273,23 @@ def test_repeated_words_of_binary_files(tmp_path: Path) -> None:
     assert read_vectors(path, limit=1).words == ["the"]
 
 
+def test_words_of_binary_files_that_span_lines(tmp_path: Path) -> None:
+    path = write_binary(tmp_path / "vectors")
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode() + b" ", b"e\nf "))
+    with pytest.raises(ValueError, match=r"the word 'e\\nf' spans lines"):
+        read_vectors(path)
+
+
+def test_only_white_space_of_ascii_separates(tmp_path: Path) -> None:
+    """GloVe has words such as a no-break space."""
+    path, numbers = tmp_path / "vectors", np.eye(3, dtype=np.float32)
+    words = ["\u00a0", "a\u3000b", "\u0085"]
+    write_vectors(path, WordVectors(words, numbers))
+    assert read_vectors(path).words == words
+    with pytest.raises(ValueError, match="'a b' is empty or contains white space"):
+        write_vectors(path, WordVectors(["a b", "c", "d"], numbers))
+
+
 def test_all_notations_of_numbers(tmp_path: Path) -> None:
     found = read_vectors(write(tmp_path / "v", "1_0 +1 -.5 2.\n\u0663 1e-3 4E+2 7e1\n"))
     assert found.words == ["1_0", "\u0663"]
@@ -294,11 +311,13 @@ def test_all_notations_of_numbers(tmp_path: Path) -> None:
         ("a 1 2\nb 3 4\na 5 6\n", "line 3 repeats 'a' of line 1"),
         ("3 2\na 1 2\nb 3 4\na 5 6\n", "line 4 repeats 'a' of line 2"),
         ("a 1 2\nb nan 3\n", "'b' contains NaN or infinity"),
+        ("a 1 2\nb 1e39 3\n", "'b' contains NaN or infinity"),
         ("word\n", "line 1 has 0 numbers"),
         ("9" * 5000 + " 2\na 1 2\n", "line 2 has 2 numbers after its word, expected 1"),
         ("", "is empty"),
     ],
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_malformed_vectors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
