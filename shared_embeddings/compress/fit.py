@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
+from shared_embeddings.quant.metric import RIDGE
 from shared_embeddings.registry import build, options_for_words, spec_of
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.errors import UserError
@@ -113,7 +114,7 @@ def fit(
         raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
     seed, steps = int(seed), None if steps is None else int(steps)  # numpy's have other methods
     table = _check_teacher(teacher, padding_idx)
-    counts = None if token_counts is None else _check_counts(token_counts, table)
+    counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
     if words is not None:
         given = options_for_words(spec, given, words, table.size(0))
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
@@ -123,7 +124,7 @@ def fit(
         teacher=table,
         token_counts=counts,
         metric=None if metric is None else _check_metric(metric, table),
-        importance=None if importance is None else _check_counts(importance, table),
+        importance=None if importance is None else _check_counts("importance", importance, table),
         only=only,
         padding_idx=padding_idx,
         seed=seed,
@@ -192,6 +193,8 @@ def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     if teacher.layout != torch.strided or teacher.is_meta:
         kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
         raise UserError(f"the teacher is {kind}, but it must be a dense table with values")
+    if teacher.is_complex():
+        raise UserError("the teacher has complex numbers, but it must be a table of real ones")
     table = teacher.detach().to(torch.float32, copy=True)
     # `build` rejects an index that is out of range.
     if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
@@ -207,17 +210,17 @@ def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     return table
 
 
-def _check_counts(token_counts: Tensor, table: Tensor) -> Tensor:
+def _check_counts(name: str, given: Tensor, table: Tensor) -> Tensor:
     """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
-    counts = torch.as_tensor(token_counts).to(table.device, torch.float64)
+    counts = torch.as_tensor(given).to(table.device, torch.float64)
     if counts.shape != (len(table),):
         raise UserError(
-            f"token_counts has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
-            "give one count per word"
+            f"{name} has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
+            "give one number per word"
         )
     if not bool(counts.isfinite().all()) or bool((counts < 0).any()) or not bool((counts > 0).any()):
         raise UserError(
-            "token_counts has negative or infinite values, or is zero throughout; give counts of a text"
+            f"{name} has negative or infinite values, or is zero throughout; give those of a text"
         )
     return counts
 
@@ -230,4 +233,10 @@ def _check_metric(metric: Tensor, table: Tensor) -> Tensor:
             f"the metric is {tuple(found.shape)}, but it must be a finite matrix ({table.size(1)}, "
             f"{table.size(1)}) for this table; calibrate this model"
         )
-    return (found + found.t()) / 2
+    found = (found + found.t()) / 2
+    ridge = RIDGE * found.diagonal().mean().double() * torch.eye(len(found), device=found.device)
+    if int(torch.linalg.cholesky_ex(found.double() + ridge).info):
+        raise UserError(
+            "the metric gives errors a negative cost, or none; it must be a positive semidefinite matrix"
+        )
+    return found
