@@ -185,10 +185,7 @@ def options_for_words(
             f"{spec.method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give "
             "the words of this vocabulary"
         )
-    try:
-        return spec.for_vocabulary(dict(given), words)
-    except OptionError as error:
-        raise OptionError(f"{spec.method}: {error}") from None
+    return spec.for_vocabulary(dict(given), words)
 
 
 def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:

@@ -350,7 +350,10 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         if options.classes in (None, STORED):
             return given
         sources = zip(options.sources(), options.counts())
-        levels = [load_level(*source, len(words), words) for source in sources]
+        try:
+            levels = [load_level(*source, len(words), words) for source in sources]
+        except OptionError as error:
+            raise OptionError(f"{cls.method}: {error}") from None
         return {
             **given,
             "classes": [level.assignment.tolist() for level in levels],

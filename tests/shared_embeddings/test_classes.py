@@ -402,6 +402,13 @@ def test_classes_follow_the_words_of_another_vocabulary() -> None:
     assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
 
 
+@pytest.mark.parametrize("given", [{"unique_dim": 2, "classes": "missing.npz"}, {"classes": "missing.npz"}])
+def test_errors_name_the_method_once(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="^uncle: option") as error:
+        se.fit("uncle", torch.randn(3, 4), words=["a", "b", "c"], **given)
+    assert str(error.value).count("uncle") == 1
+
+
 def test_a_mostly_unknown_vocabulary_fails() -> None:
     with pytest.raises(ValueError, match="3 of the 5 words"):
         example_classes().for_vocabulary(["x", "y", "z", "a", "b"])
