@@ -25,10 +25,10 @@ class DownloadError(UserError):
     """A file that cannot be downloaded or has a wrong checksum; the message has one line with a remedy."""
 
 
-# What a model's folder on the Hub may have besides safetensors, tokenizer and settings.
-_NOT_READ = "*.bin *.ckpt *.gguf *.h5 *.msgpack *.onnx *.ot *.pt *.pth *.tflite */*".split()
-# The folders in it that belong to the model: layers of sentence encoders such as 1_Pooling, and templates.
-_INNER = "[0-9]_*/* additional_chat_templates/*".split()
+# What a model's folder on the Hub may have besides safetensors, tokenizer and settings. Folders that belong to
+# the model are numbered, as 1_Pooling of sentence encoders is, or called additional_chat_templates.
+_FORMATS = "bin ckpt gguf h5 msgpack onnx ot pt pth tflite".split()
+_NOT_READ = [f"[!0-9]*.{ending}" for ending in _FORMATS] + ["[!0-9a]*/*", "a[!d]*/*"]
 
 
 def hub_model(name: str) -> Path:
@@ -39,8 +39,7 @@ def hub_model(name: str) -> Path:
     """
     hub: Any = require("huggingface_hub")
     try:
-        hub.snapshot_download(name, ignore_patterns=_NOT_READ)
-        return Path(hub.snapshot_download(name, allow_patterns=_INNER))
+        return Path(hub.snapshot_download(name, ignore_patterns=_NOT_READ))
     except (OSError, ValueError) as error:
         reason = first_line(error)
         raise DownloadError(
