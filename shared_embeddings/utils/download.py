@@ -25,8 +25,8 @@ class DownloadError(UserError):
     """A file that cannot be downloaded or has a wrong checksum; the message has one line with a remedy."""
 
 
-# What a model's folder on the Hub may have besides safetensors, tokenizer and settings. Folders that belong to
-# the model are numbered, as 1_Pooling of sentence encoders is, or called additional_chat_templates.
+# What a model's folder on the Hub may have besides safetensors, tokenizer and settings. Folders that belong
+# to the model are numbered, as 1_Pooling of sentence encoders is, or called additional_chat_templates.
 _FORMATS = "bin ckpt gguf h5 msgpack onnx ot pt pth tflite".split()
 _NOT_READ = [f"[!0-9]*.{ending}" for ending in _FORMATS] + ["[!0-9a]*/*", "a[!d]*/*"]
 
