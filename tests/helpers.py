@@ -43,10 +43,10 @@ def arguments(options: Options) -> list[str]:
 
 
 HOSTS = {
-    "hf": "shared_embeddings.hosts.hf.adapter",
+    "hf": "shared_embeddings.hf.adapter",
     "lm": "lm.adapter",
     "nmt": "nmt.adapter",
-    "vectors": "shared_embeddings.hosts.word_vectors",
+    "vectors": "shared_embeddings.word_vectors.adapter",
 }
 
 

@@ -100,7 +100,7 @@ from pathlib import Path
 from benchmarks import decoding, fitting
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress.session import candidates
-from shared_embeddings.hosts import hf
+from shared_embeddings import hf
 from tests.shared_embeddings.hf.models import scores
 
 def compress(model, output):

@@ -24,11 +24,11 @@ from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
-from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.quality import computing, perplexity, samples
-from shared_embeddings.hosts.hf.tokenizer import Vocabulary
-from shared_embeddings.hosts.hf.trim import TrimmableFolder
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf import folder
+from shared_embeddings.hf.quality import computing, perplexity, samples
+from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.trim import TrimmableFolder
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
     InputSide,
