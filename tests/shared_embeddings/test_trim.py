@@ -19,8 +19,8 @@ from shared_embeddings.compress import trim as trimming
 from shared_embeddings.compress.host import Vocabulary, WordTokens
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
-from shared_embeddings.hosts.hf.tokenizer import TokenizerFile
-from shared_embeddings.hosts.hf.trim import check_ids, named_ids, with_new_ids
+from shared_embeddings.hf.tokenizer import TokenizerFile
+from shared_embeddings.hf.trim import check_ids, named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import text_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name

@@ -13,12 +13,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.calibration import Calibration, calibrate
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.adapter import FolderModel
-from shared_embeddings.hosts.hf.quality import computing, negative_log_likelihoods, samples
+from shared_embeddings.hf.adapter import FolderModel
+from shared_embeddings.hf.quality import computing, negative_log_likelihoods, samples
 from shared_embeddings.quant.storage import HEADER
 from tests.helpers import best_words
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, build, compress, scores, write

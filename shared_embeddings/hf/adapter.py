@@ -24,11 +24,11 @@ from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
-from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.quality import computing, perplexity, samples
-from shared_embeddings.hosts.hf.tokenizer import Vocabulary
-from shared_embeddings.hosts.hf.trim import TrimmableFolder
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf import folder
+from shared_embeddings.hf.quality import computing, perplexity, samples
+from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.trim import TrimmableFolder
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
     InputSide,
@@ -44,8 +44,7 @@ from shared_embeddings.hosts.hf.word_layers import (
     without_weights,
 )
 from shared_embeddings.quant.codec import check_decoder
-from shared_embeddings.registry import build
-from shared_embeddings.registry import options as find_spec
+from shared_embeddings.registry import build, get_method_config
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
@@ -152,7 +151,7 @@ class FolderModel(host.TrainedModel):
         check_decoder(method, options)
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
-            has_output = "output" in {field.name for field in dataclasses.fields(find_spec(method))}
+            has_output = "output" in {field.name for field in dataclasses.fields(get_method_config(method))}
             if has_output and chosen.setdefault("output", "none") != "none":
                 raise OptionError(
                     f"{method}: option 'output' is {chosen['output']!r}, but this table is used for input "

@@ -26,13 +26,13 @@ from shared_embeddings.compress.measure import (
     Validation,
 )
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.hosts import load_vectors
 from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
+from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints import save_safetensors
 from shared_embeddings.compress.host import TrimmableModel, Vocabulary
-from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf import folder
+from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
     entry_of,
