@@ -260,7 +260,7 @@ def test_a_sentence_encoder_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 RATIOS = (4, 8, 16, 32)
-CODECS = get_args(get_type_hints(se.options("quantized"))["codec"])
+CODECS = get_args(get_type_hints(se.get_method_config("quantized"))["codec"])
 WIDTH = 48
 
 
