@@ -78,8 +78,8 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
             changed.append(f"it had {len(processes)} processes and now has {world_size}")
         if changed:
             raise UserError(
-                f"{path} belongs to a run with other settings ({'; '.join(changed[:8])}); change them back to "
-                "resume, or choose another output_dir"
+                f"{path} belongs to a run with other settings ({'; '.join(changed[:8])}); change them back "
+                "to resume, or choose another output_dir"
             )
         load_state(trainer.model, content["model"], path)
         _restore(trainer, training)
