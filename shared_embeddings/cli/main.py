@@ -549,6 +549,11 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         check_new_files([output], known.force, known.model)
         return str(model.write_gguf(known.gguf, output))
     if known.format == "onnx":
+        if not hasattr(model, "onnx_body"):
+            raise UserError(
+                f"--format onnx: whole models of the host '{host}' are not exported to ONNX; use --format "
+                "onnx-embeddings"
+            )
         check_new_files([output], known.force, known.model)
         return export_model(model.onnx_body(), output).described()
     embeddings = model.embeddings()
