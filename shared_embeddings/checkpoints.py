@@ -21,8 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.errors import UserError, first_line
 
 AnyPath = str | os.PathLike[str]
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.

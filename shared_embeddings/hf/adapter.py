@@ -46,14 +46,14 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build, get_method_config
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line, replacing
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json
 
 
-class Adapter(host.Adapter):
+class Adapter(host.TrimmingAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
@@ -62,13 +62,11 @@ class Adapter(host.Adapter):
             return "model_type" in config or "architectures" in config
         return False
 
-    def read(self, path: Path) -> FolderModel:
+    def read(self, path: Path, runs: bool = True) -> FolderModel:
+        """Read a model; one that is not run tensor by tensor, where its files have the names of its class."""
         with folder.reading(path):
-            return FolderModel(path)
-
-    def read_tables(self, path: Path) -> FolderModel:
-        """Read a model that is not run, tensor by tensor where its files have the names of its class."""
-        with folder.reading(path):
+            if runs:
+                return FolderModel(path)
             try:
                 return UnbuiltModel(path)
             except RuntimeError:  # NotImplementedError, or what torch raises for tensors without values
@@ -169,11 +167,12 @@ class FolderModel(host.TrainedModel):
         return perplexity(self.module, self.vocabulary, validation)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        return samples(self.module, self.vocabulary, texts, seed, tokens)
-
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        inputs = self._tables[table].placement.inputs.items()
-        return {self.module.get_submodule(path): scale for path, scale in inputs}
+        found = samples(self.module, self.vocabulary, texts, seed, tokens)
+        lookups = {
+            name: {self.module.get_submodule(path): scale for path, scale in table.placement.inputs.items()}
+            for name, table in self._tables.items()
+        }
+        return dataclasses.replace(found, lookups=lookups)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         for name, embedding in fitted.items():
@@ -203,12 +202,10 @@ class FolderModel(host.TrainedModel):
             self.place(plain)
         return trace(self.module, sum(file.stat().st_size for file in folder.weight_files(self.path)))
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        folder.check_output(output, force=True)
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        if path != self.path:
+            folder.check_output(path, force=True)
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
         folder.check_output(output, force=True)

@@ -30,9 +30,8 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.hf.tokenizer import Vocabulary
 from shared_embeddings.hf.word_layers import first_position
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.layers import in_float32
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.hf.folder import quiet
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
 from shared_embeddings.words.token_counts import text_lines
 
 TOKENIZER = "tokenizer.json"
