@@ -15,7 +15,7 @@ import pandas as pd
 from recipes.common.recipe import RECIPES
 from recipes.common.results import Record, by_importance, find_measure
 from recipes.common.table import NONE, markdown
-from recipes.papers import MEASURES, read_papers
+from recipes.papers import read_papers
 from recipes.report import read_all
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_yaml
@@ -75,8 +75,7 @@ def claims_table() -> str:
     records = {f"{name}/{one['row']}": one for name, rows in read_all().items() for one in rows}
 
     def printed(row: str) -> str:  # the figure that the paper's rows are judged by
-        keys = [*by_importance(figures[row]), *(key for key in figures[row] if key in MEASURES)]
-        return figures[row][keys[0]]
+        return figures[row][by_importance(figures[row])[0]]
 
     parts = []
     claims = pd.DataFrame(content["claims"])

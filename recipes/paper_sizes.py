@@ -1,10 +1,4 @@
-"""The sizes that papers print next to those of the same models built here, without weights.
-
-The ``model`` of a row or table in `recipes.papers` has ``embedding`` (``num_embeddings``, ``embedding_dim``
-and options), ``copies`` (number of such embeddings), ``network`` (name and sizes, see `build_network`),
-``output`` (shapes of other parameters of the output layer), ``indices: true`` if the paper counts the index
-matrix, and ``plain`` ([V, D] of the plain table for the compression).
-"""
+"""The sizes that papers print next to those of the same models built here, without weights."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -108,7 +102,7 @@ def _compare(table: PrintedTable, cell: PrintedRow, counted: str, printed: str) 
     why = cell.why.get(counted) if agreement == "differs" else None
     return {
         "paper": table.paper,
-        "table": table.name,
+        "table": table.table,
         "title": table.title,
         "row": cell.label,
         "quoted": cell.quoted,
@@ -230,17 +224,24 @@ def sizes_tables(papers: Sequence[Paper]) -> str:
     return "\n".join([*parts, f"## What is counted\n\n{counted}", f"{len(sizes)} figures: {counts}."])
 
 
-def papers_table(papers: Sequence[Paper], measured: Sequence[str]) -> str:
+def papers_table(papers: Sequence[Paper], measured: Container[str]) -> str:
     """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree.
 
     `measured` are the rows ``RECIPE/ROW`` with results.
     """
+    sizes = compare_sizes(papers)
+    agreement = sizes["agreement"].str.split(" ").str[0]
     lines = []
     for paper in papers:
         trained = [cell.trained_by for _, cell in paper.cells if cell.trained_by]
-        sizes = compare_sizes([paper])
-        agreement = Counter(text.split(" ")[0] for text in sizes.get("agreement", ()))
-        counts = [len(paper.cells), len(trained), sum(row in measured for row in trained), len(sizes)]
-        lines.append([paper.title, *counts, *(agreement[name] for name in ("agrees", "differs", "quoted"))])
-    titles = ["rows", "trained by a recipe", "measured here", "sizes in print", "agree", "differ", "quoted"]
-    return markdown(pd.DataFrame(lines, columns=["paper", *titles]), right=titles)
+        counts = agreement[sizes["paper"] == paper.name].value_counts()
+        line = {
+            "paper": paper.title,
+            "rows": len(paper.cells),
+            "trained by a recipe": len(trained),
+            "measured here": sum(row in measured for row in trained),
+            "sizes in print": counts.sum(),
+        }
+        names = {"agree": "agrees", "differ": "differs", "quoted": "quoted"}
+        lines.append(line | {title: counts.get(name, 0) for title, name in names.items()})
+    return markdown(pd.DataFrame(lines), right=list(lines[0])[1:])

@@ -1,38 +1,13 @@
 """The papers' tables, of ``papers.yaml`` and the ``tables`` of ``rows.yaml``, and which row trains which row.
 
-A table has
-
-- ``paper``, ``table`` (its name) and ``title``;
-- ``rows`` in the order of the paper;
-- ``reason``: why none of its rows is trained; rows may then be labels only;
-- ``plot``: of a figure that plots rows of other tables, in place of a reason: ``tables``, ``x`` (ratio or
-  width) and ``y`` (bleu or perplexity), see `recipes.report.draw_figure`;
-- ``note``: a note on all rows;
-- ``group`` and ``hardware`` of the rows that the recipe trains;
-- ``unit`` (k or M) of its sizes; ``cut: true`` if some sizes are truncated, not rounded;
-- ``why``: why a size counted here differs from the printed one beyond rounding, by figure;
-- ``model``: shared parts of the models of its rows, for counting.
-
-A row has
-
-- ``row``: its label in the paper, made unique;
-- ``column``: the column, if each column is a separate model (the row is repeated);
-- ``figures``: the printed figures, digit for digit, by the names in `MEASURES` and `SIZES`;
-- ``name``: the row of the recipe that trains it, with settings of `recipes.common.recipe`; or ``same``: the
-  row of another table with the same model (``RECIPE/NAME`` in ``papers.yaml``), where figures that both
-  tables share are given by name only; or ``cells``: a pattern of cells of `recipes.reconstruction`; or
-  ``reason``: why it is not trained;
-- ``quoted: true`` if the paper quotes other authors;
-- ``note`` and ``why``, as in tables;
-- ``model``: what is counted, in addition to the embedding of the row and the table's ``model``, see
-  `recipes.paper_sizes`.
+``recipes/README.md`` explains the keys of the files.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +15,14 @@ import pandas as pd
 
 import shared_embeddings as se
 from recipes.common.recipe import FILE, RECIPES
-from recipes.common.table import markdown
-from shared_embeddings.utils.errors import UserError
+from recipes.common.results import find_measure
+from recipes.common.table import NONE, markdown
 from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
 
 SOURCE = RECIPES / "papers.yaml"
 # Where the coverage is.
 README, MARKER = RECIPES / "README.md", "coverage"
-# The figures in papers, and their format in lists; sizes get their unit.
-MEASURES = {
-    "bleu": "BLEU {}",
-    "bleu_newstest2014": "BLEU {} on newstest2014",
-    "bleu_newstest2017": "BLEU {} on newstest2017",
-    "perplexity": "test perplexity {}",
-    "valid_perplexity": "validation perplexity {}",
-    "pointer_perplexity": "test perplexity {} with pointer",
-    "rouge1": "ROUGE-1 {}",
-    "rouge2": "ROUGE-2 {}",
-    "rougeL": "ROUGE-L {}",
-    "reconstruction_loss": "reconstruction loss {}",
-    "training_ms": "{} ms per batch in training",
-    "inference_ms": "{} ms per batch in inference",
-}
+# Figures in papers that are sizes of models; others are measures of `recipes.common.results`.
 SIZES = {
     "embedding": "parameters of all embeddings",
     "input": "parameters of the input side of the embedding",
@@ -108,20 +69,14 @@ class PrintedTable:
     """A table or a figure of a paper, with its models in the order of the paper."""
 
     paper: str
-    name: str  # such as "Table 2a"
+    table: str  # such as "Table 2a"
     title: str
     reason: str = ""  # why none of its rows is trained; otherwise empty
     note: str = ""
     unit: str = ""  # of its sizes
     cut: bool = False  # whether sizes may be truncated
+    plot: Content = field(default_factory=dict)  # the tables whose rows a figure plots, and its axes
     cells: tuple[PrintedRow, ...] = ()
-    # The tables whose rows a figure plots, and its axes; otherwise empty.
-    plot: Content = field(default_factory=dict)
-
-    @property
-    def rows(self) -> list[str]:
-        """The labels of its rows."""
-        return list(dict.fromkeys(cell.row for cell in self.cells))
 
 
 @dataclass(frozen=True)
@@ -140,40 +95,29 @@ class Paper:
 
 
 @functools.cache
-def read_papers(source: Path = SOURCE, recipes: Path = RECIPES) -> tuple[Paper, ...]:
-    """Read ``papers.yaml`` and the tables of its recipes."""
+def read_papers(source: Path = SOURCE) -> tuple[Paper, ...]:
+    """Read ``papers.yaml`` and the tables of the recipes beside it."""
     content, as_text = read_yaml(source), read_yaml_as_text(source)
     parts: list[tuple[str, Content]] = []
     for recipe in content["recipes"]:
-        path = recipes / recipe / FILE
+        path = source.parent / recipe / FILE
         tables, texts = (read(path).get("tables", []) for read in (read_yaml, read_yaml_as_text))
         parts += [(recipe, _as_printed(*both)) for both in zip(tables, texts, strict=True)]
-    rows = {
-        f"{recipe}/{row['name']}": (table, row)
-        for recipe, table in parts
-        for row in table["rows"]
-        if "name" in row
-    }
+    rows = {f"{recipe}/{row['name']}": (table, row) for recipe, table in parts
+            for row in table["rows"] if "name" in row}  # fmt: skip
     papers = []
     for paper, text in zip(content["papers"], as_text["papers"], strict=True):
         tables = []
         for table, table_text in zip(paper.get("tables", []), text.get("tables", []), strict=True):
-            if isinstance(table, str):
+            if isinstance(table, str):  # its parts are in recipes
                 name = paper["paper"], table
                 pieces = [part for part in parts if (part[1]["paper"], part[1]["table"]) == name]
-                if not pieces:
-                    raise UserError(f"{source}: {paper['paper']}: no recipe has its {table}")
             else:
                 pieces = [("", {**_as_printed(table, table_text), "paper": paper["paper"]})]
             first = pieces[0][1]
             cells = tuple(cell for recipe, piece in pieces for cell in _cells(recipe, piece, rows))
-            texts = {key: first.get(key, "") for key in ("title", "reason", "note", "unit")}
-            if plot := first.get("plot", {}):
-                texts["reason"] = f"a plot of {', '.join(plot['tables'])}, which is in the report"
-            cut = first.get("cut", False)
-            tables.append(
-                PrintedTable(first["paper"], first["table"], **texts, cut=cut, cells=cells, plot=plot)
-            )
+            known = {each.name: first[each.name] for each in fields(PrintedTable) if each.name in first}
+            tables.append(PrintedTable(**known, cells=cells))
         papers.append(Paper(paper["paper"], paper["title"], paper.get("reason", ""), tuple(tables)))
     return tuple(papers)
 
@@ -193,39 +137,23 @@ def _as_printed(table: Content, text: Content) -> Content:
 def _cells(recipe: str, table: Content, rows: Mapping[str, tuple[Content, Content]]) -> Iterator[PrintedRow]:
     """Yield the rows of a table, given all rows that are trained."""
     for row in table["rows"]:
-        place = f"{table['paper']}, {table['table']}: {row['row']}"
-        ways = [key for key in ("name", "same", "cells", "reason") if key in row]
-        if len(ways) != 1 and "reason" not in table:
-            raise UserError(f"{place}: expected one of name, same, cells and reason")
-        way = ways[0] if ways else "reason"
-        trained_by = "" if way == "reason" else row[way]
+        trained_by = next((row[key] for key in ("name", "same", "cells") if key in row), "")
         if trained_by and "/" not in trained_by:
             trained_by = f"{recipe}/{trained_by}"
-        figures, model = row.get("figures", {}), _model(table, row)
-        why = {**table.get("why", {}), **row.get("why", {})}
-        if way == "same":
-            if trained_by not in rows:
-                raise UserError(f"{place}: there is no row {trained_by}")
-            other_table, other = rows[trained_by]
-            figures = {}
+        origin, figures = (table, row), row.get("figures", {})
+        if "same" in row:  # figures that both tables print are given by name
+            origin, figures = rows[trained_by], {}
             for figure in row["figures"]:
-                figures |= {figure: other["figures"][figure]} if isinstance(figure, str) else figure
-            model = _model(other_table, other)
-            why = {**other_table.get("why", {}), **other.get("why", {}), **why}
-        if unknown := figures.keys() - MEASURES.keys() - SIZES.keys():
-            names = ", ".join([*MEASURES, *SIZES])
-            raise UserError(f"{place}: unknown figure {min(unknown)!r}; expected {names}")
+                figures |= {figure: origin[1]["figures"][figure]} if isinstance(figure, str) else figure
+        why = {key: text for part in (*origin, table, row) for key, text in part.get("why", {}).items()}
         yield PrintedRow(
-            row=row["row"],
-            column=row.get("column", ""),
+            **{key: row[key] for key in ("row", "column", "note", "quoted") if key in row},
             figures=figures,
             trained_by=trained_by,
-            is_own=way == "name",
+            is_own="name" in row,
             reason=row.get("reason", "") or table.get("reason", ""),
-            note=row.get("note", ""),
             why=why,
-            quoted=row.get("quoted", False),
-            model=model,
+            model=_model(*origin),
         )
 
 
@@ -240,59 +168,50 @@ def _model(table: Content, row: Content) -> Content:
     return model if {"method", "num_embeddings"} <= options.keys() else {}
 
 
-def origins(papers: Sequence[Paper]) -> dict[str, PrintedTable]:
-    """Return the table of each row of a recipe, by ``RECIPE/ROW``."""
-    return {cell.trained_by: table for paper in papers for table, cell in paper.cells if cell.is_own}
-
-
 def coverage_tables(papers: Sequence[Paper]) -> str:
     """Return all papers as Markdown: a summary, then their tables."""
-    cells = [cell for paper in papers for _, cell in paper.cells]
-    counted = sum(table.name.startswith("Table") for paper in papers for table in paper.tables)
-    trained = [cell.trained_by for cell in cells if cell.trained_by]
+    cells = [both for paper in papers for both in paper.cells]
+    own = {cell.trained_by: table for table, cell in cells if cell.is_own}
+    counted = sum(table.table.startswith("Table") for paper in papers for table in paper.tables)
+    trained = [cell.trained_by for _, cell in cells if cell.trained_by]
     parts = [
         f"{len(cells)} rows (counting columns that are separate models) of {counted} tables "
         f"and of ALONE's Figure 3: {len(trained)} are trained by {len(set(trained))} rows or grid points, "
         f"{len(cells) - len(trained)} are not, for the reasons given."
     ]
-    own = origins(papers)
     for paper in papers:
         parts += [f"### {paper.title}", *filter(None, [paper.reason])]
         for table in paper.tables:
-            parts.append(f"#### {table.name}: {table.title}")
-            if table.reason:
-                labels = f" Rows: {'; '.join(table.rows)}." if table.rows else ""
-                parts.append(f"Not trained separately: {table.reason}.{labels}")
-                continue
-            lines = []
-            for cell in table.cells:
-                # A leading minus or plus would create a list.
-                label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
-                lines.append([label, describe_figures(table, cell) or "–", _trained_by(table, cell, own)])
-            frame = pd.DataFrame(lines, columns=["row", "paper", "trained by"])
-            parts += [*filter(None, [table.note]), markdown(frame).rstrip()]
+            parts.append(f"#### {table.table}: {table.title}")
+            if table.plot:
+                parts.append(f"A plot of {', '.join(table.plot['tables'])}, which is in the report.")
+            elif table.reason:
+                rows = "; ".join(dict.fromkeys(cell.row for cell in table.cells))
+                parts.append(f"Not trained separately: {table.reason}." + (f" Rows: {rows}." if rows else ""))
+            else:
+                lines = [_coverage_line(table, cell, own.get(cell.trained_by, table)) for cell in table.cells]
+                text = markdown(pd.DataFrame(lines, columns=["row", "paper", "trained by"])).rstrip()
+                parts += [*filter(None, [table.note]), text]
     return "\n\n".join(parts) + "\n"
 
 
-def describe_figures(table: PrintedTable, cell: PrintedRow) -> str:
-    """Return the paper's figures of a row: measures, model size and embedding size."""
-    parts = [MEASURES[name].format(value) for name, value in cell.figures.items() if name in MEASURES]
+def _coverage_line(table: PrintedTable, cell: PrintedRow, other: PrintedTable) -> list[str]:
+    """Return the cells of a row: its label, its figures, and the row that trains it, of the table `other`."""
+    figures = [
+        f"{measure.title} {value}" for name, value in cell.figures.items() if (measure := find_measure(name))
+    ]
     for name, template in (("total", "{} {} parameters"), ("embedding", "{} {} in the embedding")):
         if size := cell.figures.get(name):
             unit = size[-1] if size[-1] in "kM" else table.unit
-            parts.append(template.format(size.removesuffix(unit), unit))
-    return ", ".join(parts)
-
-
-def _trained_by(table: PrintedTable, cell: PrintedRow, own: Mapping[str, PrintedTable]) -> str:
-    """Return a link to the row that trains a cell, with its table if it is another one; or the reason."""
-    if not cell.trained_by:
-        return f"not trained: {cell.reason}"
-    other = own.get(cell.trained_by, table)
-    notes = []
-    if other is not table:
-        notes.append(f"of {other.name}" + (f" of {other.paper}" if other.paper != table.paper else ""))
-    if cell.note and not cell.is_own:
-        notes.append(cell.note)
-    recipe = cell.trained_by.partition("/")[0]
-    return f"[`{cell.trained_by}`]({recipe}/{FILE})" + (f" ({'; '.join(notes)})" if notes else "")
+            figures.append(template.format(size.removesuffix(unit), unit))
+    trained_by = f"not trained: {cell.reason}"
+    if cell.trained_by:
+        notes = [cell.note] if cell.note and not cell.is_own else []
+        if other is not table:
+            paper = f" of {other.paper}" if other.paper != table.paper else ""
+            notes.insert(0, f"of {other.table}{paper}")
+        trained_by = f"[`{cell.trained_by}`]({cell.trained_by.partition('/')[0]}/{FILE})"
+        trained_by += f" ({'; '.join(notes)})" if notes else ""
+    # A leading minus or plus would create a list.
+    label = f"\\{cell.label}" if cell.label.startswith(("-", "+")) else cell.label
+    return [label, ", ".join(figures) or NONE, trained_by]

@@ -74,18 +74,16 @@ def write_report(folder: Path, runs: Path | None = None) -> Path:
         f"count both. {run} of {rows} rows were run. Numbers of several seeds are mean ± standard deviation.",
         "## At a glance",
         markdown(pd.DataFrame([_glance(name, records) for name, records in results.items()])),
-        "## Beside the papers",
-        "Rows that reproduce a row of a published table, with the settings of the paper. Most of them need "
-        "GPUs for days. Rows of smaller models are only compared with each other, under their task.",
-        *_paper_tables(measured),
+        "## Figures of the papers",
+        "Their rows with the settings of the papers need GPUs for days.",
     ]
     records = {f"{name}/{one['row']}": one for name, rows in results.items() for one in rows}
     for paper in read_papers():
         for table in paper.tables:
             if table.plot:
-                picture = f"{table.paper}_{table.name}.png".lower().replace(" ", "_")
-                draw_figure(table, paper, records, folder / picture)
-                parts.append(f"![{table.paper}, {table.name}: {table.title}]({picture})")
+                picture = f"{table.paper}_{table.table}.png".lower().replace(" ", "_")
+                draw_figure(table, points_of(table, paper, records), folder / picture)
+                parts.append(f"![{table.paper}, {table.table}: {table.title}]({picture})")
     for name, task in measured.items():
         recipe = find_recipe(name)
         parts.append(f"## {recipe.title}")
@@ -160,83 +158,56 @@ def _glance(name: str, records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def _paper_tables(measured: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Return a table for each table of a paper of which rows were run, theirs beside ours."""
-    tables: dict[str, list[dict[str, str]]] = {}
-    for name, records in measured.items():
-        for record in records:
-            if paper := record["paper"]:
-                table, _, row = str(paper["source"]).partition(": ")
-                line = {"row of the paper": row, "our row": f"{name}/{record['row']}"}
-                for key in by_importance(paper):
-                    measure, ours = find_measure(key), record["scores"].get(key)
-                    assert measure is not None
-                    line[f"{measure.title}: paper"] = f"{paper[key]:.{measure.decimals}f}"
-                    line[f"{measure.title}: ours"] = measure.describe(ours) if ours else NOT_RUN
-                    if ours:
-                        difference = fmean(ours) - paper[key]
-                        line[f"{measure.title}: difference"] = f"{difference:+.{measure.decimals}f}"
-                tables.setdefault(table, []).append({**line, "hardware of the paper": paper["hardware"]})
-    if not tables:
-        return ["No row of a paper was run yet."]
-    return [
-        f"### {table}\n\n{markdown(pd.DataFrame(lines).fillna(NONE))}"
-        for table, lines in sorted(tables.items())
-    ]
-
-
 def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
-    """Return the picture and the table of the rows that were run."""
-    parts = []
-    key = _quality(records)
+    """Return the picture and the table of the rows that were run, with the figures of their papers."""
+    parts, key = [], _quality(records)
     if key in ("bleu", "perplexity"):
         picture = f"{recipe.name}.png"
         scored = [record for record in records if key in record["scores"]]
         quality_size_plot(scored, folder / picture, key, recipe.title)
         parts.append(f"![{recipe.title}: quality against stored bytes]({picture})")
-    keys = by_importance(dict.fromkeys(key for record in records for key in record["scores"]))
     lines = []
     for record in records:
-        counts, git = record["counts"], record.get("git") or {}
-        seconds = record["metrics"].get("training_seconds")
-        line: dict[str, str] = {"row": record["row"]}
-        line |= {measure.title: _score(record, key) for key in keys if (measure := find_measure(key))}
-        line["stored (MB)"] = f"{embedding_bits(counts) / 8e6:.3f}"
+        line, paper = {"row": record["row"]}, record["paper"] or {}
+        for key in by_importance(dict.fromkeys(key for record in records for key in record["scores"])):
+            title = getattr(find_measure(key), "title", key)
+            line[title] = _score(record, key)
+            if any(key in (other["paper"] or {}) for other in records):
+                line[f"{title}, paper"] = str(paper.get(key, NONE))
+        line["stored (MB)"] = f"{embedding_bits(record['counts']) / 8e6:.3f}"
         line["times smaller"] = _smaller(record)
+        seconds = record["metrics"].get("training_seconds")
         line["training (min)"] = f"{seconds / 60:.1f}" if seconds else NONE
         line |= {"method": method_of(record), "options": describe_options(record)}
-        line |= {"date": record.get("date", NONE)[:10], "device": record.get("device", NONE)}
-        lines.append({**line, "commit": str(git.get("commit") or NONE)[:10]})
-    return [*parts, markdown(pd.DataFrame(lines))]
+        line |= {"source": paper.get("source", NONE), "device": record.get("device", NONE)}
+        commit = (record.get("git") or {}).get("commit") or NONE
+        lines.append({**line, "date": record.get("date", NONE)[:10], "commit": commit[:10]})
+    table = pd.DataFrame(lines)
+    return [*parts, markdown(table.loc[:, (table != NONE).any()])]
 
 
-def draw_figure(table: PrintedTable, paper: Paper, records: Mapping[str, Record], path: Path) -> None:
+def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:
     """Draw a figure with a ``plot`` as PNG, a panel for each recipe: hollow markers are the paper's, filled
     ones ours with one standard deviation over the seeds.
     """
     from matplotlib.lines import Line2D
 
-    points = points_of(table, paper, records)
-    recipes = list(dict.fromkeys(points["recipe"]))
-    picture, panels = new_figure(len(recipes), f"{table.paper}, {table.name}: {table.title}")
-    for axes, recipe in zip(panels, recipes, strict=True):
-        shown = points[points["recipe"] == recipe].sort_values("x")
-        for method, rows in shown.groupby("method"):
+    picture, panels = new_figure(points["recipe"].nunique(), f"{table.paper}, {table.table}: {table.title}")
+    for axes, (recipe, shown) in zip(panels, points.groupby("recipe", sort=False), strict=True):
+        for method, rows in shown.sort_values("x").groupby("method"):
             look: dict[str, Any] = {**style(str(method))._asdict(), "linewidth": 1}
             axes.plot(rows["x"], rows["paper"], markerfacecolor="white", linestyle="--", **look)
-            ours = rows.dropna(subset="ours")
-            axes.errorbar(ours["x"], ours["ours"], yerr=ours["deviation"], capsize=2, **look)
+            axes.errorbar(rows["x"], rows["ours"], yerr=rows["deviation"], capsize=2, **look)
         axes.set_xscale("log", base=2)
         if table.plot["x"] == "width":
             axes.set_xticks(sorted(set(points["x"])))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(_AXES[table.plot["x"]])
-        run = int(shown["ours"].count())
-        axes.set_title(f"{recipe}: {run} rows run" if run else f"{recipe}: not run", fontsize=10)
+        axes.set_title(f"{recipe}: {shown['ours'].count() or 'no'} rows run", fontsize=10)
         axes.grid(alpha=0.3, linewidth=0.6)
     quality_axis(panels[0], table.plot["y"])
-    methods = sorted(set(points["method"]), key=legend_order)
     gray: dict[str, Any] = {"marker": "o", "color": "#8c8c8c"}
+    methods = sorted(set(points["method"]), key=legend_order)
     handles = [
         *(Line2D([], [], **style(name)._asdict(), label=name) for name in methods),
         Line2D([], [], **gray, markerfacecolor="white", linestyle="--", label="in the paper"),
@@ -254,15 +225,13 @@ def points_of(table: PrintedTable, paper: Paper, records: Mapping[str, Record]) 
     """
     points = []
     for other, cell in paper.cells:
-        if other.name in table.plot["tables"] and cell.trained_by:
-            recipe, _, name = cell.trained_by.partition("/")
-            ours = pd.Series(records[cell.trained_by]["scores"].get(table.plot["y"], []), dtype=float)
+        if other.table in table.plot["tables"] and cell.trained_by:
+            record, score = records[cell.trained_by], table.plot["y"]
+            ours = pd.Series(record["scores"].get(score, []), dtype=float)
             if table.plot["x"] == "ratio":
                 x = float(cell.figures.get("compression") or cell.figures["input-compression"])
             else:  # the width at the end of its label
                 x = float(re.findall(r"\d+", cell.row)[-1])
-            method = shown_method({"config": {"embedding": find_recipe(recipe).row(name).embedding}})
-            score = float(cell.figures[table.plot["y"]])
-            deviation = ours.std() if len(ours) > 1 else 0.0
-            points.append((recipe, method, x, score, ours.mean(), deviation))
+            place = (cell.trained_by.partition("/")[0], shown_method(record), x, float(cell.figures[score]))
+            points.append((*place, ours.mean(), ours.std()))
     return pd.DataFrame(points, columns=["recipe", "method", "x", "paper", "ours", "deviation"])

@@ -161,19 +161,22 @@ class Measure(NamedTuple):
 # In the order of importance: a recipe is judged by the first that its results have.
 _MEASURES = {
     "bleu": Measure("BLEU", 2, True),
+    "bleu_newstest2014": Measure("BLEU on newstest2014", 2, True),
+    "bleu_newstest2017": Measure("BLEU on newstest2017", 2, True),
     "perplexity": Measure("test perplexity", 2, False),
     "valid_perplexity": Measure("validation perplexity", 2, False),
     "pointer_perplexity": Measure("test perplexity with pointer", 2, False),
     "chrf": Measure("chrF", 2, True),
-    "rouge1": Measure("ROUGE-1 recall", 2, True),
-    "rouge2": Measure("ROUGE-2 recall", 2, True),
-    "rougeL": Measure("ROUGE-L recall", 2, True),
+    "rouge1": Measure("ROUGE-1", 2, True),
+    "rouge2": Measure("ROUGE-2", 2, True),
+    "rougeL": Measure("ROUGE-L", 2, True),
     "rho": Measure("Spearman's rho", 3, True),
     "kept": Measure("greedy choice kept", 3, True),
     "top10": Measure("10 nearest neighbors kept", 3, True),
     "relative_error": Measure("relative error", 3, False),
-    "training_ms": Measure("training (ms per batch)", 0, False),
-    "inference_ms": Measure("inference (ms per batch)", 0, False),
+    "reconstruction_loss": Measure("reconstruction loss", 3, False),
+    "training_ms": Measure("training ms per batch", 0, False),
+    "inference_ms": Measure("inference ms per batch", 0, False),
 }
 
 

@@ -1,16 +1,7 @@
 """The tables of READMEs, made from results: every number comes from a results file. A row without one is in
 the table if its paper has figures, with "not run"; the others are named below the table.
 
-``readme`` in ``rows.yaml`` lists the tables of a recipe. A table has
-
-- ``marker``: of ``<!-- BEGIN marker -->`` and ``<!-- END marker -->``;
-- ``table``: ``results`` (a line per row, the default), ``comparison`` (see `comparison_table`) or
-  ``headlines`` (see `headline_table`);
-- ``rows``: a pattern of the rows' names (default: all), after ``!`` of the others; ``from_scratch: true``
-  leaves out the rows that start from a trained one;
-- ``quality``: ``bleu`` or ``perplexity``, by which the models are judged;
-- ``columns``: names out of `COLUMNS`, with commas (default: those of the quality);
-- ``picture``: also draws this PNG file next to the README, quality against stored bytes of the rows.
+``readme`` in ``rows.yaml`` lists the tables of a recipe; ``recipes/README.md`` explains the keys.
 """
 
 from __future__ import annotations
@@ -90,10 +81,6 @@ def _in_paper(title: str, metric: str) -> Column:
     return Column(title, lambda record: str((record.get("paper") or {}).get(metric, NONE)), always=True)
 
 
-def _training_ms(record: Record) -> str:
-    return NONE if record["config"].get("fit") else _score("", "training_ms").value(record)
-
-
 def _on_gpu(record: Record) -> str:
     return " (GPU)" if record.get("device", "").startswith("cuda") else ""
 
@@ -115,7 +102,7 @@ COLUMNS = {
     "pointer_perplexity": _score("with pointer", "pointer_perplexity"),
     "paper_perplexity": _in_paper("the paper's", "perplexity"),
     "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
-    "training_ms": Column("training, ms per batch", _training_ms),
+    "training_ms": _score("training, ms per batch", "training_ms"),
     "inference_ms": _score("inference, ms per batch", "inference_ms"),
     "paper_training_ms": _in_paper("the paper's training, ms per batch", "training_ms"),
     "paper_inference_ms": _in_paper("the paper's inference, ms per batch", "inference_ms"),
@@ -275,39 +262,34 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
         ending = next(ending for ending in STAGES if record["row"].endswith(ending))
         groups.setdefault(record["row"].removesuffix(ending), {})[ending] = record
 
-    def is_compared(record: Record) -> bool:  # starts from a trained row, or is a plain table
-        config = record["config"]
-        return bool(method_of(record) == BASELINE or config.get("fit") or config.get("distill"))
-
     def size(base: str) -> float:
         counts = [record["counts"] for record in groups[base].values() if record["counts"]]
         return max(map(embedding_bits, counts), default=0)
 
     lines = []
-    compared = [base for base, group in groups.items() if any(map(is_compared, group.values()))]
-    for base in sorted(compared, key=size, reverse=True):
+    for base in sorted(groups, key=size, reverse=True):
         group = groups[base]
-        present = [group[ending] for ending in STAGES if ending in group]
-        config = present[0]["config"]
-        fit = config.get("fit") or {}
-        options = describe_options({"config": {"embedding": config.get("embedding")}})
+        configs = [record["config"] for record in group.values()]
+        starts = any(config.get("fit") or config.get("distill") for config in configs)
+        if not starts and BASELINE not in map(method_of, group.values()):
+            continue  # only trained from scratch
+        first = next(group[ending] for ending in STAGES if ending in group)
+        fit = first["config"].get("fit") or {}
+        options = describe_options({"config": {"embedding": first["config"].get("embedding")}})
         options += f", numbers in {fit['store']}" if "store" in fit else ""
         options += ", calibrated" if fit.get("calibrate") else ""
         times = bits = total = NOT_RUN
-        if measured := next((record for record in present if record["counts"]), None):
-            total = f"{measured['counts']['total'] / 1e6:.2f} M"
-            if plain is not None and plain["counts"]:
-                smaller = embedding_bits(plain["counts"]) / embedding_bits(measured["counts"])
-                times, bits = NONE if measured is plain else f"{smaller:.1f}x", f"{32 / smaller:.2f}"
-        scores = [
-            f"{group[ending]['metrics'][metric]:.1f}"
-            if metric in group[ending]["metrics"]
-            else NOT_RUN
-            if ending in group
-            else NONE
-            for ending in STAGES
-        ]
-        length = _length(group.get("_finetuned") or group.get("_distilled") or present[0])
+        if counts := next((group[e]["counts"] for e in STAGES if e in group and group[e]["counts"]), None):
+            total = f"{counts['total'] / 1e6:.2f} M"
+            if plain and plain["counts"]:
+                smaller = embedding_bits(plain["counts"]) / embedding_bits(counts)
+                times, bits = NONE if counts is plain["counts"] else f"{smaller:.1f}x", f"{32 / smaller:.2f}"
+        scores = [NONE] * len(STAGES)
+        for number, ending in enumerate(STAGES):
+            if ending in group:
+                score = group[ending]["metrics"].get(metric)
+                scores[number] = NOT_RUN if score is None else f"{score:.1f}"
+        length = _length(group.get("_finetuned") or group.get("_distilled") or first)
         lines.append([base, options, times, bits, total, *scores, length])
     titles = ["row", "options", "times smaller", "bits per weight", "total parameters", *STAGES.values()]
     return markdown(pd.DataFrame(lines, columns=[*titles, "finetuned for"]))
@@ -327,10 +309,6 @@ def _length(record: Record) -> str:
     return NOT_RUN
 
 
-PREFIX = "length_"
-ROUGE = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
-
-
 def controls_length(row: Row) -> bool:
     """Return whether a row's model has length control."""
     return bool(set(row.train.get("decoder_positions") or ()) & set(LENGTH_DEPENDENT))
@@ -341,29 +319,33 @@ def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
     control first, with the paper's figures where there are any.
     """
 
-    def rouge(measure: str, metric: str) -> Callable[[Record], str]:
-        return lambda record: f"{record['metrics'][measure][metric]['mean']:.1f}"
+    def column(title: str, *path: str) -> Column:
+        def text(record: Record) -> str:
+            value = record
+            for key in path:
+                value = value[key]
+            return f"{value:{'.2f' if path[0] == 'paper' else '.1f'}}"
 
-    def paper(metric: str) -> Callable[[Record], str]:
-        return lambda record: f"{record['paper'][metric]:.2f}"
+        return Column(title, text, always=path[0] == "paper")
 
     lines: list[Record] = []
     for record in sorted(records, key=lambda record: controls_length(recipe.rows[record["row"]])):
         metrics = record["metrics"]
-        lengths = sorted(int(name.removeprefix(PREFIX)) for name in metrics if name.startswith(PREFIX))
+        lengths = sorted(int(name.removeprefix("length_")) for name in metrics if name.startswith("length_"))
         lines += [
-            {**record, "metrics": {**metrics, **metrics[f"{PREFIX}{length}"], "length": length}}
+            {**record, "metrics": {**metrics, **metrics[f"length_{length}"], "length": length}}
             for length in lengths
         ] or [record]
+    rouge = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
     columns: list[str | Column] = ["row", "embedding", "smaller"]
     columns.append(Column("length", lambda r: str(r["metrics"]["length"])))
     columns += [
-        Column(f"{title} {measure}", rouge(measure, metric))
+        column(f"{title} {measure}", "metrics", measure, metric, "mean")
         for measure in ("recall", "f1")
-        for metric, title in ROUGE.items()
+        for metric, title in rouge.items()
     ]
     columns.append(Column("within 10 %", lambda r: f"{r['metrics']['within']:.0f} %"))
-    columns += [Column("mean difference", lambda r: f"{r['metrics']['difference']:.1f}"), "minutes", "date"]
+    columns += [column("mean difference", "metrics", "difference"), "minutes", "date"]
     if any(record.get("paper") for record in records):
-        columns += [Column(f"the paper's {title}", paper(name), always=True) for name, title in ROUGE.items()]
+        columns += [column(f"the paper's {title}", "paper", name) for name, title in rouge.items()]
     return markdown_table(lines, columns)
