@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 import shared_embeddings as se
 from recipes.common.recipe import FILE, RECIPES
 from recipes.common.results import find_measure
 from recipes.common.table import NONE, markdown
-from shared_embeddings.utils.reading import read_yaml, read_yaml_as_text
+from shared_embeddings.utils.reading import read_yaml
 
 SOURCE = RECIPES / "papers.yaml"
 # Where the coverage is.
@@ -97,11 +98,10 @@ class Paper:
 @functools.cache
 def read_papers(source: Path = SOURCE) -> tuple[Paper, ...]:
     """Read ``papers.yaml`` and the tables of the recipes beside it."""
-    content, as_text = read_yaml(source), read_yaml_as_text(source)
+    content, as_text = _read_twice(source)
     parts: list[tuple[str, Content]] = []
     for recipe in content["recipes"]:
-        path = source.parent / recipe / FILE
-        tables, texts = (read(path).get("tables", []) for read in (read_yaml, read_yaml_as_text))
+        tables, texts = (read.get("tables", []) for read in _read_twice(source.parent / recipe / FILE))
         parts += [(recipe, _as_printed(*both)) for both in zip(tables, texts, strict=True)]
     rows = {f"{recipe}/{row['name']}": (table, row) for recipe, table in parts
             for row in table["rows"] if "name" in row}  # fmt: skip
@@ -120,6 +120,11 @@ def read_papers(source: Path = SOURCE) -> tuple[Paper, ...]:
             tables.append(PrintedTable(**known, cells=cells))
         papers.append(Paper(paper["paper"], paper["title"], paper.get("reason", ""), tuple(tables)))
     return tuple(papers)
+
+
+def _read_twice(path: Path) -> tuple[Any, Any]:
+    """Read a YAML file with values, and with texts alone, where 60.90 stays "60.90"."""
+    return read_yaml(path), yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
 
 
 def _as_printed(table: Content, text: Content) -> Content:

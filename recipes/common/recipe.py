@@ -1,22 +1,6 @@
 """Recipes: folders of scripts and a ``rows.yaml`` with the settings of experiments and what papers print.
 
-``rows.yaml`` contains
-
-- ``kind``: the steps of the recipe, see `KINDS`;
-- ``data``: the settings of preprocess.sh, which ``--settings FILE`` replaces;
-- ``readme``: the tables of its README, see `recipes.common.table`;
-- ``groups``: shared settings by name. A group may extend another one (``extends: GROUP``, or
-  ``RECIPE/GROUP`` for another recipe). The default group of a row is ``common``;
-- ``rows``: settings of rows that do not reproduce a row of a paper, by name;
-- ``tables``: tables of papers, see `recipes.papers`. A row of a table with a ``name`` is a row of the recipe,
-  with the same settings as those in ``rows``;
-- ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
-  ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
-  of the variant ``fitted``. ``seeds: [2, 3]`` in a row ``funnel_4x`` adds rows ``funnel_4x_seed2`` and
-  ``funnel_4x_seed3``; tables show the mean and the range of all.
-
-A row takes the settings of its group; in mappings such as ``train``, option by option. The settings of a row
-are the attributes of `Row`.
+``recipes/README.md`` explains the keys of the file.
 """
 
 from __future__ import annotations
