@@ -25,6 +25,7 @@ from shared_embeddings.compress.measure import Measured, ScoredWords
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.registry import build
+from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
 
 GROUP = "shared_embeddings.hosts"
@@ -310,7 +311,7 @@ def scoring_only(embeddings: Iterable[SharedEmbedding], words: ScoredWords | Non
     with contextlib.ExitStack() as stack:
         if words is not None:
             for embedding in embeddings:
-                stack.enter_context(embedding.scoring_only(*words))
+                stack.enter_context(score_only(embedding, *words))
         yield
 
 
