@@ -417,8 +417,7 @@ class SharedEmbedding(CachingModule):
 
     def _factors(self) -> OutputFactors:
         """Return the output factors, cached in inference."""
-        if not self.has_output:
-            raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
+        self._check_output()
         return self.cached("output", self.output_factors)
 
     def _scores(self, hidden: Tensor) -> Tensor:
@@ -462,10 +461,13 @@ class SharedEmbedding(CachingModule):
         """Return the words ``(N,)`` of the best places among the scores of `_score_terms`."""
         return places
 
-    def _check_hidden(self, hidden: Tensor) -> None:
-        """Raise RuntimeError without an output side, ValueError unless hidden states are ``(..., S)``."""
+    def _check_output(self) -> None:
         if not self.has_output:
             raise RuntimeError(f"this {self.method} embedding has no output side: it is for the input only")
+
+    def _check_hidden(self, hidden: Tensor) -> None:
+        """Raise RuntimeError without an output side, ValueError unless hidden states are ``(..., S)``."""
+        self._check_output()
         width = hidden.size(-1) if hidden.dim() else 0
         if width != self.score_dim:
             raise ValueError(

@@ -590,6 +590,7 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
+        self._check_output()
         bands = zip(self._output_codes(), self._output_projections())
         table = torch.cat([codes if basis is None else codes @ basis for codes, basis in bands])
         return without_padding(table, torch.arange(len(table), device=table.device), self.padding_idx)
@@ -607,8 +608,7 @@ class AdaptiveEmbedding(SharedEmbedding):
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
-        if not self.has_output:
-            raise RuntimeError("this adaptive embedding has no output side: it is for the input only")
+        self._check_output()
 
         def make() -> AdaptiveSoftmax:
             assert self.clusters is not None
