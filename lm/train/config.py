@@ -17,7 +17,6 @@ import yaml
 from lm import models
 from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
-from shared_embeddings.utils.command_line import last_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import (
     OptionError,
@@ -28,7 +27,7 @@ from shared_embeddings.utils.options import (
     require,
     require_at_least,
 )
-from shared_embeddings.utils.reading import parse_yaml, read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 # Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
 SEEDS = 2**63
@@ -202,13 +201,11 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: see `parse_words`; or the file cannot be read.
     """
-    given = parse_words(
-        arguments, lambda text, option: text if option.lstrip("-") == "config" else parse_yaml(text, option)
-    )
+    given = parse_words(arguments)
     if "config" not in given:
         return given
     path = Path(str(given.pop("config")))
-    content = read_yaml(path, "config")
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
     return {**content, **given}
@@ -235,4 +232,4 @@ def help_text() -> str:
                 default = shown.removesuffix("...\n").strip()
             entry = f"  {field.name} ({default}): {about}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
-    return "\n".join([*lines, "", last_line("lm_train", "-config train.yaml -learning_rate 20")])
+    return "\n".join([*lines, "", "example: lm_train -config train.yaml -learning_rate 20"])

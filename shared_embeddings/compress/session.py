@@ -170,7 +170,7 @@ def compress(
     named = {name: given.get(name) for name in get_method_config(method).file_options}
     session = Session(model, settings, check)
     paths = {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
-    files = check_files(session.trained, output, settings, paths)
+    files = check_files(session.trained, model, output, settings, paths)
     saved = session.saved(output, (method, given, store, target, steps))
     fitted = session.fit(method, given, store, target, steps)
     return session.finish(fitted, output, files, saved)
@@ -200,7 +200,7 @@ def choose(
         OSError: a file cannot be read or written.
     """
     session = Session(model, settings)
-    files = [] if output is None else check_files(session.trained, output, settings)
+    files = [] if output is None else check_files(session.trained, model, output, settings)
     saved = None if output is None else session.saved(output, (target, max_loss))
     if target is None:
         target = session.smallest_within(max_loss or MaxLoss(1.0))
@@ -339,7 +339,7 @@ class Session:
         self.model, self.settings, self.is_checked = model, settings, check
         self.announce(f"reading {model}")
         self.host, adapter = find_host(model)
-        self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
+        self.trained: TrainedModel = adapter.read(model, runs=check)
         self.tables = self.trained.tables()
         self._before = _footprint(self.trained, self.trained.tensors())
         self._table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
@@ -501,7 +501,7 @@ class Session:
             host=self.host,
             method=fitted.method,
             store=fitted.store,
-            bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.sources())), 0),
+            bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.files(self.model))), 0),
             bytes_of_weights=weights,
             bytes_in_memory=memory,
             parameters=parameters,
@@ -776,7 +776,11 @@ def _footprint(trained: TrainedModel, written: Mapping[str, Tensor]) -> tuple[in
 
 
 def check_files(
-    trained: StoredModel, output: Path, settings: Settings, named: Mapping[str, Path] | None = None
+    trained: StoredModel,
+    model: Path,
+    output: Path,
+    settings: Settings,
+    named: Mapping[str, Path] | None = None,
 ) -> list[Path]:
     """The files of a compressed model, after checking that they can be written.
 
@@ -785,7 +789,7 @@ def check_files(
         output, settings: as in `compress`.
         named: files that options of the method name, by option.
     """
-    files, sources, validation = trained.files(output), trained.sources(), settings.validation
+    files, sources, validation = trained.files(output), trained.files(model), settings.validation
     is_file = all(source.is_file() for source in sources)
     check_paths(
         {

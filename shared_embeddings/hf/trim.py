@@ -182,12 +182,10 @@ class TrimmableFolder(TrimmableModel):
     def weight_bytes(self) -> int:
         return self.weights.bytes(len(self.kept) or self.rows)
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        folder.check_output(output, force=True)
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        if path != self.path:
+            folder.check_output(path, force=True)
+        return [path]
 
     def write_trimmed(self, output: Path, card: str) -> None:
         with folder.replacing_folder(output) as target:

@@ -159,7 +159,8 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
             assert bool(metric.isfinite().all()) and float(metric.trace()) > 0
             is_scored = next(table.is_scored for table in model.tables() if table.name == name)
             assert bool((shares > 0).all()) == is_scored and float(shares.sum()) <= 1 + 1e-4
-    lookups = [module for table in found for module in model.lookups(table)]
+    samples = model.samples([words], 1, 100)
+    lookups = [module for modules in samples.lookups.values() for module in modules]
     output = model.module.get_output_embeddings()
     assert not any(
         one._forward_hooks or one._forward_pre_hooks for one in [*lookups, output] if one is not None
