@@ -146,7 +146,7 @@ def teachers(records: Iterable[Record], by_name: Mapping[str, Record]) -> list[R
     """Return the rows that others start from, each once."""
     starts = (record["config"].get("distill") or record["config"].get("fit") or {} for record in records)
     names = dict.fromkeys(start.get("teacher") for start in starts)
-    return [by_name[name] for name in names if name in by_name]
+    return [by_name[name] for name in names if name and name in by_name]
 
 
 def best_of_each_size(results: Sequence[Record], quality: str, keep: Sequence[Record] = ()) -> list[Record]:

@@ -113,17 +113,17 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
     content = read_file(path)
     variants = content.get("variants", {})
     rows: dict[str, Row] = {}
-    for name, row in _named(content):
+    for name, written in _named(content):
         where = f"{path}: {name}"
-        settings = {key: value for key, value in row.items() if key not in _EXPANDED}
+        settings = {key: value for key, value in written.items() if key not in _EXPANDED}
         rows[name] = _row(where, name, settings, path)
-        for seed in row.get("seeds", ()):
+        for seed in written.get("seeds", ()):
             seeded = {**settings, "train": {**settings.get("train", {}), "seed": seed}}
             rows[f"{name}{SEED}{seed}"] = _row(where, f"{name}{SEED}{seed}", seeded, path)
-        for variant in row.get("variants", ()):
+        for variant in written.get("variants", ()):
             if variant not in variants:
                 raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
-            base: Content = {key: row[key] for key in ("embedding", "group") if key in row}
+            base: Content = {key: written[key] for key in ("embedding", "group") if key in written}
             full_name = f"{name}_{variant}"
             rows[full_name] = _row(where, full_name, {**base, **variants[variant]}, path)
     for row in rows.values():
@@ -187,7 +187,7 @@ def _merge(base: Content, changes: Content) -> Content:
 
 # Rows of --smoke: options that replace those of a row, where it has them, and options that it always gets.
 # Methods' that depend on the vocabulary or the number of steps; onmt_train's; lm_train's and lm_evaluate's.
-_LESS = {
+_LESS: dict[str, Content] = {
     "embedding": {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2},
     "translation": {"batch_size": 256, "accum_count": [1]},
     "search": {"beam_size": 2, "n_best": 2},
@@ -196,7 +196,7 @@ _LESS = {
         **{"memory_length": 20, "clamp_length": 20, "target_length": 20},
     },
 }
-_ALWAYS = {
+_ALWAYS: dict[str, Content] = {
     "translation": {
         **{"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32, "train_steps": 4, "valid_steps": 2},
         **{"save_checkpoint_steps": 2, "report_every": 1, "bucket_size": 256, "num_workers": 0},
