@@ -34,6 +34,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
+from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UNREADABLE, UserError
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.layers import in_float32
@@ -223,12 +224,12 @@ def _divergence_of(
 
 @torch.no_grad()
 def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
-    """Whether the scores of words ``(n,)`` are products with their rows, as `scoring_only` computes them."""
+    """Whether the scores of words ``(n,)`` are products with their rows, as `score_only` computes them."""
     hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
     if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
         return False
     found = embedding.logits(hidden)[:, words]
-    with embedding.scoring_only(words):
+    with score_only(embedding, words):
         return torch.allclose(
             embedding.logits(hidden), found, rtol=1e-2, atol=1e-2 * float(found.abs().max())
         )
