@@ -31,8 +31,8 @@ from lm.train.optim import (
     draw_length,
     is_stalled,
 )
-from shared_embeddings import OptionError
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import OptionError, parse_options
 from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout, words_of
 
