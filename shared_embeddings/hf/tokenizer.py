@@ -25,7 +25,7 @@ from typing import Any
 from shared_embeddings.hf.folder import quiet
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 TOKENIZER = "tokenizer.json"
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model", "merges.txt")
@@ -108,7 +108,7 @@ class Vocabulary:
         tokenizer = self._required("to count words with; give token counts, with ids instead of words")
         counts: Counter[int] = Counter()
         for path in texts:
-            lines = [line for line in text_lines(path) if line.strip()]
+            lines = [line for line in read_lines(path) if line.strip()]
             for start in range(0, len(lines), _LINES):
                 block = lines[start : start + _LINES]
                 for ids in tokenizer(block, add_special_tokens=False, verbose=False)["input_ids"]:

@@ -21,7 +21,8 @@ from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import AnyPath, replacing
 from shared_embeddings.utils.paths import check_outputs
-from shared_embeddings.words.token_counts import split_count, text_lines
+from shared_embeddings.utils.reading import read_lines
+from shared_embeddings.words.token_counts import split_count
 
 _FORMAT = 1
 # gensim truncates longer sentences.
@@ -193,7 +194,7 @@ def read_vocabulary(path: AnyPath) -> tuple[str, ...]:
     Raises:
         UserError: the file is empty or not UTF-8, repeats a word, or has a line without a word.
     """
-    lines = list(text_lines(Path(path)))
+    lines = list(read_lines(path))
     if not any(lines):
         raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
     line_of: dict[str, int] = {}
@@ -389,7 +390,7 @@ class _Sentences:
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts:
-            for line in text_lines(Path(text)):
+            for line in read_lines(text):
                 words = [word for word in line.split() if word in self.vocabulary]
                 for start in range(0, len(words), _LONGEST_SENTENCE):
                     if self.bar is not None:
