@@ -56,13 +56,12 @@ def _explain(error: BaseException) -> str | None:
     return command_line.error_line(error) if of_options else command_line.explain(error)
 
 
-def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
-    """Validate the options of a training, and return its corpora; embedding options become mappings."""
+def _check_training(opt: Namespace) -> None:
+    """Validate the options of a training; embedding options become mappings."""
     from onmt.utils.parse import ArgumentParser
 
     from nmt import plan as plans
-    from nmt.checkpoints import check_output, checkpoint_errors, peek
-    from nmt.corpora import check_targets, read_corpora
+    from nmt.checkpoints import check_output, read_checkpoint
     from nmt.length_control import check_positions
     from nmt.options import (
         check_memory,
@@ -80,18 +79,15 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.vocabulary import read_vocabulary
 
     check_training(opt)
-    corpora = read_corpora(opt)
-    check_targets(corpora, opt.model_task)
     check_positions(opt)
-    check_transforms(opt, corpora)
+    check_transforms(opt)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
     trained = None
     if opt.train_from:
-        checkpoint = peek(opt.train_from)
-        with checkpoint_errors(opt.train_from):
-            trained = plans.read_plan(requested_options(checkpoint["opt"]))
+        checkpoint = read_checkpoint(opt.train_from)
+        trained = plans.read_plan(requested_options(checkpoint["opt"]))
         if not opt.update_vocab:
             _check_same_words(opt, checkpoint["vocab"])
     for name in plans.OPTION_NAMES:
@@ -117,7 +113,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     opt.embedding_distillation = plans.parse_mapping("embedding_distillation", opt.embedding_distillation, "")
     if distillation is not None and not opt.train_from:
         check_new_student(distillation, plan, _new_vocabularies(opt))
-    return corpora
 
 
 def _new_vocabularies(opt: Namespace) -> dict[str, Any]:
@@ -159,20 +154,17 @@ def train() -> None:
     from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser(), "-config train.yaml", TRAIN)
-    corpora = _check_training(opt)
-    with runs.locked_run(opt) as lock:
-        settings = runs.settings_of(opt, corpora)
-        resumes = runs.begin(opt, settings)
+    _check_training(opt)
+    with runs.locked_run(opt):
+        record = runs.begin(opt)
         init_logger(opt.log_file)
-        if resumes and runs.is_finished(opt):
+        if record is None:
             logger.info(f"{opt.train_from} is the end of its run: nothing to do")
             return
-        if resumes:
-            logger.info(f"Resuming the run that saved {opt.train_from}")
         if opt.seed <= 0:
             opt.seed = random.SystemRandom().randrange(1, 2**31)
             logger.info(f"seed: {opt.seed}")
-        ranks.train(opt, {"settings": settings}, lock, _explain)
+        ranks.train(opt, record)
 
 
 @_command
@@ -201,7 +193,7 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.corpora import build_vocabularies, read_corpora
+    from nmt.corpora import build_vocabularies
     from nmt.options import check_counting, check_transforms, parse
 
     of_training = {
@@ -212,9 +204,8 @@ def build_vocab() -> None:
     parser, example = onmt.bin.build_vocab._get_parser(), "-config train.yaml -n_sample -1"
     opt = parse(parser, example, known_elsewhere=of_training)
     check_counting(opt)
-    corpora = read_corpora(opt)
-    check_transforms(opt, corpora)
-    build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main, corpora)
+    check_transforms(opt)
+    build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 
 
 @_command

@@ -400,14 +400,14 @@ _NEEDED_FILES = {
 }
 
 
-def check_transforms(opt: Namespace, corpora: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that transforms have the files that they need; `corpora` is the option ``data``."""
+def check_transforms(opt: Namespace) -> None:
+    """Check that transforms have the files that they need."""
     prior = getattr(opt, "lm_prior_model", None)
     if prior and not Path(prior).exists():
         raise UserError(f"lm_prior_model: no such file or folder: {prior}; check the path")
     if getattr(opt, "learn_subwords", False):
         return
-    asked = {name for corpus in corpora.values() for name in corpus.get("transforms") or ()}
+    asked = {name for corpus in parse_yaml(opt.data, "data").values() for name in corpus.get("transforms") or ()}
     asked |= set(opt.transforms)
     for transform, files in _NEEDED_FILES.items():
         for name in files if transform in asked else ():

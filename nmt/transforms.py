@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from nmt.checkpoints import SUBWORDS as STORED
-from nmt.checkpoints import peek
+from nmt.checkpoints import read_checkpoint
 from nmt.options import SUBWORD_FILES
 from nmt.plan import parse_mapping
 from shared_embeddings.utils.errors import UserError
@@ -125,7 +125,7 @@ def record_transforms(opt: Namespace, saved: Namespace) -> None:
 
 def read_recorded(path: str) -> Recorded:
     """Read the transforms recorded in a checkpoint, without its weights."""
-    checkpoint = peek(path)
+    checkpoint = read_checkpoint(path)
     options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
     kept = [name for name in SUBWORD_FILES if name in stored]
     files = {name: stored[name].byte().flatten().numpy().tobytes() for name in kept}

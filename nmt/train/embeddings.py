@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import embeddings
 from nmt import plan as plans
-from nmt.checkpoints import peek
+from nmt.checkpoints import read_checkpoint
 from nmt.models import build_from_checkpoint
 from nmt.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from shared_embeddings.compress import distillation, straight_through
@@ -53,7 +53,7 @@ def check_new_student(
         distillation.check_seed(asked, settings)
     path = asked.teacher
     try:
-        checkpoint = peek(path)
+        checkpoint = read_checkpoint(path)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
     _check_words(asked, plan, checkpoint["vocab"], vocabs)
