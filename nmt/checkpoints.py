@@ -20,12 +20,12 @@ from nmt.embeddings import shared_embeddings_of, unique_state
 from shared_embeddings import checkpoints
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_of, unpack
-from shared_embeddings.registry import options
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.path_options import can_be_created
 
-# The options in checkpoints are a Namespace, the only class that ``torch.load(weights_only=True)`` may create.
+# The options in checkpoints, the only class that ``torch.load(weights_only=True)`` may create.
 torch.serialization.add_safe_globals([Namespace])
 
 # Entry of a checkpoint with the checksum of the separate weights.
@@ -281,7 +281,7 @@ def _default_packing(opt: Namespace) -> Packing | None:
     names, stores = [], []
     for option, prefixes in _TENSORS_OF.items():
         settings = getattr(opt, option, None)
-        store = options(settings["method"]).default_store if settings else "fp32"
+        store = get_method_config(settings["method"]).default_store if settings else "fp32"
         if store != "fp32":
             names += prefixes
             stores.append(store)

@@ -68,19 +68,16 @@ def _check_training(opt: Namespace) -> None:
         check_model_sizes,
         check_optimizer,
         check_training,
-        check_transforms,
     )
     from nmt.train.embeddings import (
         check_new_student,
         parse_distillation,
-        parse_quantization,
         requested_options,
     )
     from nmt.vocabulary import read_vocabulary
 
     check_training(opt)
     check_positions(opt)
-    check_transforms(opt)
     check_output("save_model", f"{opt.save_model}_step_1.pt")
     for name in ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
@@ -108,7 +105,6 @@ def _check_training(opt: Namespace) -> None:
         if plan is not None:
             plans.check_sizes(plan, sizes, vocabs)
         check_memory(sizes, vocabs)
-    opt.embedding_quantization = parse_quantization(opt.embedding_quantization, plan)
     distillation = parse_distillation(opt.embedding_distillation)
     opt.embedding_distillation = plans.parse_mapping("embedding_distillation", opt.embedding_distillation, "")
     if distillation is not None and not opt.train_from:
@@ -194,7 +190,7 @@ def build_vocab() -> None:
     import onmt.bin.train
 
     from nmt.corpora import build_vocabularies
-    from nmt.options import check_counting, check_transforms, parse
+    from nmt.options import check_counting, parse
 
     of_training = {
         string.lstrip("-")
@@ -204,7 +200,6 @@ def build_vocab() -> None:
     parser, example = onmt.bin.build_vocab._get_parser(), "-config train.yaml -n_sample -1"
     opt = parse(parser, example, known_elsewhere=of_training)
     check_counting(opt)
-    check_transforms(opt)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 
 

@@ -390,35 +390,6 @@ def check_optimizer(opt: Namespace) -> None:
         )
 
 
-# Files that transforms require; with a shared vocabulary, the target uses those of the source.
-_NEEDED_FILES = {
-    "bpe": SUBWORD_FILES[:2],
-    "sentencepiece": SUBWORD_FILES[:2],
-    "terminology": ("termbase_path",),
-    "fuzzymatch": ("tm_path",),
-    "inlinetags": ("tags_dictionary_path",),
-}
-
-
-def check_transforms(opt: Namespace) -> None:
-    """Check that transforms have the files that they need."""
-    prior = getattr(opt, "lm_prior_model", None)
-    if prior and not Path(prior).exists():
-        raise UserError(f"lm_prior_model: no such file or folder: {prior}; check the path")
-    if getattr(opt, "learn_subwords", False):
-        return
-    asked = {name for corpus in parse_yaml(opt.data, "data").values() for name in corpus.get("transforms") or ()}
-    asked |= set(opt.transforms)
-    for transform, files in _NEEDED_FILES.items():
-        for name in files if transform in asked else ():
-            if not getattr(opt, name) and not (name.startswith("tgt_") and opt.share_vocab):
-                raise UserError(f"transforms: {transform} needs {name}, which is not set; name the file")
-    for side in ("src", "tgt") if "onmt_tokenize" in asked else ():
-        kind = getattr(opt, f"{side}_subword_type")
-        if kind != "none" and not getattr(opt, f"{side}_subword_model"):
-            raise UserError(f"{side}_subword_type: {kind} needs {side}_subword_model; set it")
-
-
 def check_counting(opt: Namespace) -> None:
     """Check the numbers and names of ``onmt_build_vocab``."""
     check_ranges(opt)

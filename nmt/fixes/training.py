@@ -34,7 +34,7 @@ def end_at_same_step(original: Any, self: Any, iterator: Any) -> Iterator[Any]:
     """End the batches of all ranks after the same step, at a signal or early; it is then saved."""
     has_begun = False
     for batches in original(self, iterator):
-        stops = self.stop.requested or getattr(self.earlystopper, "ends", False)
+        stops = self.must_stop() or getattr(self.earlystopper, "ends", False)
         if torch.distributed.is_initialized():
             device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
             votes = torch.tensor([int(stops)], device=device)
@@ -42,8 +42,8 @@ def end_at_same_step(original: Any, self: Any, iterator: Any) -> Iterator[Any]:
             stops = bool(votes)
         if stops:
             end_workers()
-            if not has_begun:  # nothing to save
-                raise KeyboardInterrupt
+            if not has_begun:
+                self.model_saver = None  # there is nothing to save
             return
         has_begun = True
         iterator.mark()  # batches of a step that is not made do not count as read

@@ -21,19 +21,6 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30  # for the other ranks when one has failed
 
 
-class ParentStop:
-    """Asks a rank to stop after its step: at the parent's request, or because the parent is gone."""
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-
-    @property
-    def requested(self) -> bool:
-        """Whether to stop."""
-        parent = multiprocessing.parent_process()
-        return self.event.is_set() or (parent is not None and not parent.is_alive())
-
-
 def train(opt: Namespace, record: dict[str, Any]) -> None:
     """Train in this process, or in one process per rank of this machine.
 
@@ -52,7 +39,7 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
     ArgumentParser.validate_model_opts(opt)
     set_random_seed(opt.seed, False)
     if opt.world_size <= 1:
-        training.run_process(opt, 0 if opt.gpu_ranks else -1, record)
+        training.run_process(opt, 0 if opt.gpu_ranks else -1, record, None)
         return
     event = multiprocessing.get_context("spawn").Event()
     with StopFlag() as stop:
@@ -72,10 +59,14 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
         finally:
             for process in ranks.processes:
                 process.kill()
+    stop.raise_requested()
 
 
 def _train_rank(index: int, opt: Namespace, record: dict[str, Any], event: Any) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
     onmt.utils.distributed.multi_init(opt, index)
-    training.run_process(opt, index, record, ParentStop(event))
+    training.run_process(
+        opt, index, record, lambda: event.is_set() or parent is None or not parent.is_alive()
+    )

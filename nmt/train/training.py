@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.results import WandbWriter, Writers
 from shared_embeddings.utils.signals import StopFlag
+
+# Whether to stop training.
+MustStop = Callable[[], bool]
 
 
 class ProgressReport(ReportMgr):  # type: ignore[misc]
@@ -89,21 +93,21 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         return result
 
 
-def run_process(opt: Namespace, device_id: int, record: dict[str, Any], stop: ParentStop | None) -> None:
+def run_process(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: MustStop | None) -> None:
     """Apply the patches, train, and leave the process group; see `train`."""
     apply_patches()
-    train(opt, device_id, record, stop)
+    train(opt, device_id, record, must_stop)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # else torch may abort if other processes have ended
 
 
-def train(opt: Namespace, device_id: int, record: dict[str, Any], stop: ParentStop | None) -> None:
-    """Train in this process; raises `Interrupted` when a signal has stopped training.
+def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: MustStop | None) -> None:
+    """Train in this process; raises `KeyboardInterrupt` when a signal has stopped training.
 
     Args:
         device_id: -1 for a single process on a CPU.
         record: the settings of the run, which its checkpoints store; see `nmt.train.runs.begin`.
-        stop: asks a rank to stop; other processes stop at signals.
+        must_stop: whether a rank must stop, asked between steps; None to stop at signals.
     """
     if opt.wandb is not None:
         require("wandb")  # before the long work
@@ -132,7 +136,6 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], stop: ParentSt
     saver = _build_saver(opt, model_opt, model, vocabs, optim, device_id, first_step)
     saver.run = record
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
-    embeddings.quantize_embeddings(model, opt, vocabs, trainer)
     if any(teacher_losses):
         trainer.train_loss = embeddings.DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
     trainer.report_manager = ProgressReport(opt, trainer, first_step)
@@ -151,7 +154,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], stop: ParentSt
     if resume is not None:
         restore_state(trainer, resume)
     restore_dropout(model, opt, first_step)
-    _run_steps(trainer, batches, valid, opt, stop)
+    _run_steps(trainer, batches, valid, opt, must_stop)
 
 
 def _build_saver(
@@ -186,12 +189,12 @@ def _build_trainer(
 
 
 def _run_steps(
-    trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace, stop: ParentStop | None
+    trainer: Any, batches: TrackedBatches, valid: Any, opt: Namespace, must_stop: MustStop | None
 ) -> None:
     """Train until the end, or until all ranks stop; see `nmt.fixes.training.end_at_same_step`."""
     try:
-        with Interrupts() as interrupts:
-            trainer.stop = stop or interrupts
+        with StopFlag() as flag:
+            trainer.must_stop = must_stop or (lambda: bool(flag.requested))
             trainer.train(
                 batches,
                 0 if opt.single_pass else opt.train_steps,
@@ -199,8 +202,7 @@ def _run_steps(
                 valid_iter=valid,
                 valid_steps=opt.valid_steps,
             )
-        if interrupts.received:
-            raise Interrupted(interrupts.received)
+        flag.raise_requested()
     finally:
         end_workers()
         trainer.report_manager.bar.close()

@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
-from shared_embeddings.hosts.hf.folder import replacing_folder
-from shared_embeddings.hosts.hf.word_layers import dense_model, find_entry
+from shared_embeddings.hf.folder import replacing_folder
+from shared_embeddings.hf.word_layers import dense_model, find_entry
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 

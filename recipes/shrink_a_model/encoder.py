@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import shared_embeddings.hosts.hf  # noqa: F401  (registers compressed models with transformers)
+import shared_embeddings.hf  # noqa: F401  (registers compressed models with transformers)
 from shared_embeddings.analysis import WordPairs, read_pairs, spearman, word_similarity
 from shared_embeddings.utils.extras import require
 
