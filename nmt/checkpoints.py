@@ -57,14 +57,15 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a checkpoint ``NAME.pt``; its tensors are mapped, and those of embeddings packed.
+def read_checkpoint(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
+    """Return the content of a checkpoint ``NAME.pt``, whose embeddings may be packed; see `open_weights`.
 
-    With ``save_format: safetensors``, the weights are in separate files, see `read_safetensors`.
+    With ``save_format: safetensors``, the weights are in separate files, see `read_safetensors`. `mapped`
+    tensors are not read until they are used.
     """
     with checkpoint_errors(path):
-        can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
+        mapped = mapped and zipfile.is_zipfile(path)  # unlike the format before torch 1.6
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         check_weights(os.fspath(path), checkpoint)
     return {name: value for name, value in checkpoint.items() if name != checkpoints.KEY}
 
@@ -150,7 +151,7 @@ def join_generator(body: dict[str, Tensor], head: dict[str, Tensor] | None) -> d
 
 def check_ensemble(paths: Sequence[str]) -> None:
     """Check that models have the same target words; OpenNMT-py only compares the source words."""
-    vocabularies = [read_checkpoint(path)["vocab"] for path in paths]
+    vocabularies = [read_checkpoint(path, mapped=True)["vocab"] for path in paths]
     for path, vocabulary in zip(paths, vocabularies, strict=True):
         if vocabulary["tgt"] != vocabularies[0]["tgt"]:
             raise UserError(

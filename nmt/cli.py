@@ -83,7 +83,7 @@ def _check_training(opt: Namespace) -> None:
         read_vocabulary(getattr(opt, name) or f"({name} is not set)", 1)
     trained = None
     if opt.train_from:
-        checkpoint = read_checkpoint(opt.train_from)
+        checkpoint = read_checkpoint(opt.train_from, mapped=True)
         trained = plans.read_plan(requested_options(checkpoint["opt"]))
         if not opt.update_vocab:
             _check_same_words(opt, checkpoint["vocab"])

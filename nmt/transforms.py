@@ -125,7 +125,7 @@ def record_transforms(opt: Namespace, saved: Namespace) -> None:
 
 def read_recorded(path: str) -> Recorded:
     """Read the transforms recorded in a checkpoint, without its weights."""
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, mapped=True)
     options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
     kept = [name for name in SUBWORD_FILES if name in stored]
     files = {name: stored[name].byte().flatten().numpy().tobytes() for name in kept}

@@ -52,7 +52,7 @@ def check_new_student(
         distillation.check_seed(asked, settings)
     path = asked.teacher
     try:
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(path, mapped=True)
     except UserError as error:
         raise UserError(f"{OPTION}: teacher: {error}") from error
     _check_words(asked, plan, checkpoint["vocab"], vocabs)

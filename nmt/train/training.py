@@ -232,9 +232,7 @@ def _build_training_batches(
     opt: Namespace, transforms_cls: Any, vocabs: dict[str, Any], device_id: int, resume: dict[str, Any] | None
 ) -> TrackedBatches:
     """Build the infinite stream of training batches of this process, starting at a saved position if any."""
-    # OpenNMT-py only counts the processes of one machine, so that all machines would read the same examples.
-    is_split = opt.parallel_mode == "data_parallel" and device_id >= 0
-    offset, stride = (opt.gpu_ranks[device_id], opt.world_size) if is_split else (0, 1)
+    offset, stride = data_share(opt, device_id)
     cpu = torch.device("cpu")
     device = torch.device(device_id) if device_id >= 0 and torch.cuda.is_available() else cpu
     data = ResumableBatches.from_opt(
@@ -266,6 +264,15 @@ def _build_training_batches(
         prefetch_factor=opt.prefetch_factor,
     )
     return TrackedBatches(dynamic_iterator.OnDeviceDatasetIter(loader, device), start)
+
+
+def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
+    """Return the part of the training data that this process reads, and the number of parts.
+
+    OpenNMT-py only counts the processes of one machine, so that all machines would read the same examples.
+    """
+    is_split = opt.parallel_mode == "data_parallel" and device_id >= 0
+    return (opt.gpu_ranks[device_id], opt.world_size) if is_split else (0, 1)
 
 
 def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str, Any]]:
