@@ -186,7 +186,7 @@ class DivergedError(UserError):
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
     with files.replacing(Path(path)) as temporary:
-        files.save_tensors(checkpoints.with_checksum(checkpoint), temporary)
+        torch.save(checkpoints.with_checksum(checkpoint), temporary)
 
 
 def write_step(

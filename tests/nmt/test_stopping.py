@@ -284,7 +284,7 @@ def test_a_full_disk_keeps_the_saved_files(host: Host, error_line: ErrorLine, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shared_embeddings.utils.files.save_tensors", fail)
+        patch.setattr(torch, "save", fail)
         line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL))
     assert "No space left on device" in line
     assert steps(host) == [3]
