@@ -190,7 +190,7 @@ def build_vocab() -> None:
     import onmt.bin.train
 
     from nmt.corpora import build_vocabularies
-    from nmt.options import check_counting, parse
+    from nmt.options import READ, check_counting, parse
 
     of_training = {
         string.lstrip("-")
@@ -198,7 +198,7 @@ def build_vocab() -> None:
         for string in action.option_strings
     }
     parser, example = onmt.bin.build_vocab._get_parser(), "-config train.yaml -n_sample -1"
-    opt = parse(parser, example, known_elsewhere=of_training)
+    opt = parse(parser, example, READ, known_elsewhere=of_training)
     check_counting(opt)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 

@@ -52,14 +52,17 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
     def load(self, offset: int = 0, stride: int = 1) -> Iterator[dict[str, Any]]:
         """Yield the examples of every ``stride``-th block of lines starting at ``offset``."""
         empty = 0
-        for example in super().load(offset=offset, stride=stride):
-            for key in ("src", "tgt", "src_original", "tgt_original"):
-                if isinstance(example[key], str):
-                    example[key] = clean_line(example[key])
-            if example["tgt"] is not None and not (example["src"] and example["tgt"]):
-                empty += 1
-                continue
-            yield example
+        try:
+            for example in super().load(offset=offset, stride=stride):
+                for key in ("src", "tgt", "src_original", "tgt_original"):
+                    if isinstance(example[key], str):
+                        example[key] = clean_line(example[key])
+                if example["tgt"] is not None and not (example["src"] and example["tgt"]):
+                    empty += 1
+                    continue
+                yield example
+        except UnicodeDecodeError as error:
+            raise UserError(f"data: {self.id}: {self.src} or {self.tgt} is not UTF-8 ({error})") from error
         if empty:
             logger.warning(f"{self.id}: skipped {empty} pairs with an empty side")
 

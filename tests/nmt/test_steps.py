@@ -55,23 +55,6 @@ def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, e
         assert str(mixed) in line and str(mixed.with_suffix(".safetensors")) in line, line
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no checkpoint", "without options"])
-def test_damaged_checkpoints_are_named(
-    damage: str, trained: Trained, tmp_path: Path, error_line: ErrorLine
-) -> None:
-    host, model = trained(embedding=STANDARD)
-    path = copied(model, tmp_path)
-    if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:-400])
-    elif damage == "no checkpoint":
-        path.write_text("text")
-    else:
-        content = torch.load(path, weights_only=True)
-        torch.save({name: part for name, part in content.items() if name != "opt"}, path)
-    for command, arguments in commands(host, path, tmp_path).items():
-        assert str(path) in error_line(command, *arguments)
-
-
 def test_files_of_steps(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(**APART)
     for name in ("run_step_2000", "run_step_300", "run_step_best", "run_step_7.small", "other_step_9"):
