@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoints import read_checkpoint, step_files
-from nmt.plan import parse_text
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, sha256
+from shared_embeddings.utils.reading import parse_yaml
 
 CHOICES = ("auto", "never", "overwrite")
 # Options that a resumed run may change because they do not affect training steps.
@@ -44,8 +44,7 @@ def settings_of(opt: Namespace) -> dict[str, Any]:
         return json.loads(json.dumps(value, default=str))
 
     options = {name: value for name, value in vars(opt).items() if not name.startswith("_")}
-    data = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
-    settings: dict[str, Any] = plain({**options, "data": data})
+    settings: dict[str, Any] = plain({**options, "data": parse_yaml(opt.data, "data")})
     if isinstance(settings.get(OPTION), dict):
         settings[OPTION].pop("teacher", None)  # it is not read again and may be moved
     return settings
