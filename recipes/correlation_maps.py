@@ -1,0 +1,124 @@
+"""``python -m recipes.correlation_maps MODEL FOLDER``: correlation maps of embeddings (DeFINE, appendix B).
+
+Writes a picture for each layer of each embedding of a model, and prints their mean absolute correlations.
+
+Axes: ``D`` width of a layer, ``n`` tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from shared_embeddings.compress.host import find_host
+from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import replacing
+
+# Tokens per block.
+_BLOCK = 2048
+# A standard deviation below this fraction of the mean is the rounding error of a constant.
+_CONSTANT = 1e-6
+
+
+class LayerCorrelation(NamedTuple):
+    """Pearson's correlation between the dimensions of a layer, over all tokens that pass through it."""
+
+    layer: str
+    tokens: int
+    correlations: Tensor  # ``(D, D)``; NaN for constant dimensions
+    groups: int  # of its dimensions
+
+    def means(self) -> tuple[float, float]:
+        """Return the mean absolute correlation of dimensions, and of those of other groups (Figure 11)."""
+        width = len(self.correlations)
+        group = torch.arange(width) // (width // self.groups)
+        values = self.correlations.abs()
+        others = values[~torch.eye(width, dtype=torch.bool)]
+        return float(others.nanmean()), float(values[group[:, None] != group].nanmean())
+
+
+class Moments:
+    """Mean and covariance of vectors, accumulated in blocks.
+
+    DeFINE's appendix B uses the matrix of products E^T E; here each dimension is standardized, so that maps
+    of different layers are comparable.
+    """
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.shift = vectors.double().mean(dim=0)  # avoids cancellation
+        self.count = 0
+        self.sums = torch.zeros_like(self.shift)
+        self.products = torch.zeros(len(self.shift), len(self.shift), dtype=torch.float64)
+
+    def add(self, vectors: Tensor) -> None:
+        """Add vectors ``(n, D)``."""
+        shifted = vectors.double() - self.shift
+        self.count += len(shifted)
+        self.sums += shifted.sum(dim=0)
+        self.products.addmm_(shifted.t(), shifted)
+
+    def correlations(self) -> Tensor:
+        """Return the correlations ``(D, D)``; NaN in the rows and columns of constant dimensions."""
+        mean = self.sums / self.count
+        covariance = self.products / self.count - mean.outer(mean)
+        deviations = covariance.diagonal().clamp(min=0.0).sqrt()
+        is_constant = deviations <= _CONSTANT * (self.shift + mean).abs()
+        scale = deviations.reciprocal().masked_fill(is_constant, torch.nan)
+        return (covariance * scale[:, None] * scale).clamp(-1.0, 1.0)
+
+
+@torch.no_grad()
+def layer_correlations(embedding: WordEmbedding) -> list[LayerCorrelation]:
+    """Return the correlations of all layers of an embedding, over its tokens except padding."""
+    ids = torch.arange(len(embedding.words))
+    ids = ids[ids != (-1 if embedding.padding_idx is None else embedding.padding_idx)]
+    moments: dict[str, Moments] = {}
+    groups: dict[str, int] = {}
+    for block in tqdm(ids.split(_BLOCK), desc=embedding.name, unit=" blocks", disable=None):
+        for layer in embedding.layers(block):
+            if len(layer.values):
+                moments.setdefault(layer.name, Moments(layer.values.cpu())).add(layer.values.cpu())
+                groups[layer.name] = layer.groups
+    return [
+        LayerCorrelation(f"{embedding.name}: {name}", found.count, found.correlations(), groups[name])
+        for name, found in moments.items()
+    ]
+
+
+def draw_map(layer: LayerCorrelation, path: Path) -> None:
+    """Plot the absolute correlations, from 0 to 1, to a PNG file; constant dimensions are gray."""
+    figure = require("matplotlib.figure").Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    colors = require("matplotlib").colormaps["viridis"].with_extremes(bad="lightgrey")
+    image = axes.imshow(layer.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
+    axes.set_title(layer.layer, fontsize=9)
+    axes.set_xlabel("dimension")
+    figure.colorbar(image, label="absolute correlation")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def main() -> None:
+    """Draw the maps of a model."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.correlation_maps", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    _, adapter = find_host(arguments.model)
+    for embedding in adapter.read(arguments.model).embeddings():
+        for layer in layer_correlations(embedding):
+            draw_map(layer, arguments.folder / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
+            mean, between = layer.means()
+            groups = f", {between:.4f} between {layer.groups} groups" if layer.groups > 1 else ""
+            print(f"{layer.layer}: {layer.tokens:,} tokens, mean absolute correlation {mean:.4f}{groups}")
+
+
+if __name__ == "__main__":
+    main()
