@@ -147,6 +147,12 @@ def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
     return wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))
 
 
+def divergence(log_targets: Tensor, scores: Tensor) -> Tensor:
+    """Return the summed divergence of predictions from log-probabilities, both ``(n, V)``, in nats."""
+    terms = log_targets.exp() * (log_targets - scores.float().log_softmax(dim=-1))
+    return terms.masked_fill(log_targets == -torch.inf, 0.0).sum()
+
+
 class Reconstruction(NamedTuple):
     """The reconstruction loss."""
 
