@@ -139,7 +139,7 @@ class CompressOptions:
     report: Path | None = option("also write the report to this JSON file", None, parse=new_path)
 
     def __post_init__(self) -> None:
-        require_at_least("seed", self.seed, 0, 2**64)
+        require_at_least("seed", self.seed, 0)
         require_at_least("fit_steps", self.fit_steps, 1)
         if self.token_counts is not None and self.text:
             raise UserError("token_counts and text both provide counts; remove one of them")

@@ -36,10 +36,10 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, replacing
+from shared_embeddings.utils.errors import UNREADABLE, UserError
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.layers import in_float32
-from shared_embeddings.utils.signals import StopFlag
+from shared_embeddings.utils.signals import RESUME, StopFlag
 from shared_embeddings.words.token_counts import text_lines
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
@@ -82,8 +82,8 @@ class SavedRecovery:
 
     def write(self, content: Mapping[str, object]) -> None:
         """Replace what was written."""
-        with replacing(self.path) as temporary:
-            torch.save({**content, "digest": self._digest}, temporary)
+        with replacing(self.path) as temporary, temporary.open("wb") as file:
+            torch.save({**content, "digest": self._digest}, file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,7 +402,7 @@ def train(
             if stop.requested or time.monotonic() - last_saved > SAVE_EVERY:
                 saved.write({**student.state(), "place": batches.place})
                 last_saved = time.monotonic()
-            stop.raise_requested()
+            stop.raise_requested(RESUME)
     student.copy(student.best)
     return RecoveryReport(
         student.seconds / 60, student.steps, student.tokens, student.before, student.divergence

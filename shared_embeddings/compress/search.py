@@ -26,8 +26,7 @@ from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.registry import get_method_config, methods
 from shared_embeddings.spec import Candidate, Options
 from shared_embeddings.utils.command_line import align
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.errors import UserError, first_line
 
 # Candidates for tables of more than twice so many rows are ranked by fits to so many; at most so many of
 # them, whose errors are at most so many times the smallest, are then compared by predictions.
