@@ -255,9 +255,13 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force", *more]
-    given = {"target-ratio": row.ratio, "calibrate": row.calibrate, "recover": row.recover}
-    for name, value in given.items():
-        arguments += [] if value is None else [f"--{name}", str(value)]
+    settings = {
+        "size": None if row.ratio is None else f"{row.ratio:g}x",
+        "calibrate": row.calibrate,
+        "recover": None if row.recover is None else f"{row.recover:g}min",
+    }
+    for name, value in settings.items():
+        arguments += [] if value is None else [f"--{name}", value]
     for name, value in row.embedding.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -281,8 +281,8 @@ def _promising(
     errors.sort(key=lambda entry: entry[0])
     limit = CLOSE_ERROR * errors[0][0] if errors else 0.0
     close = [entry for entry in errors[:MOST_COMPARED] if entry[0] <= limit]
-    for error, method, candidate in errors[len(close) :]:
-        reason = f"on a sample of rows, its error is {error:.3f}, the smallest {errors[0][0]:.3f}"
+    for relative, method, candidate in errors[len(close) :]:
+        reason = f"on a sample of rows, its error is {relative:.3f}, the smallest {errors[0][0]:.3f}"
         trials.append(Trial(method, *candidate, reason))
     return [(method, candidate) for _, method, candidate in close], trials
 
