@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from recipes.common.recipe import find_recipe, recipe_names, run_step, runs_folder
 from recipes.common.tools import run_main
+from recipes.layers import layers
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.path_options import PathOption, check_paths
 
@@ -160,6 +161,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "figures": figures,
     "coverage": coverage,
     "ledger": ledger,
+    "layers": layers,
     "smoke": smoke,
 }
 

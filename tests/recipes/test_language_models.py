@@ -36,7 +36,7 @@ from recipes.common.table import markdown_table, records_of
 from recipes.common.tools import run_main
 from recipes.language_model import as_options, evaluate, read_settings, train
 from shared_embeddings.compress import host as compression_hosts
-from shared_embeddings.compress.session import compress
+from shared_embeddings.compress.command import compress
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
 from tests.lm.runs import write_corpus
@@ -304,7 +304,8 @@ def test_codes_replace_the_stored_word_vectors(
     save_model(tmp_path / "best.pt", model, words, stored, None)
     options = {key: value for key, value in row.embedding.items() if key != "method"}
     small = tmp_path / "small.pt"
-    compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2)
+    asked = {"model": tmp_path / "best.pt", "output": small, "fit_steps": 2}
+    compress(CompressOptions(method=row.embedding["method"], **asked), **options)
     new = load_model(small).model
     assert new.embedding.inner_embedding().method == "compositional_code"
     assert adaptive_part(new.embedding).method == "adaptive"
