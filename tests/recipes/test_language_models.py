@@ -37,6 +37,7 @@ from recipes.common.tools import run_main
 from recipes.language_model import as_options, evaluate, read_settings, train
 from shared_embeddings.compress import host as compression_hosts
 from shared_embeddings.compress.command import compress
+from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
 from tests.lm.runs import write_corpus

@@ -29,6 +29,7 @@ from shared_embeddings.analysis import (
 )
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress.command import compress
+from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.word_vectors.adapter import Adapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
