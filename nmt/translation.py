@@ -178,7 +178,7 @@ class _Reader:
         if type(self.model.encoder).__name__ == "GGNNEncoder":
             raise UserError("this model reads graphs, not sentences")
         if texts is None:
-            return self.random(seed, number), "random words; use --text for real ones"
+            return self.random(seed, number), "random words; pass a text for real ones"
         text = self.source_text(texts, seed)
         return self.known([text], seed, number), text.name
 
@@ -187,7 +187,7 @@ class _Reader:
     ) -> tuple[Tensor, str]:
         """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
         if texts is None:
-            return self.write(seed, number), "that it generated; use --text for real ones"
+            return self.write(seed, number), "that it generated; pass a text for real ones"
         start = torch.tensor([self.start])
         lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
         padding = float(self.padding)

@@ -93,7 +93,10 @@ def opened(host: str) -> adapters.Adapter:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """The exit status of a command, and what it prints."""
-    status = main([str(argument) for argument in arguments])
+    try:
+        status = main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        status = int(str(end.code))
     return status, *capsys.readouterr()
 
 
@@ -379,12 +382,8 @@ def test_options_that_contradict_each_other(
 ) -> None:
     """One line, before anything is fitted or written."""
     asked = [str(trained.text) if word == "FILE" else word for word in arguments.split()]
-    try:
-        status, out, error = run(
-            capsys, "compress", "--model", trained.model, "--output", tmp_path / "small", *asked
-        )
-    except SystemExit as end:
-        status, (out, error) = int(str(end.code)), capsys.readouterr()
+    files = ["--model", trained.model, "--output", tmp_path / "small"]
+    status, out, error = run(capsys, "compress", *files, *asked)
     assert status == 2 and message in error.splitlines()[-1] and "Traceback" not in error and not out
     assert list(tmp_path.iterdir()) == []
 
@@ -519,10 +518,7 @@ def test_user_errors_of_trim(
     Path("taken").write_text("mine")
     before = content(tmp_path)
     output = [] if "--output" in arguments else ["--output", "trimmed"]
-    try:
-        status, _, error = run(capsys, "trim", "--model", trained.model, *output, *arguments.split())
-    except SystemExit as end:
-        status, (_, error) = int(str(end.code)), capsys.readouterr()
+    status, _, error = run(capsys, "trim", "--model", trained.model, *output, *arguments.split())
     if trained.host == "hf" and arguments == "--text odd":  # a tokenizer of characters or bytes reads it
         return
     assert status == 2 and message in error.splitlines()[-1]

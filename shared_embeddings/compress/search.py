@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from tqdm import tqdm
@@ -33,10 +33,8 @@ from shared_embeddings.utils.errors import UserError, first_line
 SAMPLED_ROWS, MOST_COMPARED, CLOSE_ERROR = 2**12, 3, 1.05
 # The ratios that are searched for the smallest size, and the factor between two that are as good as equal.
 _RATIOS, CLOSE_RATIO = (2.0, 128.0), 1.07
-# The first ratio that is tried, and the share of the largest loss that is close enough to it.
-_FIRST_RATIO, _NEAR = 16.0, 0.8
-# Losses are taken to grow by this factor where codes have a bit less, as squared errors do.
-_LOSS_PER_BIT = 4.0
+# The share of the largest loss that is close enough to it.
+_NEAR = 0.8
 # The bits for a number of the tables of a curve.
 _CURVE = (8.0, 4.0, 3.0, 2.0, 1.5, 1.0)
 
@@ -203,7 +201,7 @@ def attempt(session: Session, method: str, candidate: Candidate, target: Target 
             *candidate,
             retention=retention,
             quality=quality,
-            sizes=Sizes(_table_bytes(session), after),
+            sizes=Sizes(session.table_bytes, after),
             relative_error=fitted.reports[0].relative_error,
             chosen=fitted.reports[0].fit.options,
             fitted=fitted,
@@ -238,14 +236,10 @@ def _try_words(
         method,
         *candidate,
         retention=retention,
-        sizes=Sizes(_table_bytes(session), after),
+        sizes=Sizes(session.table_bytes, after),
         relative_error=fits[0].relative_error,
         chosen=fits[0].options,
     )
-
-
-def _table_bytes(session: Session) -> int:
-    return sum(-(-table.stored_bits // 8) for table in session.tables)
 
 
 def _failed(method: str, candidate: Candidate, error: Exception) -> Trial:
@@ -309,59 +303,27 @@ def _sampled_error(
 
 
 def smallest_within(session: Session, max_loss: MaxLoss) -> Target:
-    """Return the smallest size at which a candidate loses at most `max_loss`.
+    """Return the smallest size at which a candidate loses at most `max_loss`, by bisection.
 
-    The logarithm of the loss is taken to be linear in the bits of the codes, so that few sizes are tried.
     All candidates are tried at the first size, and those that may be the best at others.
     """
-    low, high, ratio = *_RATIOS, _FIRST_RATIO
-    bits = 8 * session.tables[0].table.element_size()
-    rivals, losses = list(candidates()), dict[float, float]()  # by ratio
-    reason = "allow a larger loss"
+    low, high = _RATIOS
+    rivals, reason = list(candidates()), "allow a larger loss"
+    is_within = False
     while high / low > CLOSE_RATIO:
-        trials = sorted(
-            try_candidates(session, rivals, Target(ratio=ratio)),
-            key=lambda trial: trial.loss(max_loss.in_nats),
-        )
-        losses[ratio] = trials[0].loss(max_loss.in_nats)
-        reason = trials[0].reason or reason
-        if losses[ratio] > max_loss.limit:
+        ratio = math.sqrt(low * high)
+        trials = try_candidates(session, rivals, Target(ratio=ratio))
+        trials.sort(key=lambda trial: trial.loss(max_loss.in_nats))
+        loss, reason = trials[0].loss(max_loss.in_nats), trials[0].reason or reason
+        if loss > max_loss.limit:
             high = ratio
         else:
-            low = ratio
-            if losses[ratio] >= _NEAR * max_loss.limit > 0:
+            low, is_within = ratio, True
+            if loss >= _NEAR * max_loss.limit > 0:
                 break
         measured = [trial for trial in trials if trial.retention is not None]
         best = [(trial.method, Candidate(trial.options, trial.store)) for trial in measured]
         rivals = best[:MOST_COMPARED] or rivals
-        ratio = _next_ratio(losses, max_loss.limit, low, high, bits)
-    if low not in losses:
+    if not is_within:
         raise UserError(f"all methods lose more than that at all sizes that were tried; {reason}")
     return Target(ratio=low)
-
-
-def _next_ratio(losses: Mapping[float, float], limit: float, low: float, high: float, bits: int) -> float:
-    """Return a ratio between `low` and `high` whose loss should be a little below the largest one.
-
-    Args:
-        losses: those that were measured, by ratio.
-        limit: the largest loss.
-        low, high: the loss at `low` is small enough, that at `high` is not.
-        bits: of a number of the original table.
-    """
-    middle = math.sqrt(low * high)
-    wanted = limit * (1 + _NEAR) / 2
-    # No loss is nothing to compute with, and it is infinite at impossible sizes.
-    measured = {ratio: loss for ratio, loss in losses.items() if 0 < loss < math.inf}
-    if not measured or wanted <= 0:
-        return middle
-    nearest = sorted(measured, key=lambda ratio: abs(math.log(measured[ratio] / wanted)))[:2]
-    slope = math.log(_LOSS_PER_BIT)
-    if len(nearest) == 2 and losses[nearest[1]] != losses[nearest[0]]:
-        slope = math.log(losses[nearest[1]] / losses[nearest[0]])
-        slope /= bits / nearest[0] - bits / nearest[1]
-    if slope <= 0 or len(losses) > 2 and len(losses) % 3 == 0:
-        return middle
-    wanted_bits = bits / nearest[0] + math.log(losses[nearest[0]] / wanted) / slope
-    ratio = bits / max(wanted_bits, 0.01)
-    return ratio if low * CLOSE_RATIO**0.5 <= ratio <= high / CLOSE_RATIO**0.5 else middle

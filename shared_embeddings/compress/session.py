@@ -48,6 +48,7 @@ class Session:
         self.host, adapter = find_host(options.model)
         self.trained: TrainedModel = adapter.read(options.model, runs=options.check)
         self.tables = self.trained.tables()
+        self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
         self.footprint = footprint(self.trained, self.trained.tensors())
         self.is_calibrated = True
 

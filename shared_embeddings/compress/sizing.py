@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,8 +145,7 @@ def options_within(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """The options of one method for a budget."""
 
     method: str  # the method
@@ -155,65 +155,63 @@ class Suggestion:
 
 
 def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Suggestion]:
-    """For every registered method, the options with the most parameters that are within `budget`."""
+    """Return the options with the most parameters within `budget` for every registered method."""
     num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)  # checks V and D
-    return [_suggest_one(method, num_embeddings, embedding_dim, budget) for method in methods()]
+    suggestions = []
+    for method in methods():
+        spec = get_method_config(method)
 
+        def count(options: Options, spec: Any = spec) -> int:
+            resolved = spec.resolve(num_embeddings, embedding_dim, options)
+            size: int = resolved.search_size(num_embeddings, embedding_dim)
+            return size
 
-def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: int) -> Suggestion:
-    spec = get_method_config(method)
-
-    def count(options: Options) -> int:
-        resolved = spec.resolve(num_embeddings, embedding_dim, options)
-        return resolved.search_size(num_embeddings, embedding_dim)
-
-    found = largest_within(spec.search_grids(num_embeddings, embedding_dim), count, budget)
-    if isinstance(found, tuple):
-        grid, step = found
-        options = grid.options_at(step)
-        return Suggestion(method, options, count(options), spec.grid_choice)
-    if found is None:
-        remark = "no suggestion: the vocabulary or the dimension is too small"
-    else:
-        remark = f"needs at least {found:,} parameters"
-    return Suggestion(method, None, found, remark)
+        largest = largest_within(spec.search_grids(num_embeddings, embedding_dim), count, budget)
+        if isinstance(largest, tuple):
+            grid, step = largest
+            options = grid.options_at(step)
+            suggestions.append(Suggestion(method, options, count(options), spec.grid_choice))
+        elif largest is None:
+            remark = "no suggestion: the vocabulary or the dimension is too small"
+            suggestions.append(Suggestion(method, None, None, remark))
+        else:
+            suggestions.append(Suggestion(method, None, largest, f"needs at least {largest:,} parameters"))
+    return suggestions
 
 
 def read_budget(text: str) -> int:
-    """A budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters."""
+    """Return a budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kKmM]?)\s*", text)
-    if match is None:
-        raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
-    budget = float(match[1]) * _MULTIPLIERS[match[2].lower()]
+    budget = float(match[1]) * _MULTIPLIERS[match[2].lower()] if match is not None else 0.0
     if not 1 <= budget < 1e15:
-        raise UserError(f"budget '{text}' must be at least one parameter and less than 1e15; change it")
+        raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
     return int(budget)
 
 
 def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, as_json: bool = False) -> str:
-    """The suggestions, each as a line to paste into a configuration, or as a JSON object."""
+    """Return the suggestions, each as a line to paste into a configuration, or as a JSON object."""
     limit = read_budget(budget)
     dense = num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
     table = f"a plain table of {num_embeddings:,} x {embedding_dim:,}"
     if limit >= dense and not as_json:
         return f"Nothing is needed: {table} has {dense:,} parameters, within the budget of {limit:,}."
     lines, objects = [f"# budget {limit:,} parameters; {table} has {dense:,}"], []
-    for found in suggest(num_embeddings, embedding_dim, limit):
-        factor = None if found.options is None else dense / max(found.count or 1, 1)
+    for method, options, count, remark in suggest(num_embeddings, embedding_dim, limit):
+        factor = None if options is None else dense / max(count or 1, 1)
         objects.append(
             {
-                "method": found.method,
-                "options": found.options,
-                "count": found.count,
+                "method": method,
+                "options": options,
+                "count": count,
                 "compression": factor and round(factor, 2),
-                "remark": found.remark,
+                "remark": remark,
             }
         )
-        if found.options is None:
-            lines += ["", f"# {found.method}: {found.remark}"]
+        if options is None:
+            lines += ["", f"# {method}: {remark}"]
         else:
-            lines += ["", f"# {found.method}: {found.count:,} parameters, {factor:.2f}x; {found.remark}"]
-            lines.append(f"embedding: {as_yaml(found.method, found.options)}")
+            lines += ["", f"# {method}: {count:,} parameters, {factor:.2f}x; {remark}"]
+            lines.append(f"embedding: {as_yaml(method, options)}")
     sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
     if as_json:
         return json.dumps({**sizes, "budget": limit, "dense": dense, "suggestions": objects}, indent=1)

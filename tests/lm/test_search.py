@@ -128,7 +128,9 @@ def test_few_sizes_are_tried_for_the_smallest(
             for largest in (MaxLoss(loss, in_nats=False), MaxLoss(loss / 2, in_nats=True)):
                 losses.clear()
                 ratio = search.smallest_within(opened, largest).ratio
-                assert ratio is not None and 0.8 * loss <= losses[ratio] <= loss and len(losses) <= 5
+                assert ratio is not None and losses[ratio] <= loss and len(losses) <= 7
+                is_last = any(ratio < tried <= search.CLOSE_RATIO * ratio for tried in losses)
+                assert is_last or losses[ratio] >= 0.8 * loss
     failed = Trial("quantized", {}, "fp16", "needs more")
     monkeypatch.setattr(search, "attempt", lambda *_: failed)
     with pytest.raises(ValueError, match="at all sizes that were tried; needs more"):

@@ -83,7 +83,7 @@ def test_a_large_vocabulary_is_trained_alike_by_few_words(
     add_tokenizer(tmp_path / "model")
     full = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
     monkeypatch.setattr(session.Session, "words_of", lambda self, *_: every_word(self))
-    monkeypatch.setattr(session.Session, "sample", None)
+    monkeypatch.setattr(session.Session, "scored_words", None)
     few = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
     assert few["kl_before"] == pytest.approx(full["kl_before"], rel=1e-3)
     assert few["kl_after"] == pytest.approx(full["kl_after"], rel=1e-2)
