@@ -242,4 +242,4 @@ def _decoding(table: EmbeddingTable, embedding: SharedEmbedding) -> Decoding:
         return 1 / max(fastest, 1e-9)
 
     before, after = tokens_per_second(plain_step), tokens_per_second(compressed_step)
-    return Decoding(scores, before, after, Sizes(rows.nbytes, embedding.bytes_in_memory()))
+    return Decoding(scores, before, after, Sizes(rows.nbytes, accounting.bytes_in_memory(embedding)))

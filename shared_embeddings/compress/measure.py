@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 if TYPE_CHECKING:
     from shared_embeddings.compress.host import TrainedModel
@@ -320,7 +320,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
     """
     draw = random.Random(seed)
     sample: list[str] = []
-    lines = (line for path in texts for line in text_lines(path) if line.strip())
+    lines = (line for path in texts for line in read_lines(path) if line.strip())
     for index, line in enumerate(lines):
         if index < number:
             sample.append(line)

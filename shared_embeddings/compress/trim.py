@@ -27,7 +27,7 @@ from shared_embeddings.compress.report import Coverage, Sizes, TrimmedVocabulary
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, write_text
 from shared_embeddings.utils.paths import check_outputs
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 # Lines that are tokenized at a time.
 _BLOCK = 1000
@@ -178,7 +178,7 @@ def _select(
 
 def _listed_ids(files: Sequence[Path], vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
     """Return the ids of the tokens in files, one on every line, in each vocabulary."""
-    words = dict.fromkeys(line for path in files for line in text_lines(path) if line)
+    words = dict.fromkeys(line for path in files for line in read_lines(path) if line)
     if files and not words:
         raise UserError(f"keep {files[0]}: is empty; write one token per line, or remove the option")
     ids: dict[str, set[int]] = {}
@@ -234,7 +234,7 @@ def _count(trained: TrimmableModel, vocabulary: str, paths: Sequence[Path]) -> l
 
 def _blocks(path: Path) -> Iterator[list[str]]:
     """Yield the lines of a text in blocks, with a progress bar on a terminal."""
-    lines = text_lines(path)
+    lines = read_lines(path)
     with tqdm(desc=path.name, unit=" lines", disable=None) as progress:
         while block := list(islice(lines, _BLOCK)):
             yield block
