@@ -50,12 +50,12 @@ class Trained(NamedTuple):
 
 def _lm(folder: Path) -> tuple[Path, Path]:
     data = write_corpus(folder / "corpus", " ".join(f"w{number}" for number in range(60)))
-    return write_model(folder / "model.pt", data), folder / "corpus" / "valid.txt"
+    return write_model(folder / "model.pt", data), folder / "corpus" / "train.txt"
 
 
 def _nmt(folder: Path) -> tuple[Path, Path]:
     host = Host(folder)
-    return host.train("model", train_steps=1, save_checkpoint_steps=1), folder / "test.src"
+    return host.train("model", train_steps=1, save_checkpoint_steps=1), folder / "train.src"
 
 
 def _hf(folder: Path) -> tuple[Path, Path]:
@@ -361,7 +361,7 @@ def test_the_best_candidate_is_written(
         ("--bits 2 --seed -1", "'seed' is -1"),
         ("--bits 2 --no-check", "check=False needs a method"),
         ("--size 1000000x", "no method is possible at this size"),
-        ("--size 8", "write a factor above 1, such as 8x"),
+        ("--size 8", "write a factor above 1 such as 8x"),
         ("--max-loss 120%", "write 1% or 0.01"),
         ("--max-loss=-1nats", "write 1% or 0.01"),
         ("--method quantized --max-loss 1%", "remove method"),

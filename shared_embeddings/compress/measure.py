@@ -29,7 +29,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +37,6 @@ from torch import Tensor, nn
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_lines
-
-if TYPE_CHECKING:
-    from shared_embeddings.compress.host import TrainedModel
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
@@ -194,7 +191,7 @@ class Comparison:
     """Compares a model before and after a change, by its quality if possible, else by its predictions.
 
     Args:
-        model: the model, to be changed between construction and `result`.
+        model: the `TrainedModel`, to be changed between construction and `result`.
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
@@ -205,7 +202,7 @@ class Comparison:
     """
 
     def __init__(
-        self, model: TrainedModel, validation: Validation | None, texts: Sequence[Path] | None, seed: int
+        self, model: Any, validation: Validation | None, texts: Sequence[Path] | None, seed: int
     ) -> None:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)

@@ -144,38 +144,6 @@ def test_result_resumes_with_the_options_of_the_run(
     assert torch.equal(scores(after), scores(small))
 
 
-def test_result_translates_trains_and_stays_tied(trained: Trained, tmp_path: Path) -> None:
-    host, model = trained(embedding=STANDARD)
-    output, report = tmp_path / "small.pt", tmp_path / "report.json"
-    before = model.read_bytes()
-    counts = host.folder / "vocab"
-    asked = ["--rank", 4, "--fit-steps", 50, "--token-counts", counts, "--report", report]
-    compress(model, "funnel", output, *asked)
-    assert model.read_bytes() == before
-    found, *_ = build_from_checkpoint(str(output))
-    (embedding,) = shared_embeddings_of(found)
-    assert embedding.method == "funnel"
-    assert words_module(found, "source") is words_module(found, "target") is found.generator.embedding
-    assert len(host.translate(output)) == 7
-    further = ["-train_from", str(output), "-train_steps", "2", "-save_checkpoint_steps", "2"]
-    run("onmt_train -config", host.config("further", embedding=None), *further)
-    assert read_checkpoint(host.folder / "further_step_2.pt")["opt"].embedding["method"] == "funnel"
-    run("onmt_release_model -model", output, "-output", tmp_path / "released.pt")
-    written = json.loads(report.read_text())
-    words, dim = embedding.num_embeddings, embedding.embedding_dim
-    assert written["tables"][0]["parameters"] == {"before": words * dim, "after": 4 * (words + dim)}
-    assert written["tables"][0]["uses"] == ["source", "target", "output"]
-
-
-def test_plain_upstream_model(trained: Trained, tmp_path: Path) -> None:
-    host, model = trained()
-    output = tmp_path / "small.pt"
-    compress(model, "standard", output)
-    torch.testing.assert_close(scores(output), scores(model), atol=1e-4, rtol=0)
-    compress(model, "projective", output, "--rank", 4, "--force")
-    assert len(host.translate(output)) == 7
-
-
 def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -> None:
     host, model = trained(**UNTIED)
     output = tmp_path / "small.pt"
@@ -280,42 +248,6 @@ def test_each_side_has_its_own_embedding(host: Host, capfd: Capture) -> None:
     methods = [embedding.method for embedding in shared_embeddings_of(model)]
     assert methods == ["projective", "funnel", "structured"]
     assert "output: structured StructuredOptions" in capfd.readouterr().err
-
-
-@pytest.mark.slow_except("pytorch")
-@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
-def test_upstream_model_keeps_its_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
-    """Its output layer with its bias becomes an embedding, like its two tables."""
-    host, model = trained(save_format=save_format, **UNTIED)
-    same, small = tmp_path / "same.pt", tmp_path / "small.pt"
-    compress(model, "standard", same)
-    torch.testing.assert_close(scores(same), scores(model), atol=1e-5, rtol=0)
-    compress(same, "projective", small, "--rank", 16)
-    torch.testing.assert_close(scores(small), scores(model), atol=1e-4, rtol=0)
-    assert [embedding.method for embedding in shared_embeddings_of(built(small))] == ["projective"] * 3
-    assert len(host.translate(small)) == 7
-
-
-@pytest.mark.slow_except("standard")
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_of_an_output_layer(method: str, trained: Trained, tmp_path: Path) -> None:
-    host, model = trained(**UNTIED)
-    layer = built(model).generator
-    options = {name: value for name, value in METHODS[method].items() if name != "method"}
-    fitting = {"seed": 3, "steps": 20, "output_bias": True}
-    words = read_checkpoint(model)["vocab"]["tgt"]
-    fitted, _ = se.fit(method, layer.weight.detach(), words=words, **fitting, **options)
-    fitted.set_output_bias(layer.bias.detach())
-    output = {store: tmp_path / f"{store}.pt" for store in ("fp32", "int8")}
-    for store, path in output.items():
-        asked = ["--fit-steps", 20, "--seed", 3, "--store", store]
-        compress(model, as_method(method, options), path, *asked)
-    hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
-    found = built(output["fp32"]).generator.embedding
-    assert torch.equal(found.log_prob(hidden), fitted.eval().log_prob(hidden))
-    stored = read_weights(str(output["int8"]))[2]
-    assert stored.keys() == {f"embedding.{name}" for name in found.state_dict()}
-    assert len(host.translate(output["int8"])) == 7
 
 
 @pytest.mark.slow_except("adaptive")
