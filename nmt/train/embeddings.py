@@ -1,4 +1,4 @@
-"""Embeddings in training: distillation from a teacher (``embedding_distillation``), and quantization.
+"""Embeddings in training: distillation from a teacher (``embedding_distillation``).
 
 `shared_embeddings.compress.distillation` defines the keys of the option.
 """
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import embeddings
 from nmt import plan as plans
-from nmt.checkpoints import peek
 from nmt.models import build_from_checkpoint
 from nmt.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from shared_embeddings.compress import distillation
@@ -36,32 +35,8 @@ REQUESTED = "embeddings_before_fit"
 
 
 def parse_distillation(value: Any) -> distillation.Distillation | None:
-    """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults."""
-    given = plans.parse_mapping(OPTION, value, distillation.EXAMPLE)
-    return None if given is None else distillation.parse_distillation(given)
-
-
-def check_new_student(
-    asked: distillation.Distillation, plan: plans.EmbeddingPlan | None, vocabs: dict[str, Any]
-) -> None:
-    """Check the distillation of a new model, as far as possible without building it."""
-    if plan is None:
-        raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
-    for settings in plan.sides().values():
-        distillation.check_seed(asked, settings)
-    path = asked.teacher
-    try:
-        checkpoint = peek(path)
-    except UserError as error:
-        raise UserError(f"{OPTION}: teacher: {error}") from error
-    _check_words(asked, plan, checkpoint["vocab"], vocabs)
-    shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
-    for name, is_shared in shared.items():
-        if is_shared and not getattr(checkpoint["opt"], name, False):
-            raise UserError(
-                f"{name}: true, but the teacher {path} was trained with {name}: false, and its "
-                f"tables cannot be merged; set {name}: false, or use another teacher"
-            )
+    """Return the option ``embedding_distillation``, a mapping, with its defaults."""
+    return None if value is None else distillation.parse_distillation(value)
 
 
 def _check_words(
@@ -111,6 +86,7 @@ class Teacher:
 
     path: str  # its checkpoint, for messages
     model: Any
+    opt: Namespace  # of its training
     vocab: dict[str, Any]  # in the checkpoint
     tables: dict[str, Tensor]  # (V, D) of each side, including the output
     table_tensors: frozenset[str]  # names of the tensors of its embeddings
@@ -136,7 +112,8 @@ def read_teacher(path: str) -> Teacher:
     if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
         bias = None
     names = _names_of(model, list(parts.values()))
-    return Teacher(path, model, checkpoint["vocab"], tables, names, None if bias is None else bias.detach())
+    bias = None if bias is None else bias.detach()
+    return Teacher(path, model, checkpoint["opt"], checkpoint["vocab"], tables, names, bias)
 
 
 def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
@@ -154,6 +131,7 @@ class Student:
     plan: plans.EmbeddingPlan
     opt: Namespace
     vocabs: dict[str, Any]
+    is_new: bool  # False when training resumes
 
     def embeddings(self) -> list[SharedEmbedding]:
         return list(embeddings.shared_embeddings_of(self.model))
@@ -161,7 +139,19 @@ class Student:
     def read_teacher(self, path: str) -> Teacher:
         teacher = read_teacher(path)
         _check_words(self.asked, self.plan, teacher.vocab, self.vocabs)
-        for side in self.plan.sides():
+        shared = {
+            "share_embeddings": self.plan.share_inputs,
+            "share_decoder_embeddings": self.plan.share_output,
+        }
+        for name, is_shared in shared.items() if self.is_new else ():
+            if is_shared and not getattr(teacher.opt, name, False):
+                raise UserError(
+                    f"{name}: true, but the teacher {path} was trained with {name}: false, and its tables "
+                    f"cannot be merged; set {name}: false, or use another teacher"
+                )
+        for side, settings in self.plan.sides().items():
+            if self.is_new:
+                distillation.check_seed(self.asked, settings)
             embedding: Any = embeddings.words_module(self.model, side)
             wanted = (embedding.num_embeddings, embedding.embedding_dim)
             shape = tuple(teacher.tables[side].shape) if side in teacher.tables else None
@@ -199,15 +189,17 @@ def prepare_student(
     The embeddings of a new model are replaced, and the sizes of fitted ones set in its options.
     """
     asked, plan = parse_distillation(getattr(opt, OPTION, None)), plans.read_plan(opt)
-    if asked is None or plan is None:
+    if asked is None:
         return distillation.TeacherLosses()
+    if plan is None:
+        raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
         if asked.soft_targets > 0 and getattr(opt, name, False):
             raise UserError(
                 f"{OPTION}: soft_targets: {asked.soft_targets:g} does not work with {name}: "
                 f"{getattr(opt, name)}; remove one of them"
             )
-    return distillation.prepare_student(Student(model, asked, plan, opt, vocabs), asked, is_new)
+    return distillation.prepare_student(Student(model, asked, plan, opt, vocabs, is_new), asked, is_new)
 
 
 def _fit_embeddings(
