@@ -495,7 +495,7 @@ def test_trim_keeps_the_words_of_a_text(
         ("--text none", "no such file"),
         ("--text odd", "has no "),
         ("--text binary", "not UTF-8"),
-        ("", "give text"),
+        ("", "no text selects the tokens"),
         ("--text text --keep odd", "token to keep"),
         ("--text text --min-count 9999", "lower min_count"),
         ("--text text --top-k 0", "'top_k' is 0"),

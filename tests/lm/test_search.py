@@ -173,7 +173,7 @@ def test_a_candidate_that_fails_costs_its_row_only(
     monkeypatch.setattr(QuantizedEmbedding, "fit", classmethod(partly))
     monkeypatch.setattr(search, "SAMPLED_ROWS", sample)
     ended = choose(trained[0], *asked)
-    assert ended.status == 0 and len(rows(ended.out)) >= 2
+    assert ended.status == 0 and len(rows(ended.out)) >= 1
     (failed,) = (line for line in ended.out.splitlines() if "RuntimeError: these dtypes do not match" in line)
     assert "codec: spectral" in failed
     failing.add("all")
