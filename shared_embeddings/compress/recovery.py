@@ -38,8 +38,8 @@ from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UNREADABLE, UserError
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.utils.signals import RESUME, StopFlag
-from shared_embeddings.words.token_counts import text_lines
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
@@ -250,7 +250,7 @@ def other_lines(texts: Sequence[Path], seed: int) -> Iterator[Sequence[Path]]:
     with tempfile.TemporaryDirectory() as folder:
         rest = [Path(folder, f"{number}-{text.name}") for number, text in enumerate(texts)]
         for text, copy in zip(texts, rest):
-            lines = (line for line in text_lines(text) if line.strip() and line not in compared)
+            lines = (line for line in read_lines(text) if line.strip() and line not in compared)
             with copy.open("w", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines)
         yield rest if all(copy.stat().st_size for copy in rest) else texts
