@@ -162,7 +162,7 @@ def record_files(records: Records, folder: Path) -> None:
             records[f"{key} report"] = json.dumps(
                 without_changing(json.loads(report.read_text())), sort_keys=True
             )
-            if name in ("standard-fp32", "quantized-uniform-4", "method-funnel"):
+            if name in ("standard-fp32", "standard-int8", "quantized-uniform-4", "method-funnel"):
                 for form in ("onnx", "onnx-embeddings", "vec", "dense"):
                     exported = place / f"{name}.{form}"
                     failed = run("export", "--model", output, "--format", form, "--output", exported)

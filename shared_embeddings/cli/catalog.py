@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import shared_embeddings as se
 from shared_embeddings.cli.command import Commands, add_command, add_flags
+from shared_embeddings.quant import STORES
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.options import OptionError, describe_type, parse_words
 
 REQUIRED = "required"
-# The storage dtypes whose sizes `params` prints.
-_STORES = ("fp32", "fp16", "int8", "int4")
 
 
 def add_commands(commands: Commands) -> None:
@@ -112,7 +111,7 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
         "compression": "compression",
     }
     lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
-    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in _STORES), "compression"]]
+    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in STORES), "compression"]]
     for part in parts:
         shape = " x ".join(map(str, part.shape))
         factor = "" if part.compression is None else f"{part.compression:.2f}x"
@@ -145,9 +144,9 @@ def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
     from shared_embeddings.quant.storage import packed_bytes
 
     def part(name: str, kind: str, tensor: torch.Tensor, bits: int) -> Part:
-        sizes = dict.fromkeys(_STORES, -(-bits // 8))
+        sizes = dict.fromkeys(STORES, -(-bits // 8))
         if tensor.is_floating_point():
-            sizes = {store: packed_bytes(tensor, store, name) for store in _STORES}
+            sizes = {store: packed_bytes(tensor, store, name) for store in STORES}
         return Part(name, kind, tuple(tensor.shape), tensor.numel(), sizes)
 
     parts = [part(name, "parameter", tensor, 0) for name, tensor in embedding.named_parameters()]
@@ -155,7 +154,7 @@ def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
         part(name, "buffer", tensor, bits) for name, tensor, bits in se.accounting.stored_buffers(embedding)
     ]
     trained = sum(part.count for part in parts if part.kind == "parameter")
-    total = {store: sum(part.bytes[store] for part in parts) for store in _STORES}
+    total = {store: sum(part.bytes[store] for part in parts) for store in STORES}
     table = torch.empty(embedding.num_embeddings, embedding.embedding_dim, device="meta")
     plain = part("plain table", "sum", table, 0)
     return [
