@@ -169,7 +169,7 @@ def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, An
     if named:
         return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
     limit = 4 * size.words * size.dim // compression
-    return method, dict(options_within(method, *size, limit, se.options(method).default_store))
+    return method, dict(options_within(method, *size, limit, se.get_method_config(method).default_store))
 
 
 def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-import shared_embeddings.hosts.hf  # noqa: F401  # registers with transformers
+import shared_embeddings.hf  # noqa: F401  # registers with transformers
 from benchmarks.measuring import (
     add_run_options,
     in_fresh_process,

@@ -128,7 +128,7 @@ def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
     return [
         Row(f"{method}, {label}" if label else method, method, options)
         for method in methods
-        for label, options in se.options(method).examples(setting.vocab_size, setting.dim).items()
+        for label, options in se.get_method_config(method).examples(setting.vocab_size, setting.dim).items()
     ]
 
 

@@ -73,11 +73,11 @@ class Adapter:
         """Whether a file looks like a checkpoint of ``lm_train``."""
         return contains_strings(path, FORMAT)
 
-    def read(self, path: Path) -> CheckpointModel:
+    def read(self, path: Path, runs: bool = True) -> CheckpointModel:
         """Read a model."""
         return CheckpointModel(path)
 
-    read_tables = read_trimmable = read
+    read_trimmable = read
 
 
 class CheckpointModel(WordTokens):
@@ -153,10 +153,10 @@ class CheckpointModel(WordTokens):
 
         starts = range(0, max(1, ids.size(1) - 1), _LONG)
         parts = [ids[:, first : first + _LONG + 1] for first in starts]
-        return Samples(how, parts, predict, words=ids.unique(), running=lambda: evaluating(self.module))
-
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        return {self.module.embedding: 1.0}
+        lookups: dict[str, dict[nn.Module, float]] = {NAME: {self.module.embedding: 1.0}}
+        return Samples(
+            how, parts, predict, words=ids.unique(), running=lambda: evaluating(self.module), lookups=lookups
+        )
 
     def _read(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> tuple[Tensor, str]:
         """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
@@ -205,11 +205,8 @@ class CheckpointModel(WordTokens):
     def tensors(self) -> dict[str, Tensor]:
         return distinct_state(self.module)
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write a checkpoint without training state, all or nothing."""

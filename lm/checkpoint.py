@@ -92,7 +92,7 @@ def save_model(
     """
     embedding, settings = model.embedding, dict(config["embedding"])
     is_fitted = config.get("embedding_distillation") is not None
-    if is_fitted or any(name in settings for name in se.options(embedding.method).file_options):
+    if is_fitted or any(name in settings for name in se.get_method_config(embedding.method).file_options):
         settings = {"method": embedding.method, **embedding.stored_options()}
     state = distinct_state(model)
     if training is None:

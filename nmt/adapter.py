@@ -18,13 +18,11 @@ class Adapter:
         """Return whether a file looks like a checkpoint of OpenNMT-py."""
         return contains_strings(path, "opt", "vocab")
 
-    def read(self, path: Path) -> CheckpointModel:
+    def read(self, path: Path, runs: bool = True) -> CheckpointModel:
         """Read a model."""
         from nmt.compression import CheckpointModel
 
         return CheckpointModel(path)
-
-    read_tables = read
 
     def read_trimmable(self, path: Path) -> TrimmableCheckpoint:
         """Read a model to trim it, see `read`."""

@@ -21,7 +21,7 @@ from nmt.embeddings import shared_embeddings_of, unique_state
 from shared_embeddings import checkpoints
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, StorageError, packed_as, packing_of, unpack
-from shared_embeddings.registry import options
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError
@@ -458,7 +458,7 @@ def _default_packing(opt: Namespace) -> Packing | None:
     names, stores = [], []
     for option, own in _TENSORS_OF.items():
         settings = getattr(opt, option, None)
-        store = options(settings["method"]).default_store if settings else "fp32"
+        store = get_method_config(settings["method"]).default_store if settings else "fp32"
         if store != "fp32":
             names += own
             stores.append(store)

@@ -74,7 +74,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
     from nmt.train.embeddings import (
         check_new_student,
         parse_distillation,
-        parse_quantization,
         requested_options,
     )
     from nmt.vocabulary import read_vocabulary
@@ -112,7 +111,6 @@ def _check_training(opt: Namespace) -> dict[str, dict[str, Any]]:
         if plan is not None:
             plans.check_sizes(plan, sizes, vocabs)
         check_memory(sizes, vocabs)
-    opt.embedding_quantization = parse_quantization(opt.embedding_quantization, plan)
     distillation = parse_distillation(opt.embedding_distillation)
     opt.embedding_distillation = plans.parse_mapping("embedding_distillation", opt.embedding_distillation, "")
     if distillation is not None and not opt.train_from:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
@@ -138,19 +139,10 @@ class CheckpointModel:
         from nmt.translation import language_samples, translation_samples
 
         samples = language_samples if self.is_language_model else translation_samples
-        return samples(self.module, self.vocabs, texts, seed, tokens)
-
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        """Return the layer that looks up words of a table; the output layer of its own has none."""
-        module = embeddings.words_module(self.module, table) if table in self.lookup_sides else None
-        return {} if module is None else {module: 1.0}
-
-    def onnx_body(self) -> NoReturn:
-        """Fails: translation models run in CTranslate2."""
-        raise UserError(
-            f"model {self.path}: translation models are not exported to ONNX as a whole; run "
-            "onmt_release_model -format ctranslate2, or use --format onnx-embeddings"
-        )
+        found = samples(self.module, self.vocabs, texts, seed, tokens)
+        modules = {side: embeddings.words_module(self.module, side) for side in self.lookup_sides}
+        lookups = {side: {module: 1.0} for side, module in modules.items() if module is not None}
+        return dataclasses.replace(found, lookups=lookups)
 
     def place(self, fitted: Mapping[str, se.SharedEmbedding]) -> list[str]:
         """Put the embeddings of all sides into the model; return notes about other changes."""
@@ -176,18 +168,15 @@ class CheckpointModel:
         """Return the tensors of the model, each once."""
         return embeddings.unique_state(self.module)
 
-    def sources(self) -> list[Path]:
-        """Return the files that the model was read from."""
-        weights = checkpoints.safetensors_of(str(self.path)) if self.is_safetensors else []
-        return [self.path, *map(Path, weights)]
-
-    def files(self, output: Path) -> list[Path]:
-        """Return the files of a model named `output`."""
+    def files(self, path: Path) -> list[Path]:
+        """Return the files of a model at `path`."""
         if not self.is_safetensors:
-            return [output]
-        if output.suffix != ".pt":
-            raise UserError(f"output {output}: must end in .pt because its weights are in a separate file")
-        return [output, output.with_suffix(".safetensors")]
+            return [path]
+        if path == self.path:
+            return [path, *map(Path, checkpoints.safetensors_of(str(path)))]
+        if path.suffix != ".pt":
+            raise UserError(f"output {path}: must end in .pt because its weights are in a separate file")
+        return [path, path.with_suffix(".safetensors")]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""

@@ -105,7 +105,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
         settings = plans.parse_settings(name, getattr(opt, name, None))
         module = words_module(model, _SIDES.get(name, "target"))
         if settings is not None and isinstance(module, se.SharedEmbedding):
-            if any(name in settings for name in se.options(module.method).file_options):
+            if any(name in settings for name in se.get_method_config(module.method).file_options):
                 settings = stored_settings(module)
             setattr(stored, name, settings)
     return stored

@@ -32,7 +32,7 @@ from nmt.options import check_gpu, check_translator
 from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
 from nmt.train.runs import CHOICES
 from nmt.transforms import NEEDING_TARGETS, NONE, stored_files
-from shared_embeddings.compress import distillation, straight_through
+from shared_embeddings.compress import distillation
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
 from shared_embeddings.utils.errors import UserError
@@ -71,17 +71,11 @@ def add_model_options(original: Any, parser: Any) -> None:
 
 @wrap("_add_train_general_opts", onmt.opts)
 def add_training_options(original: Any, parser: Any) -> None:
-    """Add the training options for mixed precision, quantization, logging and existing runs."""
+    """Add the training options for mixed precision, logging and existing runs."""
     original(parser)
     add = parser.add_argument_group("Training of shared embeddings").add_argument
     text = "Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32"
     add("--autocast", "-autocast", choices=["none", "bf16"], default="none", help=text)
-    name = straight_through.OPTION
-    text = (
-        "Round the tables of method standard in training, with gradients straight to them: "
-        f"'{straight_through.EXAMPLE}'; `shared-embeddings compress` stores them with these options"
-    )
-    add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
     text = "Project of Weights & Biases that gets what TensorBoard gets"
     add("--wandb", "-wandb", default=None, metavar="PROJECT", help=text)
     text = (

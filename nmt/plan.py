@@ -128,7 +128,7 @@ def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
     """Return whether settings match those of a checkpoint, which has contents in place of files."""
     if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
         return wanted == found
-    files = se.options(wanted["method"]).file_options
+    files = se.get_method_config(wanted["method"]).file_options
     # A number for the only level of classes is stored as a list.
     return any(name in found for name in files) and all(
         found.get(name) in (value, [value]) for name, value in wanted.items() if name not in files
@@ -257,7 +257,7 @@ def method_options(side: str, settings: dict[str, Any], with_output: bool) -> di
     method = settings["method"]
     if with_output or method not in se.methods():
         return options
-    if "output" in {field.name for field in dataclasses.fields(se.options(method))}:
+    if "output" in {field.name for field in dataclasses.fields(se.get_method_config(method))}:
         if options.setdefault("output", "none") != "none":
             raise UserError(
                 f"{side} embedding: output: {options['output']} has no effect because the output "

@@ -254,7 +254,7 @@ def _cells(
 def _model(table: Content, row: Content) -> Content:
     """Return what is counted for a row: its embedding, the table's model and its own; empty if unknown."""
     options = dict(row.get("embedding", {}))
-    for name in se.options(options["method"]).file_options if options else ():
+    for name in se.get_method_config(options["method"]).file_options if options else ():
         options = {**options, name: se.STORED} if name in options else options
     model = {**table.get("model", {}), **row.get("model", {})}
     for each in (table, row):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Resolve requirements/pins.in for every supported Python; write installer.txt, pins.txt and light.txt in requirements/.
+# With --keep, only what is new in the .in files is resolved and all other pins stay.
 # Every package has the SHA-256 of its files for all platforms; pip rejects other files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +15,8 @@ resolve() {
     "$work/venv/bin/uv" pip compile --quiet --universal --python-version 3.10 --constraint requirements/torch.txt \
         --generate-hashes --no-annotate --no-header "${@:2}" --output-file "$work/$1.txt" "requirements/$1.in"
 }
-resolve pins --upgrade
+cat requirements/installer.txt requirements/pins.txt >"$work/pins.txt" # versions that uv prefers
+if [[ ${1:-} == --keep ]]; then resolve pins; else resolve pins --upgrade; fi
 resolve light --constraint "$work/pins.txt"
 
 # blocks FILE PATTERN: packages whose line matches, with their hashes; !PATTERN: all others

@@ -15,7 +15,7 @@ from shared_embeddings.modules.standard import StandardOptions
 from shared_embeddings.modules.structured import StructuredOptions
 from shared_embeddings.modules.tensor_train import TensorTrainOptions
 from shared_embeddings.modules.uncle import UncleOptions
-from shared_embeddings.registry import build, methods, num_parameters, options
+from shared_embeddings.registry import build, get_method_config, methods, num_parameters
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.options import STORED, OptionError
@@ -43,6 +43,6 @@ __all__ = [
     "fit",
     "methods",
     "num_parameters",
-    "options",
+    "get_method_config",
     "set_updates",
 ]

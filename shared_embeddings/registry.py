@@ -49,7 +49,7 @@ def methods() -> list[str]:
     return sorted(_registered)
 
 
-def options(method: str) -> type[EmbeddingOptions[Any]]:
+def get_method_config(method: str) -> type[EmbeddingOptions[Any]]:
     """The options dataclass of `method`, with all that it declares; OptionError if there is none."""
     check_known("embedding method", method, methods())
     return _registered[method]
@@ -166,7 +166,7 @@ def spec_of(
     OptionError if there is no such method, or both kinds of options are given.
     """
     if not isinstance(method, EmbeddingOptions):
-        return options(method), given
+        return get_method_config(method), given
     if given:
         raise OptionError(f"{method.method}: '{next(iter(given))}' is beside the options; give it in them")
     fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}

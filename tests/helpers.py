@@ -15,7 +15,7 @@ from nmt.checkpoints import allow_checkpoint_types
 from shared_embeddings.checkpoints import KEY, with_checksum
 from shared_embeddings.compress.measure import Samples, ScoredWords
 from shared_embeddings.compress.session import Session
-from shared_embeddings.registry import options
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 
 SEED = 20201119
@@ -25,7 +25,7 @@ CODES = ("quantized", "--bits", 2, "--codec", "trellis")
 
 def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     """The first example of a method for V words in D dimensions."""
-    return next(iter(options(method).examples(num_embeddings, embedding_dim).values()))
+    return next(iter(get_method_config(method).examples(num_embeddings, embedding_dim).values()))
 
 
 def arguments(options: Options) -> list[str]:
@@ -43,10 +43,10 @@ def arguments(options: Options) -> list[str]:
 
 
 HOSTS = {
-    "hf": "shared_embeddings.hosts.hf.adapter",
+    "hf": "shared_embeddings.hf.adapter",
     "lm": "lm.adapter",
     "nmt": "nmt.adapter",
-    "vectors": "shared_embeddings.hosts.word_vectors",
+    "vectors": "shared_embeddings.word_vectors.adapter",
 }
 
 

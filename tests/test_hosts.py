@@ -94,18 +94,6 @@ def test_every_host_has_an_example_and_an_entry_point() -> None:
     assert project["entry-points"][adapters.GROUP] == points and HOSTS.keys() == MAKERS.keys()
 
 
-def test_another_package_with_the_name_of_a_host_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "other_lm").mkdir()
-    (tmp_path / "other_lm" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    hidden = EntryPoint("lm", "other_lm.adapter:Adapter", adapters.GROUP)
-    monkeypatch.setattr(adapters, "entry_points", lambda group: [hidden])
-    status, _, error = run(capsys, "compress", "--model", tmp_path, "--bits", 4, "--compare")
-    assert status == 2 and f"another package named 'other_lm' ({tmp_path / 'other_lm'})" in error
-
-
 def test_each_model_is_recognized_only_by_its_adapter(trained: Trained) -> None:
     assert [host for host in HOSTS if opened(host).sniff(trained.model)] == [trained.host]
     assert adapters.find_host(trained.model)[0] == trained.host

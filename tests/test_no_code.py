@@ -16,7 +16,7 @@ import_module, subprocess, os.system, torch.load, numpy.load and trust_remote_co
 - ``yaml.load``: safe loaders, plain values alone (`shared_embeddings.utils.reading`).
 - ``numpy.load``: ``allow_pickle=False``.
 - auto_map, pickled weights and tokenizers of folders of transformers: ``trust_remote_code=False``, and
-  safetensors alone (`shared_embeddings.hosts.hf.folder`).
+  safetensors alone (`shared_embeddings.hf.folder`).
 - ``pickle.loads`` (`onmt.utils.distributed`): takes what the other processes of a run send, no file.
 - ``subprocess`` (`onmt.modules.sru`, `shared_embeddings.utils.results`): fixed arguments.
 """

@@ -278,8 +278,8 @@ def test_every_command_prints_its_version(
 
 def test_public_names_are_tidy() -> None:
     names = dir(se)
-    assert {se.options(method).__name__ for method in se.methods()} <= set(se.__all__) <= set(names)
+    assert {se.get_method_config(method).__name__ for method in se.methods()} <= set(se.__all__) <= set(names)
     assert not any(name.startswith("_") and name != "__version__" for name in names)
-    assert se.FunnelOptions(rank=3) == se.options("funnel")(rank=3)
+    assert se.FunnelOptions(rank=3) == se.get_method_config("funnel")(rank=3)
     with pytest.raises(AttributeError, match="has no attribute 'Funnel'"):
         se.Funnel  # noqa: B018

@@ -6,8 +6,8 @@ import argparse
 import codecs
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,8 @@ from lm.data.datasets import SOURCES, locate
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import remove_leftovers, sha256, staged
-from shared_embeddings.utils.path_options import PathOption, check_input, check_outputs
+from shared_embeddings.utils.files import replacing, sha256
+from shared_embeddings.utils.path_options import PathOption
 
 DEFAULT_SPLIT = "0.9,0.05,0.05"
 
@@ -52,66 +52,54 @@ def main(arguments: Sequence[str]) -> None:
     if options.max_size is not None and options.max_size < 3:
         raise UserError(f"-max_size is {options.max_size}; it must be at least 3: <unk>, <eos> and a word")
     limits = Limits(options.min_frequency, options.max_size)
-    with ExitStack() as stack:
-        name, texts, published = _texts(options, stack)
-        made = prepare(texts, options.output, name, limits, options.lower, published, options.force)
+    name, texts, published = _texts(options)
+    made = prepare(texts, options.output, name, limits, options.lower, published, options.force)
     for split in SPLITS:
         tokens, unknown = made["tokens"][split], made["unknown"][split]
         print(f"{split}: {tokens:,} tokens, {unknown / tokens:.2%} of them <unk>")
     print(f"vocabulary: {made['types']:,} words\nprepared {options.output}")
 
 
-def _texts(options: argparse.Namespace, stack: ExitStack) -> tuple[str, Texts, Published | None]:
-    """Name and texts of the requested corpus, and its published sizes if known.
-
-    A split text stays in a temporary folder until `stack` is closed.
-    """
+def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
+    """Return the name and the texts of the requested corpus, and its published sizes if known."""
     texts = {split: getattr(options, split) for split in SPLITS}
-    given = [f"-{split}" for split in SPLITS if texts[split]]
+    with_text = [f"-{split}" for split in SPLITS if texts[split]]
     for name in ("split", "seed"):
-        if getattr(options, name) is not None and given != ["-train"]:
+        if getattr(options, name) is not None and with_text != ["-train"]:
             raise UserError(f"-{name} needs -train without other texts; remove it or the other texts")
     if options.dataset:
-        if given:
-            raise UserError(f"{' and '.join(given)} cannot be combined with -dataset; remove one of them")
+        if with_text:
+            raise UserError(f"{with_text[0]} cannot be combined with -dataset; remove one of them")
         data_dir = os.environ.get("DATA_DIR")
         downloads = options.downloads or options.output / "downloads"
-        found = locate(options.dataset, Path(data_dir) if data_dir else None, downloads)
-        return options.dataset, found, SOURCES[options.dataset].published
-    if options.downloads:
-        raise UserError("-downloads has no effect without -dataset; remove it")
-    if given == ["-train"]:
+        located = locate(options.dataset, Path(data_dir) if data_dir else None, downloads)
+        return options.dataset, located, SOURCES[options.dataset].published
+    if with_text == ["-train"]:
         seed = 1 if options.seed is None else options.seed
-        if seed < 0:
-            raise UserError(f"-seed is {seed}; it must be at least 0")
         fractions = parse_fractions(options.split or DEFAULT_SPLIT)
-        splitting = split_texts(options.train, options.output / "texts", fractions, seed, options.force)
-        parts = stack.enter_context(splitting)
-        return options.train[0].stem, {split: [path] for split, path in parts.items()}, None
+        texts = split_texts(options.train, options.output / "texts", fractions, seed, options.force)
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
-        raise UserError(
-            f"{' and '.join(missing)} missing; give a text for each split, only -train, or -dataset"
-        )
+        raise UserError(f"{missing[0]} is missing; give a text for each split, only -train, or -dataset")
     return options.train[0].stem, texts, None
 
 
 def parse_fractions(text: str) -> list[float]:
-    """The fractions of lines of each split, from ``TRAIN,VALID,TEST``.
+    """Return the fractions of lines of each split, from ``TRAIN,VALID,TEST``.
 
     Raises:
         UserError: they are not three positive numbers that sum to 1.
     """
     try:
-        found = list(map(float, text.split(",")))
+        fractions = list(map(float, text.split(",")))
     except ValueError:
-        found = []
+        fractions = []
     # A NaN fails the comparison.
-    if len(found) != len(SPLITS) or not (min(found) > 0 and math.isclose(sum(found), 1, abs_tol=1e-6)):
+    if len(fractions) != 3 or not (min(fractions) > 0 and math.isclose(sum(fractions), 1, abs_tol=1e-6)):
         raise UserError(
             f"-split is {text!r}; give three fractions above 0 that sum to 1, such as {DEFAULT_SPLIT}"
         )
-    return found
+    return fractions
 
 
 def share_lines(fractions: Sequence[float], total: int) -> dict[str, int]:
@@ -130,58 +118,47 @@ def share_lines(fractions: Sequence[float], total: int) -> dict[str, int]:
     return {"train": total - sum(counts.values()), **counts}
 
 
-@contextmanager
 def split_texts(
     paths: Sequence[Path], folder: Path, fractions: Sequence[float], seed: int, force: bool = False
-) -> Iterator[dict[str, Path]]:
+) -> dict[str, list[Path]]:
     """Split the lines of concatenated texts at random, keeping their order, with one byte of memory per line.
 
-    Yields the temporary path of each split's text; they appear in `folder` at the end as ``train.txt``,
-    ``valid.txt`` and ``test.txt``, unless there is an error.
-
     Args:
+        folder: gets ``train.txt``, ``valid.txt`` and ``test.txt``.
         fractions: of lines in each split, drawn with `seed`.
-        force: overwrite other texts with these names.
+        force: replace other texts with these names.
 
     Raises:
-        UserError: there are too few lines; or a text cannot be read, is not UTF-8, or would be overwritten.
+        UserError: there are too few lines, a text would be replaced, or the folder has other texts.
     """
     outputs = {split: folder / f"{split}.txt" for split in SPLITS}
+    if any(output.exists() and path.samefile(output) for path in paths for output in outputs.values()):
+        raise UserError(f"-train: {folder} is where the split texts are written; use another -output")
+    number = 0
     for path in paths:
-        check_input("-train", path)
-        check_outputs({f"-output, {split} text": outputs[split] for split in SPLITS}, {"-train": path}, True)
-    remove_leftovers(*outputs.values())
-    counts = share_lines(fractions, sum(map(_count_lines, paths)))
+        with path.open("rb") as text:
+            number += sum(1 for _ in text)
+    counts = share_lines(fractions, number)
     parts = np.repeat(np.arange(len(SPLITS), dtype=np.uint8), [counts[split] for split in SPLITS])
     np.random.default_rng(seed).shuffle(parts)
-    with staged(list(outputs.values())) as temporary:
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("wb")) for path in temporary]
+    with ExitStack() as stack:
+        temporary = [stack.enter_context(replacing(output)) for output in outputs.values()]
+        with ExitStack() as opened:
+            files = [opened.enter_context(path.open("wb")) for path in temporary]
             destinations = iter(parts)
             for path in paths:
                 with path.open("rb") as text:
                     for place, line in enumerate(text):
                         content = line.removeprefix(codecs.BOM_UTF8) if place == 0 else line
                         files[next(destinations)].write(content.removesuffix(b"\n") + b"\n")
-        for written, path in zip(temporary, outputs.values()):
-            if not force and path.exists() and sha256(path) != sha256(written):
+        for written, output in zip(temporary, outputs.values()):
+            if not force and output.exists() and sha256(output) != sha256(written):
                 raise UserError(
-                    f"-output: {path} exists with other lines; use -force to overwrite it, or another folder"
+                    f"-output: {output} exists with other lines; use -force to replace it, or another folder"
                 )
-        named = ", ".join(f"{counts[split]:,} to {split}" for split in SPLITS)
-        print(f"split {sum(counts.values()):,} lines at random with seed {seed}: {named} (texts in {folder})")
-        yield dict(zip(SPLITS, temporary))
-
-
-def _count_lines(path: Path) -> int:
-    number = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason}); convert it") from error
-    return number
+    listed = ", ".join(f"{counts[split]:,} to {split}" for split in SPLITS)
+    print(f"split {sum(counts.values()):,} lines at random with seed {seed}: {listed} (texts in {folder})")
+    return {split: [output] for split, output in outputs.items()}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from lm.models import LanguageModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.layers import evaluating
+from shared_embeddings.utils.options import option, parse_options, require, require_at_least
 
 # Maximum number of dot products, and of query positions, that the pointer computes at a time.
 _SCORES = 2**22
@@ -107,28 +108,37 @@ def evaluate(
         progress: whether to show a progress bar.
     """
     with evaluating(model):
-        found = read(model, tokens, reading, progress)
-        nats = sum(float(target_losses(model, segment).sum()) for segment in found)
+        parts = read(model, tokens, reading, progress)
+        nats = sum(float(_scored_losses(model, segment).sum()) for segment in parts)
     return Score(nats, len(tokens) - 1)
 
 
 def read(
     model: LanguageModel, tokens: np.ndarray, reading: Reading, progress: bool = True
 ) -> Iterator[Segment]:
-    """Yield the segments of a text with the hidden states of a model."""
+    """Yield the segments of a text with the hidden states of a model. Shorter chunks are padded with id 0."""
     device = next(model.parameters()).device
     with tqdm(total=len(tokens) - 1, unit="tok", desc="evaluating", disable=not progress) as bar:
         for batch, offset in segments(len(tokens), reading):
+            width = min(reading.target_length, max(span.length for span in batch) - offset)
+            ids = torch.zeros(len(batch), width, dtype=torch.int64)
+            targets, is_scored = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+            for row, span in enumerate(batch):
+                count = min(width, span.length - offset)
+                if count > 0:
+                    begin = span.start + offset
+                    piece = torch.from_numpy(np.asarray(tokens[begin : begin + count + 1]).astype(np.int64))
+                    ids[row, :count], targets[row, :count] = piece[:-1], piece[1:]
+                    is_scored[row, max(0, span.context - offset) : count] = True
             if offset == 0:
                 state = model.initial_state(len(batch))
-            ids, targets, is_scored = _cut(tokens, batch, offset, reading.target_length)
             output = model(ids.to(device), state)
             state = output.state
             yield Segment(output.hidden, targets.to(device), is_scored.to(device), offset == 0)
             bar.update(int(is_scored.sum()))
 
 
-def target_losses(model: LanguageModel, segment: Segment) -> Tensor:
+def _scored_losses(model: LanguageModel, segment: Segment) -> Tensor:
     """Negative log-likelihoods ``(n,)``, float64, of the scored targets of a segment."""
     hidden, targets = segment.hidden[segment.is_scored], segment.targets[segment.is_scored]
     return model.embedding.cross_entropy(hidden, targets, reduction="none").double()
@@ -155,58 +165,28 @@ def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
             yield batch, offset
 
 
-def _cut(tokens: np.ndarray, batch: list[Span], offset: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, targets and `Segment.is_scored`, all ``(B, T)``, of the chunks' tokens starting at `offset`.
-
-    Shorter chunks are padded with word 0.
-    """
-    width = min(length, max(span.length for span in batch) - offset)
-    ids = torch.zeros(len(batch), width, dtype=torch.int64)
-    targets, is_scored = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
-    for row, span in enumerate(batch):
-        count = min(width, span.length - offset)
-        if count > 0:
-            begin = span.start + offset
-            piece = torch.from_numpy(np.asarray(tokens[begin : begin + count + 1]).astype(np.int64))
-            ids[row, :count], targets[row, :count] = piece[:-1], piece[1:]
-            is_scored[row, max(0, span.context - offset) : count] = True
-    return ids, targets, is_scored
-
-
 @dataclasses.dataclass(frozen=True)
 class PointerOptions:
     """Settings of the pointer; raises `UserError` for values out of range."""
 
-    window: int  # number of positions in the cache
-    theta: float  # inverse temperature of the similarities; 0 weighs all positions equally
-    weight: float  # lambda, the weight of the cache in the mixture
+    window: int = option("number of positions in the cache.")
+    theta: float = option("inverse temperature of the similarities; 0 weighs all positions equally.")
+    weight: float = option("lambda, the weight of the cache in the mixture.")
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UserError(f"pointer: window is {self.window}, but it must be at least 1; raise it")
-        if not 0.0 <= self.theta < math.inf:
-            raise UserError(f"pointer: theta is {self.theta}, but it must be a number of at least 0")
-        if not 0.0 < self.weight < 1.0:
-            raise UserError(f"pointer: lambda is {self.weight}, but it must be above 0 and below 1")
+        require_at_least("window", self.window, 1)
+        require_at_least("theta", self.theta, 0)
+        require(0.0 < self.weight < 1.0, f"lambda is {self.weight}; it must be above 0 and below 1")
 
     @classmethod
-    def parse(cls, given: Any) -> PointerOptions:
-        """Parse a mapping with the keys window, theta and lambda.
-
-        Raises:
-            UserError: a key is unknown or missing, or a value is not a number or out of range.
-        """
-        kinds = {"window": (int,), "theta": (int, float), "lambda": (int, float)}
-        if not isinstance(given, Mapping) or given.keys() != kinds.keys():
-            raise UserError(f"pointer is {given!r}; write '{{window: 500, theta: 1.0, lambda: 0.1}}'")
-        for name, kind in kinds.items():
-            if type(given[name]) not in kind:
-                wanted = "an integer" if kind == (int,) else "a number"
-                raise UserError(f"pointer: {name} is {given[name]!r}, but it must be {wanted}; set it")
-        return cls(given["window"], float(given["theta"]), float(given["lambda"]))
+    def parse(cls, settings: Any) -> PointerOptions:
+        """Parse a mapping with the keys window, theta and lambda (a keyword of Python, here `weight`)."""
+        if isinstance(settings, Mapping):
+            settings = {{"lambda": "weight"}.get(key, key): value for key, value in settings.items()}
+        return parse_options("pointer", cls, settings)
 
     def plain(self) -> dict[str, int | float]:
-        """The settings as a mapping for `parse`."""
+        """Return the settings as a mapping for `parse`."""
         return {"window": self.window, "theta": self.theta, "lambda": self.weight}
 
 
@@ -282,7 +262,7 @@ def evaluate_with_pointer(
             if segment.is_first:
                 pointer = CachePointer(options)
             log_cache, has_cache = pointer.log_probabilities(segment.hidden, segment.targets)
-            losses = target_losses(model, segment)
+            losses = _scored_losses(model, segment)
             counting = segment.is_scored
             has_cache = has_cache.expand_as(counting)[counting]
             plain += float(losses.sum())

@@ -34,7 +34,6 @@ from shared_embeddings.compress.distillation import (
     parse_distillation,
 )
 from shared_embeddings.compress.host import copy_output_bias
-from shared_embeddings.compress.straight_through import quantize_in_training
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
@@ -116,11 +115,6 @@ def _train(config: Configuration, group: Group) -> None:
         load_state(model, start["model"], Path(options.init_from))
     torch.manual_seed(options.seed + group.rank)  # dropout differs between processes
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, *teacher_losses)
-    if options.embedding_quantization is not None:
-        counts = torch.tensor(corpus.vocabulary.counts, device=group.device)
-        quantize_in_training(
-            model.embedding, options.embedding_quantization, counts, lambda: trainer.step, options.seed
-        )
     if not is_new:
         restore_run(last, trainer, settings, checksum)
         if trainer.scores:

@@ -17,7 +17,6 @@ import yaml
 from lm import models
 from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
-from shared_embeddings.compress.straight_through import parse_quantization
 from shared_embeddings.utils.command_line import last_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import (
@@ -78,12 +77,6 @@ class TrainingOptions:
         "its network, and keeps the table close (Distilled Embedding).",
         None,
     )
-    embedding_quantization: Mapping[str, Any] | None = option(
-        "{bits: 2, codec: uniform} rounds the table of method standard in training, with straight-through "
-        "gradients; 'shared-embeddings compress' stores it with these options. Also "
-        "quantize_from_step, refresh_every, share.",
-        None,
-    )
     init_from: str | None = option(
         "checkpoint to initialize the parameters from, such as best.pt of another run.", None
     )
@@ -124,12 +117,6 @@ class TrainingOptions:
             f"'grad_accum_steps' is {self.grad_accum_steps}, but it must divide 'batch_size' "
             f"{self.batch_size}; change one of them",
         )
-        if self.embedding_quantization is not None:
-            parse_quantization(self.embedding_quantization)
-            require(
-                not self.compile,
-                "'compile' cannot include the code search of 'embedding_quantization'; remove one of them",
-            )
         if self.embedding_distillation is not None:
             distillation = parse_distillation(self.embedding_distillation)
             check_seed(distillation, self.embedding)

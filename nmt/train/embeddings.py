@@ -22,9 +22,8 @@ from nmt import plan as plans
 from nmt.checkpoints import peek
 from nmt.models import build_from_checkpoint
 from nmt.vocabulary import SENTENCE_MARKS, vocabulary_counts
-from shared_embeddings.compress import distillation, straight_through
+from shared_embeddings.compress import distillation
 from shared_embeddings.compress.host import copy_output_bias
-from shared_embeddings.compress.straight_through import OPTION as QUANTIZATION
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import completed
@@ -102,19 +101,6 @@ def requested_options(saved: Namespace) -> Namespace:
     asked = copy.copy(saved)
     vars(asked).update(getattr(saved, REQUESTED, {}))
     return asked
-
-
-def parse_quantization(value: Any, plan: plans.EmbeddingPlan | None) -> dict[str, Any] | None:
-    """Parse and check the option ``embedding_quantization``, a mapping or YAML text."""
-    given = plans.parse_mapping(QUANTIZATION, value, straight_through.EXAMPLE)
-    if given is None:
-        return None
-    straight_through.parse_quantization(given)
-    if plan is None:
-        raise UserError(f"{QUANTIZATION}: has no effect without `embedding`; set it, or remove the option")
-    for settings in plan.sides().values():
-        straight_through.check_method(settings["method"])
-    return given
 
 
 # Teacher and student
@@ -303,20 +289,3 @@ class DistillationLoss:
         mean = float(self.reported) / max(1, self.batches)
         self.reported, self.batches = 0.0, 0
         return mean
-
-
-def quantize_embeddings(model: Any, opt: Namespace, vocabs: dict[str, Any], trainer: Any) -> None:
-    """Quantize the embeddings of a model in training if the option is set."""
-    plan = plans.read_plan(opt)
-    if opt.embedding_quantization is None or plan is None:
-        return
-    for side in plan.sides():
-        embedding = embeddings.words_module(model, side)
-        assert isinstance(embedding, SharedEmbedding)
-        straight_through.quantize_in_training(
-            embedding,
-            opt.embedding_quantization,
-            token_counts(plans.words_of(vocabs, side), opt, side),
-            lambda: trainer.optim.training_step - 1,
-            opt.seed,
-        )

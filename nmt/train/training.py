@@ -193,7 +193,6 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any] | None) -> None
         if opt.save_format == "safetensors":
             saver.model_queue.extend(f"{base}.safetensors" for base in bases)
     trainer = _build_trainer(opt, device_id, model, vocabs, optim, saver)
-    embeddings.quantize_embeddings(model, opt, vocabs, trainer)
     if any(teacher_losses):
         trainer.train_loss = embeddings.DistillationLoss(trainer.train_loss, teacher_losses, model.generator)
     trainer.report_manager = ProgressReport(opt, trainer, first_step)

@@ -291,7 +291,7 @@ def describe_size(row: Row, entries: int) -> str:
     try:
         method = row.embedding["method"]
         # The files may not exist yet.
-        options |= {name: se.STORED for name in se.options(method).file_options if name in options}
+        options |= {name: se.STORED for name in se.get_method_config(method).file_options if name in options}
         count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
     except (se.OptionError, KeyError) as error:
         raise UserError(f"{row.name}: {error}") from error
@@ -422,7 +422,11 @@ class Recipe:
     def with_files(self, embedding: Content, folder: Path) -> Content:
         """Return the options of an embedding with the paths of its files in `folder`."""
         method = embedding.get("method")
-        names = se.options(method).file_options if isinstance(method, str) and method in se.methods() else ()
+        names = (
+            se.get_method_config(method).file_options
+            if isinstance(method, str) and method in se.methods()
+            else ()
+        )
         return {**embedding, **{name: str(folder / embedding[name]) for name in names if name in embedding}}
 
 

@@ -208,7 +208,7 @@ def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float,
 
 
 def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
-    """Return a table after a round trip through the codes of another package, and the bytes of codes and scales.
+    """Return a table after a round trip through codes of another package, and the bytes of codes and scales.
 
     Args:
         table: ``(V, D)``.

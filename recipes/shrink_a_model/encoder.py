@@ -74,7 +74,7 @@ def read_encoder(folder: Path) -> Encoder:
 
 
 def read_onnx(file: Path, folder: Path) -> Encoder | None:
-    """Return the exported model with the tokenizer of its folder; None if the file has only its embeddings."""
+    """Return the exported model with the tokenizer of its folder; None if the file has embeddings only."""
     runtime = require("onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()

@@ -153,7 +153,7 @@ def _methods(known: argparse.Namespace, _: list[str]) -> str:
         return methods_table()
     lines = []
     for method in se.methods():
-        found = se.options(method)
+        found = se.get_method_config(method)
         lines.append(f"{method}: {found.summary} ({found.paper})")
         if found.fullgraph_limit is not None:
             lines.append(f"  no torch.compile(fullgraph=True) in training: {found.fullgraph_limit}")
@@ -169,7 +169,7 @@ def options_of(method: str) -> Iterator[tuple[str, str, str | None, str]]:
 
     The default is `REQUIRED` for required options, and None if it depends on other options.
     """
-    options_class = se.options(method)
+    options_class = se.get_method_config(method)
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
         default = REQUIRED if field.default_factory is dataclasses.MISSING else None
@@ -185,7 +185,8 @@ def methods_table() -> str:
     """The registered methods as a Markdown table."""
     lines = ["| method | paper | the table becomes |", "| --- | --- | --- |"]
     lines += [
-        f"| `{name}` | {se.options(name).paper} | {se.options(name).summary} |" for name in se.methods()
+        f"| `{name}` | {se.get_method_config(name).paper} | {se.get_method_config(name).summary} |"
+        for name in se.methods()
     ]
     return "\n".join(lines)
 
@@ -563,6 +564,11 @@ def _export(known: argparse.Namespace, _: list[str]) -> str:
         check_new_files([output], known.force, known.model)
         return str(model.write_gguf(known.gguf, output))
     if known.format == "onnx":
+        if not hasattr(model, "onnx_body"):
+            raise UserError(
+                f"--format onnx: whole models of the host '{host}' are not exported to ONNX; use --format "
+                "onnx-embeddings"
+            )
         check_new_files([output], known.force, known.model)
         return export_model(model.onnx_body(), output).described()
     embeddings = model.embeddings()

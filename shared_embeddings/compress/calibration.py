@@ -77,7 +77,11 @@ def calibrate(
         return keep
 
     samples = model.samples(texts, seed, TOKENS)
-    lookups = [(module, watch(name, scale)) for name in sums for module, scale in model.lookups(name).items()]
+    lookups = [
+        (module, watch(name, scale))
+        for name in sums
+        for module, scale in samples.lookups.get(name, {}).items()
+    ]
     hooks = [module.register_forward_hook(hook) for module, hook in lookups if sides == "both"]
     bar = tqdm(total=len(samples.parts), desc="calibration", unit=" batches", delay=2.0, disable=not progress)
     try:

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.compress.measure import Measured, ScoredWords
+from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.export.onnx import OnnxBody
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 
@@ -71,45 +69,40 @@ class Vocabulary:
 
 
 class StoredModel(Protocol):
-    """A model on disk: what compressing and trimming have in common. What it cannot do is a `UserError`."""
+    """A model on disk. What it cannot do is a `UserError`."""
 
-    def sources(self) -> list[Path]:
-        """The files, or the folder, that it was read from."""
-
-    def files(self, output: Path) -> list[Path]:
-        """The files, or the folder, that make up a model named `output` in the same format."""
+    def files(self, path: Path) -> list[Path]:
+        """Return the files, or the folder, of a model at `path` in this format: its own, or an output's."""
 
 
-class TrainedModel(StoredModel, Measured, Protocol):
-    """A model whose embeddings can be replaced."""
+class TrainedModel(StoredModel, Protocol):
+    """A model whose embeddings can be measured and replaced."""
 
-    @property
-    def module(self) -> nn.Module:
-        """The model itself, on the CPU."""
+    module: nn.Module  # the model itself, on the CPU
 
     def embeddings(self) -> list[WordEmbedding]:
-        """Its input embeddings, each once, in evaluation mode."""
+        """Return its input embeddings, each once, in evaluation mode."""
 
     def tables(self) -> list[EmbeddingTable]:
-        """Its tables."""
+        """Return the embedding tables that can be replaced."""
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
-        """The options of a method, completed with those that the model requires for a table."""
+        """Return the options of a method, completed with those that the model requires for a table."""
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """How often each word occurs in texts."""
+        """Return how often each token occurs in texts."""
 
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        """The modules that return the vectors of words of a table, and the factor of each."""
+    def quality(self, validation: Validation) -> Quality:
+        """Return the current quality of the model; raise before any long work."""
 
-    def onnx_body(self) -> OnnxBody:
-        """The graph of the whole model; the model cannot be used afterwards."""
+    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
+        """Return about so many predictions in texts, or without texts in what the model generates."""
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
-        """Put one embedding per table into the model; returns notes about other changes."""
+        """Put one embedding per table into the model; return notes about other changes."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the model, each once, sharing memory with it."""
+        """Return the tensors of the model, each once, sharing memory with it."""
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
         """Write the model in the host's own format, all or nothing.
@@ -121,38 +114,63 @@ class TrainedModel(StoredModel, Measured, Protocol):
         """
 
 
+class Adapter(Protocol):
+    """The object behind an entry point of the group `GROUP`; it is constructed without arguments.
+
+    A host that exports whole models to ONNX returns models with a method ``onnx_body() -> OnnxBody``, after
+    which the model cannot be used. A host that trims vocabularies is a `TrimmingAdapter`, too.
+    Models that are damaged or inconsistent, or do not fit the purpose, are a `UserError`.
+    """
+
+    def sniff(self, path: Path) -> bool:
+        """Return whether a file or folder looks like a model of this host, damaged or not.
+
+        Reads a bounded part of the file, runs none of its code and loads no tensors.
+        """
+
+    def read(self, path: Path, runs: bool = True) -> TrainedModel:
+        """Read a model; one that is not run may take less memory."""
+
+
+class TrimmingAdapter(Adapter, Protocol):
+    """An adapter whose models can be trimmed."""
+
+    def read_trimmable(self, path: Path) -> TrimmableModel:
+        """Read a model to trim it."""
+
+
 class TrimmableModel(StoredModel, Protocol):
     """A model whose vocabulary can be trimmed."""
 
     def vocabularies(self) -> list[Vocabulary]:
-        """Its original vocabularies, each with its own rows."""
+        """Return its original vocabularies, each with its own rows."""
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line in an original vocabulary, including those added to every line."""
+        """Return the ids of each line in an original vocabulary, including those added to every line."""
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """How often lines use each word: a count for each way of reading them, line by line first."""
+        """Count the tokens of lines: one counter for each way of reading them, line by line first."""
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids, plus those without which texts would be tokenized differently."""
+        """Return the ids, plus those without which texts would be tokenized differently."""
 
     def characters(self, vocabulary: str) -> set[int]:
-        """The ids without which other texts could no longer be decoded from their ids."""
+        """Return the ids without which other texts could no longer be decoded from their ids."""
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all words except the `kept` ids ``(n,)`` of each vocabulary; returns notes about changes."""
+        """Remove all tokens except the `kept` ids ``(n,)`` of each vocabulary; return notes about changes."""
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         """Like `encode`, with the trimmed vocabulary and its ids."""
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """How many lines round-trip: decoding their `ids` gives the line, up to spaces and normalization."""
+        """Count the lines that decoding their `ids` gives again, up to spaces and normalization."""
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         """Like `restored`, for ids of `encode_trimmed`."""
 
     def weight_bytes(self) -> int:
-        """The bytes of the tensors as `write_trimmed` would write them."""
+        """Return the bytes of the tensors as `write_trimmed` would write them."""
 
     def write_trimmed(self, output: Path, card: str) -> None:
         """Write the model, as `TrainedModel.write` does."""
@@ -162,65 +180,34 @@ class WordTokens:
     """The part of a `TrimmableModel` whose tokens are whole words, of which none depends on another."""
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of the words of each line."""
+        """Return the ids of the words of each line."""
         raise NotImplementedError
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """How often the lines use each word."""
+        """Count the words of the lines."""
         return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids unchanged."""
+        """Return the ids unchanged."""
         return ids
 
     def characters(self, vocabulary: str) -> set[int]:
-        """No ids."""
+        """Return no ids."""
         return set()
 
 
-class Adapter(Protocol):
-    """The object behind an entry point of the group `GROUP`; it is constructed without arguments.
-
-    Models that are damaged or inconsistent, or do not fit the purpose, are a `UserError`.
-    """
-
-    def sniff(self, path: Path) -> bool:
-        """Whether a file or folder looks like a model of this host, damaged or not.
-
-        Reads a bounded part of the file, runs none of its code and loads no tensors.
-        """
-
-    def read(self, path: Path) -> TrainedModel:
-        """Read a model to compress or analyze it."""
-
-    def read_tables(self, path: Path) -> TrainedModel:
-        """Read a model to compress it without running it; as `read`, but it may take less memory."""
-
-    def read_trimmable(self, path: Path) -> TrimmableModel:
-        """Read a model to trim it."""
-
-
-def find_host(model: Path) -> tuple[str, Adapter]:
-    """The name and the adapter of the host that a model belongs to.
+def find_host(model: Path) -> tuple[str, Any]:
+    """Return the name and the `Adapter` of the host that a model belongs to.
 
     Raises:
-        UserError: the file does not exist, no adapter recognizes it, or another package has the name of ours.
+        UserError: the file does not exist, or no adapter recognizes it.
     """
     if not model.exists():
         raise UserError(f"model {model}: no such file; check the path")
     # In reverse, since importing "hf" imports transformers where it is installed, which takes long.
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name, reverse=True)
     for point in points:
-        try:
-            adapter: Any = point.load()()
-        except ModuleNotFoundError as error:
-            if error.name != point.module:
-                raise
-            top = point.module.partition(".")[0]
-            found = import_module(top)
-            where = getattr(found, "__path__", [found.__file__])[0]
-            message = f"another package named '{top}' ({where}) hides this project's; uninstall it"
-            raise UserError(message) from None
+        adapter = point.load()()
         if adapter.sniff(model):
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"

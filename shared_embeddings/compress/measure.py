@@ -26,18 +26,21 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared_embeddings.compress import SUBWORDS
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import text_lines
+
+if TYPE_CHECKING:
+    from shared_embeddings.compress.host import TrainedModel
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
@@ -141,6 +144,7 @@ class Samples:
         words: the ids ``(w,)`` of all words that are looked up or follow; None if unknown.
         running: a context in which the model predicts.
         read: about how many tokens are read for a prediction.
+        lookups: by embedding table, the modules that return its vectors, and the factor of each.
     """
 
     how: str
@@ -150,6 +154,7 @@ class Samples:
     words: Tensor | None = None
     running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     read: int = 1
+    lookups: Mapping[str, Mapping[nn.Module, float]] = dataclasses.field(default_factory=dict)
 
     def batches(self) -> Iterator[Batch]:
         """The predictions for all parts."""
@@ -201,16 +206,6 @@ class Kept:
 NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
 
 
-class Measured(Protocol):
-    """A host's model that is measured; what it cannot do is a `UserError`, raised before any long work."""
-
-    def quality(self, validation: Validation) -> Quality:
-        """The current quality of the model."""
-
-    def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        """About so many predictions in texts, or without texts in what the model generates from a seed."""
-
-
 class ScoredWords(NamedTuple):
     """Some words that stand for a large vocabulary: their probabilities are about those among all words."""
 
@@ -233,7 +228,7 @@ class Comparison:
     """
 
     def __init__(
-        self, model: Measured, validation: Validation | None, texts: Sequence[Path] | None, seed: int
+        self, model: TrainedModel, validation: Validation | None, texts: Sequence[Path] | None, seed: int
     ) -> None:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)

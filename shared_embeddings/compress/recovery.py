@@ -33,7 +33,7 @@ from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
-from shared_embeddings.registry import options as find_spec
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, remove_leftovers, replacing, save_tensors
 from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
@@ -157,7 +157,7 @@ def recover(
     assert samples is not None
     for embedding in pupil.embeddings.values():
         # The scales of codes are stored in steps that are too large for small changes.
-        if find_spec(embedding.method).takes_metric:
+        if get_method_config(embedding.method).takes_metric:
             embedding.requires_grad_(False)
         else:
             unfreeze(embedding)

@@ -62,8 +62,7 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.quant.packed_tensor import inner_tensors, install
 from shared_embeddings.quant.storage import check_store, hold, pack
-from shared_embeddings.registry import methods
-from shared_embeddings.registry import options as find_spec
+from shared_embeddings.registry import get_method_config, methods
 from shared_embeddings.spec import Candidate, Options
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError
@@ -157,9 +156,9 @@ def compress(
             cannot be measured.
         OSError: a file cannot be read or written.
     """
-    store = find_spec(method).default_store if store is None else store
+    store = get_method_config(method).default_store if store is None else store
     check_store(store)
-    spec = find_spec(method)
+    spec = get_method_config(method)
     if settings.calibrate not in (None, "none") and not spec.takes_metric:
         raise UserError(f"--calibrate {settings.calibrate} has no effect with --method {method}; remove it")
     if settings.calibration is not None and not spec.takes_metric:
@@ -168,10 +167,10 @@ def compress(
     for name in _NOT_GIVEN:
         if name in given:
             raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
-    named = {name: given.get(name) for name in find_spec(method).file_options}
+    named = {name: given.get(name) for name in get_method_config(method).file_options}
     session = Session(model, settings, check)
     paths = {name: Path(file) for name, file in named.items() if isinstance(file, str) and file != STORED}
-    files = check_files(session.trained, output, settings, paths)
+    files = check_files(session.trained, model, output, settings, paths)
     saved = session.saved(output, (method, given, store, target, steps))
     fitted = session.fit(method, given, store, target, steps)
     return session.finish(fitted, output, files, saved)
@@ -201,7 +200,7 @@ def choose(
         OSError: a file cannot be read or written.
     """
     session = Session(model, settings)
-    files = [] if output is None else check_files(session.trained, output, settings)
+    files = [] if output is None else check_files(session.trained, model, output, settings)
     saved = None if output is None else session.saved(output, (target, max_loss))
     if target is None:
         target = session.smallest_within(max_loss or MaxLoss(1.0))
@@ -340,7 +339,7 @@ class Session:
         self.model, self.settings, self.is_checked = model, settings, check
         self.announce(f"reading {model}")
         self.host, adapter = find_host(model)
-        self.trained: TrainedModel = adapter.read(model) if check else adapter.read_tables(model)
+        self.trained: TrainedModel = adapter.read(model, runs=check)
         self.tables = self.trained.tables()
         self._before = _footprint(self.trained, self.trained.tensors())
         self._table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
@@ -449,7 +448,7 @@ class Session:
         every = [table.table for table in self.tables]
         fitted = Fitted(method, store, {}, [], [])
         for table in self.tables:
-            known = self.given(table, find_spec(method).takes_metric)
+            known = self.given(table, get_method_config(method).takes_metric)
             embedding, report = fit_table(table, method, store, known | fitting | chosen[table.name])
             fitted.embeddings[table.name] = embedding
             if known["metric"] is not None:
@@ -502,7 +501,7 @@ class Session:
             host=self.host,
             method=fitted.method,
             store=fitted.store,
-            bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.sources())), 0),
+            bytes_on_disk=Sizes(sum(map(bytes_on_disk, self.trained.files(self.model))), 0),
             bytes_of_weights=weights,
             bytes_in_memory=memory,
             parameters=parameters,
@@ -595,7 +594,7 @@ class Session:
         comparison = self.comparison  # of the original, whose failure is no fault of the candidate either
         try:
             words = self.sample
-            if comparison is None or comparison.samples is None or not find_spec(method).takes_metric:
+            if comparison is None or comparison.samples is None or not get_method_config(method).takes_metric:
                 words = None  # the quality of all words is measured, or the fit has no codes for words
             if words is not None:
                 return self._tried_on_words(method, candidate, target, words)
@@ -655,7 +654,7 @@ class Session:
         Calibration weighs small errors. With few bits for a translation model, it can lose more.
         """
         best = min(trials, key=lambda trial: trial.rank)
-        is_possible = best.kept is not None and find_spec(best.method).takes_metric
+        is_possible = best.kept is not None and get_method_config(best.method).takes_metric
         if not is_possible or self.settings.calibrate is not None or not self.calibrations:
             return []
         measured, self.calibrations = self.calibrations, {}
@@ -718,7 +717,7 @@ class Session:
         embedding, _ = fit(method, rows, seed=self.settings.seed, progress=False, **asked, **options)
         if weights is None:
             # Words weigh as much as in `quantized` by default.
-            exponent = vars(find_spec("quantized"))["count_exponent"]
+            exponent = vars(get_method_config("quantized"))["count_exponent"]
             weights = torch.ones(len(ids)) if counts is None else counts**exponent
         return Errors(embedding.eval(), rows.__getitem__, known["metric"]).weighted(weights)
 
@@ -777,7 +776,11 @@ def _footprint(trained: TrainedModel, written: Mapping[str, Tensor]) -> tuple[in
 
 
 def check_files(
-    trained: StoredModel, output: Path, settings: Settings, named: Mapping[str, Path] | None = None
+    trained: StoredModel,
+    model: Path,
+    output: Path,
+    settings: Settings,
+    named: Mapping[str, Path] | None = None,
 ) -> list[Path]:
     """The files of a compressed model, after checking that they can be written.
 
@@ -786,7 +789,7 @@ def check_files(
         output, settings: as in `compress`.
         named: files that options of the method name, by option.
     """
-    files, sources, validation = trained.files(output), trained.sources(), settings.validation
+    files, sources, validation = trained.files(output), trained.files(model), settings.validation
     is_file = all(source.is_file() for source in sources)
     check_paths(
         {
@@ -809,8 +812,8 @@ def check_files(
 
 def candidates() -> Iterator[tuple[str, Candidate]]:
     """The candidates of all methods; those of the method with the most come first."""
-    for method in sorted(methods(), key=lambda name: -len(find_spec(name).candidates())):
-        for candidate in find_spec(method).candidates():
+    for method in sorted(methods(), key=lambda name: -len(get_method_config(name).candidates())):
+        for candidate in get_method_config(method).candidates():
             yield method, candidate
 
 

@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from shared_embeddings import accounting
 from shared_embeddings.quant.storage import STORES
-from shared_embeddings.registry import build, methods, num_parameters
-from shared_embeddings.registry import options as find_spec
+from shared_embeddings.registry import build, get_method_config, methods, num_parameters
 from shared_embeddings.spec import Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError
@@ -133,7 +132,7 @@ def options_within(
     def size(options: Options) -> int:
         return stored_bytes(method, num_embeddings, embedding_dim, {**options, **others}, store, dtype)
 
-    grids = list(find_spec(method).search_grids(num_embeddings, embedding_dim))
+    grids = list(get_method_config(method).search_grids(num_embeddings, embedding_dim))
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
@@ -165,7 +164,7 @@ def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Sugges
 
 
 def _suggest_one(method: str, num_embeddings: int, embedding_dim: int, budget: int) -> Suggestion:
-    spec = find_spec(method)
+    spec = get_method_config(method)
 
     def count(options: Options) -> int:
         resolved = spec.resolve(num_embeddings, embedding_dim, options)
@@ -247,14 +246,20 @@ def suggestion_page(vocab_sizes: Sequence[int], dims: Sequence[int], budget: str
     tasks = [(size, dim, method) for size, dim in shapes for method in methods()]
     grids: dict[str, dict[str, list[list[Point]]]] = {}
     for size, dim, method in tqdm(tasks, "sizes", disable=None, leave=False):
-        found = [list(points(method, size, dim, grid)) for grid in find_spec(method).search_grids(size, dim)]
+        found = [
+            list(points(method, size, dim, grid))
+            for grid in get_method_config(method).search_grids(size, dim)
+        ]
         grids.setdefault(f"{size} {dim}", {})[method] = found
     measured = read_yaml(MEASURED)
     data = {
         "vocab": vocab_sizes,
         "dim": dims,
         "stores": STORES,
-        "notes": {method: [find_spec(method).summary, find_spec(method).paper] for method in methods()},
+        "notes": {
+            method: [get_method_config(method).summary, get_method_config(method).paper]
+            for method in methods()
+        },
         "budget": budget,
         "grids": grids,
         "kept": measured["kept"],

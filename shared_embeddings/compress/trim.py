@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.compress.host import StoredModel, TrimmableModel, Vocabulary, find_host
+from shared_embeddings.compress.host import TrimmableModel, Vocabulary, find_host
 from shared_embeddings.compress.report import Coverage, Sizes, TrimmedVocabulary, TrimReport
 from shared_embeddings.compress.session import Settings, check_files
 from shared_embeddings.utils.errors import UserError
@@ -252,13 +252,13 @@ def _trim(
 ) -> TrimReport:
     """As `trim`, for a model that has been read."""
     vocabularies = trained.vocabularies()
-    maps = {} if output is None else map_files(trained, output, vocabularies)
+    maps = {} if output is None else map_files(model, output, vocabularies)
     files = [] if output is None else trained.files(output)
     # A folder contains its map.
     outputs = [*files, *(path for path in maps.values() if path.parent not in files)]
     check_paths(
         {
-            "--model": (PathOption.SOURCE, trained.sources()),
+            "--model": (PathOption.SOURCE, trained.files(model)),
             "--text": (PathOption.FILE, texts.both),
             "--source-text": (PathOption.FILE, texts.source),
             "--target-text": (PathOption.FILE, texts.target),
@@ -269,7 +269,7 @@ def _trim(
     )
     given = texts.of(vocabularies)
     kept = select(trained, vocabularies, given, keep)
-    weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.sources()))
+    weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.files(model)))
     notes = trained.trim({name: found.ids for name, found in kept.items()})
     trimmed = [
         TrimmedVocabulary(
@@ -297,17 +297,17 @@ def _trim(
         return report
     with staged(outputs) as places:
         trained.write_trimmed(places[0], report.card())
-        for name, path in map_files(trained, places[0], vocabularies).items():
+        for name, path in map_files(model, places[0], vocabularies).items():
             ids = enumerate(kept[name].ids.tolist())
             write_text(path, "".join(f"{old}\t{new}\n" for new, old in ids))
         after = sum(map(bytes_on_disk, places[: len(files)]))
     return dataclasses.replace(report, bytes_on_disk=Sizes(disk, after))
 
 
-def map_files(trained: StoredModel, output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, Path]:
+def map_files(model: Path, output: Path, vocabularies: Sequence[Vocabulary]) -> dict[str, Path]:
     """The file for the ids of each vocabulary: in a model's folder, or next to its file."""
     names = [vocabulary.name for vocabulary in vocabularies]
-    if any(map(os.path.isdir, trained.sources())):
+    if model.is_dir():
         return dict.fromkeys(names, output / "ids.tsv")
     endings = [".ids.tsv"] if len(names) == 1 else [f".{name}.ids.tsv" for name in names]
     return {name: output.with_name(output.name + ending) for name, ending in zip(names, endings)}
@@ -366,15 +366,15 @@ def trimmed_copy(
             f"model {model}: has a vocabulary for each side; run shared-embeddings trim with "
             "--source-text and --target-text, then compress the result without --trim-to"
         )
-    maps = {} if output is None else map_files(trained, output, vocabularies)
+    maps = {} if output is None else map_files(model, output, vocabularies)
     with workplace(output) as folder:
         small = folder / (Path(model).name if output is None else output.name)
-        inner = map_files(trained, small, vocabularies)
+        inner = map_files(model, small, vocabularies)
         # A folder contains its own map.
         beside = {inner[name]: path for name, path in maps.items() if path.parent != output}
         settings = dataclasses.replace(settings, beside=beside)
         if output is not None:
-            check_files(trained, output, dataclasses.replace(settings, texts=texts))
+            check_files(trained, model, output, dataclasses.replace(settings, texts=texts))
         report = _trim(model, host, trained, Texts(texts), small, Keep(), force=False)
         del trained  # it is read again, trimmed
         trimmed = dataclasses.replace(

@@ -19,7 +19,7 @@ from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
-from shared_embeddings.registry import build, num_parameters, options, register
+from shared_embeddings.registry import build, get_method_config, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import entry_std, zero_padding_row
@@ -344,7 +344,7 @@ class AdaptiveOptions(EmbeddingOptions):
             f"(the first band has {self.width or embedding_dim}); choose a smaller factor or fewer cutoffs",
         )
         require(
-            self.map is None or not hasattr(options(self.map), "output"),
+            self.map is None or not hasattr(get_method_config(self.map), "output"),
             f"option 'map' is '{self.map}', which has its own output side; choose another method",
         )
         # Checks the options of the map.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding
-from shared_embeddings.registry import build, methods, num_parameters, options, register
+from shared_embeddings.registry import build, get_method_config, methods, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import entry_std
 from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_effect
@@ -342,7 +342,7 @@ class DefineOptions(EmbeddingOptions):
         if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
             return given
         own = {field.name for field in dataclasses.fields(DefineOptions)}
-        of_map = {field.name for field in dataclasses.fields(options(str(map_method)))} - own
+        of_map = {field.name for field in dataclasses.fields(get_method_config(str(map_method)))} - own
         beside = {name: given.pop(name) for name in list(given) if name in of_map}
         nested: Any = given.pop("map_options", None) or {}
         for name in beside.keys() & nested.keys():
@@ -405,7 +405,7 @@ class DefineOptions(EmbeddingOptions):
         """The options of the map, with an output side only if the unit uses it."""
         if self.output == "map":
             return {**self.map_options, "output_bias": self.output_bias}
-        has_output = hasattr(options(self.map), "output")
+        has_output = hasattr(get_method_config(self.map), "output")
         return {**self.map_options, **({"output": "none"} if has_output else {})}
 
     def _count_map(self, num_embeddings: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +39,7 @@ class StandardOptions(EmbeddingOptions["StandardEmbedding"]):
 
 @register("standard", StandardOptions)
 class StandardEmbedding(SharedEmbedding):
-    """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides.
-
-    Attributes:
-        effective_table: computes the table that is used from `weight`, see `compress.straight_through`.
-    """
+    """One trained vector for every word: ``weight`` ``(V, D)``, tied on both sides."""
 
     options: StandardOptions
     per_word = ("weight",)
@@ -52,7 +48,6 @@ class StandardEmbedding(SharedEmbedding):
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StandardOptions
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.effective_table: Callable[[Tensor], Tensor] | None = None
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
         # After the table, the order in the optimizer states of older checkpoints.
         self.register_parameter("bias", self._parameters.pop("bias"))
@@ -63,13 +58,10 @@ class StandardEmbedding(SharedEmbedding):
         zero_padding_row(self.weight, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self._used())
+        return F.embedding(ids, self.weight)
 
     def output_factors(self) -> OutputFactors:
-        return OutputFactors(self._used(), None)
-
-    def _used(self) -> Tensor:
-        return self.weight if self.effective_table is None else self.effective_table(self.weight)
+        return OutputFactors(self.weight, None)
 
     @classmethod
     def fit(cls, task: FitTask) -> StandardEmbedding:

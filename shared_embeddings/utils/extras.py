@@ -17,7 +17,7 @@ EXTRAS = {
         "six subword_nmt waitress".split()
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "recipes": ("babel", "num2words", "sacremoses", "vl_convert"),
+    "recipes": ("babel", "num2words", "pandas", "sacremoses", "vl_convert"),
     "transforms": ("fasttext", "pyonmttok", "spacy"),
     "wandb": ("wandb",),
 }

@@ -89,7 +89,7 @@ def of(name: str, folder: Path) -> Command:
 def method_cases(command: Command) -> Iterator[Case]:
     """Values of the wrong type or out of range, for every option of every method."""
     for method in se.methods():
-        for field in dataclasses.fields(se.options(method)):
+        for field in dataclasses.fields(se.get_method_config(method)):
             for text in WRONG:
                 kind = str(field.type)
                 if (text == "null" and "None" in kind) or (text == "[1]" and "tuple" in kind):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from lm.train.loop import Trainer
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses
-from tests.helpers import alter, compress
+from tests.helpers import alter
 from tests.lm.runs import SMALL, StopTraining, log_lines, run, settings, small_corpus, words_of, write_model
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
@@ -112,7 +111,6 @@ def test_tied_tensors_are_stored_once_and_loaded_into_both(tmp_path: Path) -> No
 
 
 FORMAT = {"format": checkpoint.FORMAT}
-ALIKE = torch.zeros(1).expand(10**9, 10**9)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +118,10 @@ ALIKE = torch.zeros(1).expand(10**9, 10**9)
     [
         (Path.unlink, "no such file"),
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "truncated"),
-        (lambda path: path.write_bytes(b""), "truncated"),
         (lambda path: path.write_text("hello"), "truncated"),
         (lambda path: torch.save({"opt": 1}, path), "not written by lm_train"),
-        (lambda path: torch.save(torch.zeros(2), path), "not written by lm_train"),
         (lambda path: torch.save({**FORMAT, "version": 9}, path), "version 9"),
         (lambda path: torch.save({**FORMAT, "version": 1}, path), "has no config"),
-        (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=4)), "truncated"),
-        (lambda path: path.write_bytes(pickle.dumps({"a": 1.5}, protocol=2)[:-8]), "truncated"),
-        (compress, "its entries claim .* bytes, but the file has"),
-        (lambda path: torch.save({**torch.load(path), "model": {"a": ALIKE}}, path), "its 'model' is"),
-        (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "truncated"),
         (lambda path: torch.save({"opt": argparse.Namespace()}, path), "could run code"),
     ],
 )
@@ -163,27 +154,6 @@ def test_invalid_checkpoints_are_named(
 def test_an_inconsistent_checkpoint_fails(path: Path, change: dict[str, Any], word: str) -> None:
     alter(path, lambda content: content["config"].update(change))
     with pytest.raises(UserError, match=word):
-        load_model(path)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
-        lambda tensor: torch.nested.nested_tensor([tensor, tensor]),
-        lambda tensor: torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged),
-        torch.Tensor.to_sparse,
-        lambda tensor: tensor.to("meta"),
-        lambda tensor: tensor.to(torch.complex64),
-    ],
-    ids=["quantized", "nested", "jagged", "sparse", "meta", "complex"],
-)
-def test_tensors_of_other_kinds_fail(path: Path, changed: Callable[[torch.Tensor], object]) -> None:
-    content = torch.load(path, weights_only=True)
-    del content["checksum"]
-    content["model"]["embedding.weight"] = changed(content["model"]["embedding.weight"])
-    torch.save(content, path)
-    with pytest.raises(UserError, match="its 'model' is .*, expected dense tensors by name"):
         load_model(path)
 
 
@@ -355,16 +325,6 @@ def test_initialization_with_another_model_fails(data: Path, tmp_path: Path) -> 
     alter(first, lambda content: content["words"].reverse())
     with pytest.raises(UserError, match="init_from: the vocabulary of .* is not that of the data"):
         run(settings(data, tmp_path / "second", steps=1, init_from=str(first)))
-
-
-def test_leftovers_of_killed_processes_are_deleted(data: Path, tmp_path: Path) -> None:
-    values = settings(data, tmp_path / "run", steps=1)
-    run(values)
-    before = {path.name for path in (tmp_path / "run").iterdir()}
-    for name in (".last.pt.4194311.tmp", ".best.pt.4194311.tmp", ".config.yaml.4194311.tmp", "notes.tmp"):
-        (tmp_path / "run" / name).write_bytes(b"half")
-    run({**values, "steps": 2})
-    assert {path.name for path in (tmp_path / "run").iterdir()} == before | {"notes.tmp"}
 
 
 def test_an_output_folder_that_is_a_file_fails(data: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from lm.data import corpus
 from lm.data import vocabulary as reading
-from lm.data.corpus import SPLITS, Published, load_corpus, prepare, read_tokens
+from lm.data.corpus import SPLITS, Published, load_corpus, prepare
 from lm.data.datasets import SOURCES
 from lm.data.prepare import parse_fractions, share_lines
 from lm.data.vocabulary import Limits
@@ -105,7 +104,7 @@ def test_any_change_rebuilds_the_corpus(
     passes.clear()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     if change != "tokens":  # otherwise it is the same corpus, damaged
-        with pytest.raises(UserError, match="already exists; add --force"):
+        with pytest.raises(UserError, match="has another corpus; use -force"):
             prepare(texts, folder, **settings)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before and not passes
         settings["force"] = True
@@ -114,42 +113,25 @@ def test_any_change_rebuilds_the_corpus(
     assert load_corpus(folder).description == description
 
 
-def test_interrupted_run_keeps_the_old_corpus_and_the_next_one_cleans_up(
+def test_an_interrupted_run_leaves_no_loadable_half(
     texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data"
-    before = prepare(texts, folder)
+    prepare(texts, folder)
     write_text(texts["train"][0], "other words\n")
 
     def interrupted(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "_write_tokens", interrupted)
+        patch.setattr(corpus.Vocabulary, "save", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(texts, folder, force=True)
-    assert load_corpus(folder).description == before
-    (folder / ".train.npy.12345.tmp").write_bytes(b"half")
-    prepare(texts, folder, force=True)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["data.json", "vocabulary.tsv", *(f"{split}.npy" for split in SPLITS)]
-    )
-
-
-def test_text_that_changes_during_preparation_fails(
-    texts: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = corpus._count
-
-    def count_then_change(*arguments: Any) -> Any:
-        counted = count(*arguments)
-        write_text(texts["train"][0], "shorter\n")
-        return counted
-
-    monkeypatch.setattr(corpus, "_count", count_then_change)
-    with pytest.raises(UserError, match="train text changed"):
-        prepare(texts, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
+    with pytest.raises(UserError, match="run lm_prepare"):
+        load_corpus(folder)
+    prepare(texts, folder)
+    names = ["data.json", "vocabulary.tsv", *(f"{split}.npy" for split in SPLITS)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -158,16 +140,12 @@ def test_text_that_changes_during_preparation_fails(
         ("train", b"", "train.txt: 0 tokens; the train text needs at least 2"),
         ("valid", b"\n", "valid.txt: 1 tokens; the valid text needs at least 2"),
         ("test", b"caf\xe9 au lait\n", "test.txt: not UTF-8 at byte 3"),
-        ("valid", None, "-valid: no such file: .*valid.txt"),
     ],
 )
 def test_unusable_texts_fail(
-    texts: dict[str, list[Path]], tmp_path: Path, split: str, content: bytes | None, printed: str
+    texts: dict[str, list[Path]], tmp_path: Path, split: str, content: bytes, printed: str
 ) -> None:
-    if content is None:
-        texts[split][0].unlink()
-    else:
-        texts[split][0].write_bytes(content)
+    texts[split][0].write_bytes(content)
     with pytest.raises(UserError, match=printed):
         prepare(texts, tmp_path / "data")
     assert not (tmp_path / "data" / "data.json").exists()
@@ -175,7 +153,7 @@ def test_unusable_texts_fail(
 
 def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     tokens = {"train": 9, "valid": 4, "test": 3}
-    with pytest.raises(UserError, match="^cats: the test text has 3 tokens, the published text 30; replace"):
+    with pytest.raises(UserError, match="^cats has 3 tokens in the test text, the published text 30"):
         prepare(texts, tmp_path / "data", "cats", published=Published({**tokens, "test": 30}, 7))
     with pytest.raises(UserError, match="7 words with <unk> and <eos>, the published text 8; replace"):
         prepare(texts, tmp_path / "data", published=Published(tokens, 8))
@@ -183,57 +161,39 @@ def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Pat
     prepare(texts, tmp_path / "data", published=Published(tokens, 7), force=True)
 
 
-def write_archive(path: Path) -> None:
-    with path.open("wb") as file:
-        np.savez(file, tokens=np.zeros(9, np.int32))
-
-
-@pytest.mark.parametrize(
-    ("damage", "printed"),
-    [
-        (Path.unlink, "train.npy is missing; run lm_prepare again"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "changed after lm_prepare"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"), "changed after lm_prepare"),
-    ],
-    ids=["missing", "truncated", "flipped"],
-)
-def test_damaged_corpus_fails_in_one_line(
-    texts: dict[str, list[Path]], tmp_path: Path, damage: Callable[[Path], object], printed: str
-) -> None:
-    prepare(texts, tmp_path / "data")
-    damage(tmp_path / "data" / "train.npy")
-    with pytest.raises(UserError, match=printed):
-        load_corpus(tmp_path / "data")
-
-
 @pytest.mark.parametrize(
     ("write", "printed"),
     [
-        (lambda path: np.save(path, np.zeros(3)), "float64 of shape"),
-        (lambda path: np.save(path, np.zeros(3, np.int64)), "int64"),
-        (lambda path: np.save(path, np.zeros((3, 1), np.int32)), "shape"),
-        (lambda path: np.save(path, np.array([{}], dtype=object)), "not a token file"),
-        (lambda path: path.write_bytes(b""), "tokens.npy: not a token file"),
-        (lambda path: path.write_bytes(b"not an array"), "tokens.npy: not a token file"),
-        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), "tokens.npy: not a token file"),
-        (write_archive, "an archive"),
+        (Path.unlink, "no token file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "no token file"),
+        (lambda path: path.write_bytes(b""), "no token file"),
+        (lambda path: np.save(path, np.array([{}] * 9, dtype=object)), "no token file"),
+        (lambda path: np.save(path, np.zeros(9)), r"float64 of shape \(9,\); expected int32 of shape \(9,\)"),
+        (lambda path: np.save(path, np.zeros(3, np.int32)), r"int32 of shape \(3,\); expected int32 of"),
+        (
+            lambda path: np.save(path, np.full(9, 7, np.int32)),
+            "ids from 7 to 7, .* has 0 to 6",
+        ),
+        (lambda path: np.save(path, np.full(9, -1, np.int32)), "ids from -1 to -1"),
     ],
 )
-def test_files_without_tokens_fail(tmp_path: Path, write: Callable[[Path], object], printed: str) -> None:
-    write(tmp_path / "tokens.npy")
-    with pytest.raises(UserError, match=printed):
-        read_tokens(tmp_path / "tokens.npy", 3, 7)
+def test_damaged_token_files_fail_in_one_line(
+    texts: dict[str, list[Path]], tmp_path: Path, write: Callable[[Path], object], printed: str
+) -> None:
+    """Training would fail after hours."""
+    prepare(texts, tmp_path / "data")
+    write(tmp_path / "data" / "train.npy")
+    with pytest.raises(UserError, match=rf"train.npy: .*{printed}.*; run lm_prepare again"):
+        load_corpus(tmp_path / "data")
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"format": "other"}', '{"files": {}}'])
+@pytest.mark.parametrize("content", [None, "", "[]", '{"format": "other"}'])
 def test_folder_without_a_corpus_fails(tmp_path: Path, content: str | None) -> None:
     folder = tmp_path / "data"
-    with pytest.raises(UserError, match="no such folder; create it with lm_prepare"):
-        load_corpus(folder)
     folder.mkdir()
     if content is not None:
         write_text(folder / "data.json", content)
-    with pytest.raises(UserError, match="has no valid data.json"):
+    with pytest.raises(UserError, match="has no data.json of this version"):
         load_corpus(folder)
 
 
@@ -251,61 +211,6 @@ def test_memory_does_not_grow_with_the_text(
     finally:
         tracemalloc.stop()
     assert peak < texts["train"][0].stat().st_size / 4
-
-
-def described(folder: Path, change: dict[str, Any]) -> None:
-    """Change entries of ``data.json``; None removes one."""
-    path = folder / "data.json"
-    content = {**json.loads(path.read_text()), **change}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-
-ODD_DESCRIPTIONS = [
-    {key: value}
-    for key in ("checksum", "tokens", "unknown", "types", "files", "name", "version")
-    for value in (None, [], 5.5, "odd", {"a": 1}, True)
-    if (key, value) not in (("name", "odd"), ("version", True))
-]
-
-
-@pytest.mark.parametrize("change", ODD_DESCRIPTIONS, ids=str)
-def test_incomplete_description(texts: dict[str, list[Path]], tmp_path: Path, change: dict[str, Any]) -> None:
-    prepare(texts, tmp_path / "data")
-    described(tmp_path / "data", change)
-    with pytest.raises(UserError, match=r"data.json.*run lm_prepare"):
-        load_corpus(tmp_path / "data")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "printed"),
-    [
-        ([0, 3, 7, 0], "token 2 is 7, but the vocabulary has the ids 0 to 6"),
-        ([0, 3, 1, -1], "token 3 is -1"),
-        ([0, 3, 2**31 - 1, 2], "token 2 is 2147483647"),
-        ([0, 3, 2], r"int32 of shape \(3,\); expected int32 of shape \(4,\)"),
-        ([], r"int32 of shape \(0,\)"),
-    ],
-)
-@pytest.mark.parametrize("block", [1, 3, 1 << 22])
-def test_ids_beyond_the_vocabulary(
-    texts: dict[str, list[Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tokens: list[int],
-    printed: str,
-    block: int,
-) -> None:
-    """Checked once, when a corpus is opened: training would fail with an IndexError after hours."""
-    monkeypatch.setattr(corpus, "_BLOCK", block)
-    folder = tmp_path / "data"
-    prepare(texts, folder)
-    np.save(folder / "valid.npy", np.array(tokens, dtype=np.int32))
-    files = json.loads((folder / "data.json").read_text())["files"]
-    files["valid.npy"] = sha256(folder / "valid.npy")
-    described(folder, {"files": files, "checksum": corpus._checksum(files)})
-    with pytest.raises(UserError, match=printed) as error:
-        load_corpus(folder)
-    assert str(folder / "valid.npy") in str(error.value)
 
 
 @pytest.fixture
@@ -331,37 +236,26 @@ def test_corpus_is_written_and_described() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("-output data -train train.txt -test test.txt", "-valid missing"),
+        ("-output data -train train.txt -test test.txt", "-valid is missing"),
         (f"{ALL} -split 0.8,0.1,0.1", "-split needs -train without other texts"),
         (f"{ALL} -seed 2", "-seed needs -train without other texts"),
         (f"{ALL} -min_frequency 0", "-min_frequency is 0"),
         (f"{ALL} -max_size 2", "-max_size is 2"),
-        (f"{ALL} -max_size many", "'many' is not a whole number"),
         (f"{ALL} -foo", "unrecognized arguments: -foo"),
         (ALL.replace("test.txt", "absent.txt"), "-test: no such file: absent.txt"),
         (ALL.removeprefix("-output data"), "required: -output"),
-        (f"{ALL} -dataset ptb", "-train and -valid and -test cannot be combined with -dataset"),
-        (f"{ALL} -downloads here", "-downloads has no effect without -dataset"),
-        ("-output data", "-train and -valid and -test missing"),
+        (f"{ALL} -dataset ptb", "-train cannot be combined with -dataset"),
+        ("-output data", "-train is missing"),
         (f"{ALL} -dataset wikitext", "invalid choice: 'wikitext'"),
-        (ALL.replace("train.txt", "/dev/null"), "-train: /dev/null is a device or a pipe"),
         (ALL.replace("data", "train.txt"), "is a file; name a folder"),
-        (ALL.replace("data", "dangling"), "is a link to nothing"),
         ("-output data -train train.txt -split 0.9,0.1", "three fractions"),
-        ("-output data -train train.txt -split 1,a,b", "is '1,a,b'"),
         ("-output data -train train.txt -split 0.5,0.4,0.2", "sum to 1"),
-        ("-output data -train train.txt -split 1.2,-0.1,-0.1", "above 0"),
         ("-output data -train train.txt -split nan,0.5,0.5", "is 'nan,0.5,0.5'"),
         ("-output data -train train.txt", "1 lines cannot be split into 3"),
-        ("-output data -train latin.txt", "latin.txt: line 3 is not UTF-8"),
-        ("-output data -train train.txt -seed -1", "-seed is -1"),
-        ("-output own -train own/texts/train.txt", "would replace the file of -train"),
-        ("-output data -train /dev/zero", "is a device or a pipe"),
+        ("-output own -train own/texts/train.txt", "is where the split texts are written"),
     ],
 )
 def test_user_errors_are_one_line(arguments: str, message: str) -> None:
-    Path("dangling").symlink_to("home")
-    Path("latin.txt").write_bytes(b"a\nb\n\xe9t\xe9\nc\n")
     Path("own/texts").mkdir(parents=True)
     Path("own/texts/train.txt").write_text("a\nb\nc\nd\n")
     before = content(Path())
@@ -429,7 +323,7 @@ def test_known_dataset_is_found_in_data_dir_and_its_size_checked(
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "given"))
     arguments = ["-dataset", "wikitext2", "-output", tmp_path / "data"]
     ended = command("lm_prepare", *arguments)
-    assert ended.says("wikitext2: the train text has 3 tokens, the published text 2,088,628")
+    assert ended.says("wikitext2 has 3 tokens in the train text, the published text 2,088,628")
     small = Published(dict.fromkeys(SPLITS, 3), 4)
     monkeypatch.setitem(SOURCES, "wikitext2", SOURCES["wikitext2"]._replace(published=small))
     assert command("lm_prepare", *arguments).status == 0

@@ -1,4 +1,4 @@
-"""Training language models with embedding distillation and embedding quantization."""
+"""Training language models with embedding distillation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lm.train.loop import SegmentLoss
 from shared_embeddings.compress.distillation import OPTION, Reconstruction, SoftTargets
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError
-from tests.lm.runs import TinyLSTM, compress, log_lines, run, settings, small_corpus, without_dropout
+from tests.lm.runs import TinyLSTM, log_lines, run, settings, small_corpus, without_dropout
 from tests.lm.test_optim_and_distributed import torchrun
 
 STANDARD = {"method": "standard", "output_bias": True}
@@ -277,53 +277,3 @@ def test_unsuitable_teachers_are_rejected(
     values = settings(given.pop("data"), tmp_path / "run", **changes(path, given.pop("embedding"), **given))
     with pytest.raises((UserError, OptionError), match=f"^{OPTION}: .*{printed}"):
         run(values)
-
-
-ROUNDED = {"bits": 2, "codec": "uniform", "count_exponent": 0}
-
-
-def rounding(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
-    """Settings of a run with rounded rows."""
-    changes = {"embedding": STANDARD, "embedding_quantization": ROUNDED, "valid_batch_size": 1, **changes}
-    return settings(data, save, optimizer="sgd", nonmono=None, **changes)
-
-
-def test_the_stored_model_is_the_evaluated_one(tmp_path: Path) -> None:
-    data = small_corpus(tmp_path)
-    run(rounding(data, tmp_path / "plain", embedding_quantization=None))
-    run(rounding(data, tmp_path / "whole"))
-    run(rounding(data, tmp_path / "parts", steps=9, save_every=3))
-    run(rounding(data, tmp_path / "parts", steps=20, save_every=3))
-    assert log_lines(tmp_path / "whole") != log_lines(tmp_path / "plain")
-    whole, parts = (load_model(tmp_path / name / "last.pt") for name in ("whole", "parts"))
-    states = zip(whole.model.state_dict().items(), parts.model.state_dict().values(), strict=True)
-    assert all(torch.equal(tensor, other) for (_, tensor), other in states)
-
-    best, small = tmp_path / "whole/best.pt", tmp_path / "small.pt"
-    text = [
-        "--text",
-        tmp_path / "train.txt",
-        "--validation",
-        tmp_path / "valid.txt",
-        "--store",
-        "fp32",
-        "--verbose",
-    ]
-    # The nearest codes, as in training.
-    codes = ["--bits", 2, "--codec", "uniform", "--count_exponent", 0, "--calibrate", "none"]
-    options = [*codes, *text]
-    printed = compress(best, "quantized", small, *options).out
-    (found,) = (line for line in printed.splitlines() if line.startswith("perplexity  "))
-    before, after = map(float, found.split()[1:3])
-    *_, best_line = (line for line in log_lines(tmp_path / "whole") if "best so far" in line)
-    validated = float(best_line.split(" ppl ")[1].split()[0])
-    assert after == pytest.approx(validated, abs=0.011) and before != after
-
-
-def test_invalid_settings(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="embedding_quantization: unknown option 'bitz'"):
-        parse(rounding(tmp_path, tmp_path, embedding_quantization={"bitz": 1}))
-    with pytest.raises(OptionError, match="'compile' cannot include the code search"):
-        parse(rounding(tmp_path, tmp_path, compile=True))
-    with pytest.raises(OptionError, match="rounds the table of method standard, but the embedding is funnel"):
-        run(rounding(small_corpus(tmp_path), tmp_path / "run", embedding={"method": "funnel", "rank": 4}))

@@ -131,7 +131,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-split", "dev"], "split"),
         (["-memory_length", 3], "has no memory_length"),
         (["-same_length"], "has no same_length"),
-        (["-pointer", "{window: 3}"], "pointer is {'window': 3}; write"),
+        (["-pointer", "{window: 3}"], "pointer: option 'theta' is missing"),
         (["-pointer", "{window: ["], "-pointer"),
         (["-words", 0], "words is 0"),
         (["-words", 3, "-reference", __file__], "remove one of them"),
@@ -310,26 +310,19 @@ def test_only_the_window_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
-        ({"window": 0}, "window is 0"),
-        ({"window": 2.5}, "window is 2.5"),
-        ({"window": True}, "window is True"),
-        ({"theta": -1}, "theta is -1"),
-        ({"theta": float("nan")}, "theta is nan"),
-        ({"theta": "x"}, "theta is 'x'"),
-        ({"lambda": 0}, "lambda is 0"),
+        ({"window": 0}, "window.* 0"),
+        ({"window": 2.5}, "window.* 2.5"),
+        ({"window": True}, "window.* True"),
+        ({"theta": -1}, "theta.* -1"),
         ({"lambda": 1}, "lambda is 1"),
-        ({"lambda": None}, "lambda is None"),
-        ({"bptt": 5}, "pointer is .*'bptt': 5"),
-        (3, "pointer is 3"),
+        ({"bptt": 5}, "'bptt'"),
     ],
 )
-def test_invalid_pointer_settings(given: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PointerOptions.parse(
-            {"window": 5, "theta": 1.0, "lambda": 0.1, **given} if isinstance(given, dict) else given
-        )
+def test_invalid_pointer_settings(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"pointer: .*{message}"):
+        PointerOptions.parse({"window": 5, "theta": 1.0, "lambda": 0.1, **changes})
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from lm.train.optim import draw_length
 from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
-from tests.commands.harness import content, plant
 from tests.lm.runs import StopTraining, command, run, settings, small_corpus, without_dropout, words_of
 
 
@@ -282,27 +281,6 @@ def test_the_best_model_of_a_finished_run_is_checked(data: Path, tmp_path: Path,
         run(values)
     best.write_bytes(whole)
     run(values)
-
-
-def test_links_and_journals_in_a_run_lead_nowhere(data: Path, tmp_path: Path) -> None:
-    """Files replace links; a lock, a log or a TensorBoard folder that is a link is refused."""
-    home, folder = tmp_path / "home", tmp_path / "run"
-    home.mkdir(), folder.mkdir()
-    (home / "precious").write_text("mine")
-    values = settings(data, folder, steps=2)
-    for name in ("last.pt", "best.pt", "config.yaml"):
-        plant(folder / name, home)
-    for name in ("best.pt", "config.yaml"):
-        (folder / name).symlink_to(home / "precious")
-    for name in (".lock", "train.log", "tensorboard", "last.pt"):
-        (folder / name).symlink_to(home if name == "tensorboard" else home / "precious")
-        with pytest.raises(UserError, match=f"{name}: is a symbolic link to .*; remove the link"):
-            run(values)
-        (folder / name).unlink()
-    run(values)
-    assert content(home) == {"precious": b"mine"}
-    assert not any(path.is_symlink() for path in folder.iterdir())
-    assert load_model(folder / "best.pt").training is None
 
 
 def test_one_training_per_folder(data: Path, tmp_path: Path) -> None:

@@ -340,34 +340,3 @@ def test_language_model(host: Host) -> None:
     model = built(checkpoint)
     assert model.generator.embedding is model.decoder.embeddings.emb_luts[0]
     assert len(host.translate(checkpoint)) == 7
-
-
-STANDARD = {"method": "standard"}
-ROUNDED = {"bits": 1, "codec": "uniform"}
-
-
-def test_tables_are_rounded_in_training_and_resumed(host: Host) -> None:
-    def train(name: str, *more: object, steps: int = 4, **rounded: Any) -> Path:
-        asked = {"embedding_quantization": {**ROUNDED, **rounded}} if name != "plain" else {}
-        return host.train(name, *more, embedding=STANDARD, train_steps=steps, **asked)
-
-    plain, late, whole = train("plain"), train("late", quantize_from_step=4), train("whole")
-    parts = train("parts", "-train_from", train("parts", steps=2))
-    bodies = [weights(path) for path in (plain, late, whole, parts)]
-    assert len({tuple(body) for body in bodies}) == 1
-    for name, tensor in bodies[0].items():
-        assert torch.equal(tensor, bodies[1][name]), name
-        torch.testing.assert_close(bodies[2][name], bodies[3][name])
-    assert any(not torch.equal(tensor, bodies[2][name]) for name, tensor in bodies[0].items())
-
-
-def test_invalid_settings(host: Host, error_line: ErrorLine) -> None:
-    for given, embedding, reason in (
-        ("[1]", STANDARD, "embedding_quantization: '[1]' is not a mapping; write it like {bits: 2"),
-        ("{bitz: 1}", STANDARD, "embedding_quantization: unknown option 'bitz'"),
-        ("{bits: 1}", {"method": "projective", "rank": 2}, "but the embedding is projective"),
-        ("{bits: 1}", None, "embedding_quantization: has no effect without `embedding`"),
-    ):
-        config = host.config("model", embedding=embedding)
-        line = error_line("onmt_train -config", config, "-embedding_quantization", given)
-        assert reason in line

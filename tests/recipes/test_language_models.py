@@ -77,7 +77,7 @@ def types_of(recipe: str, row: Row) -> int:
 
 def build(recipe: str, row: Row) -> LanguageModel:
     """The model of a row, checked as by lm_train, on the meta device; its files need not exist."""
-    files = se.options(row.embedding["method"]).file_options
+    files = se.get_method_config(row.embedding["method"]).file_options
     embedding = {key: se.STORED if key in files else value for key, value in row.embedding.items()}
     config = parse({"data": "d", "output_dir": "s", "embedding": embedding, **row.train})
     words = [str(number) for number in range(types_of(recipe, row))]
@@ -108,7 +108,7 @@ def test_row_can_be_trained_and_evaluated(recipe: str, name: str) -> None:
     if "pointer" in row.evaluate:
         PointerOptions.parse(row.evaluate["pointer"])
     classes = read_settings(find_recipe(recipe)).classes
-    for file in se.options(row.embedding["method"]).file_options:
+    for file in se.get_method_config(row.embedding["method"]).file_options:
         assert row.embedding.get(file) in {None, *classes}
     if "classes" in row.embedding:
         assert classes[row.embedding["classes"]]["num_classes"] == row.embedding["num_classes"]

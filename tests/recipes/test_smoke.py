@@ -285,7 +285,7 @@ def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> No
         width = after.train.get("embedding_dim") or after.train["word_vec_size"]
         old, embedding = before.embedding, after.embedding
         assert embedding.keys() == old.keys() and embedding["method"] == old["method"]
-        options = {key: se.STORED if key in se.options(old["method"]).file_options else value
+        options = {key: se.STORED if key in se.get_method_config(old["method"]).file_options else value
                    for key, value in embedding.items() if key != "method"}  # fmt: skip
         count = se.num_parameters(
             embedding["method"], num_embeddings=WORDS // 2, embedding_dim=width, **options

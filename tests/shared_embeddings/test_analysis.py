@@ -30,7 +30,7 @@ from shared_embeddings.analysis import (
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress.session import compress
 from shared_embeddings.embedding import WordEmbedding
-from shared_embeddings.hosts.word_vectors import Adapter
+from shared_embeddings.word_vectors.adapter import Adapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
 from tests.helpers import flip
 from tests.shared_embeddings.cases import PADDING, Case, by_name

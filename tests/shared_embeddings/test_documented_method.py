@@ -100,7 +100,7 @@ from pathlib import Path
 from benchmarks import decoding, fitting
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress.session import candidates
-from shared_embeddings.hosts import hf
+from shared_embeddings import hf
 from tests.shared_embeddings.hf.models import scores
 
 def compress(model, output):
@@ -115,7 +115,7 @@ rows = torch.randn(200, 32)
 _, report = se.fit("quantized", rows, bits=4, codec="even")
 assert report.relative_error < 0.15
 assert "even" in [candidate.options.get("codec") for _, candidate in candidates()]
-assert "even" in se.options("quantized").examples(40, 16)
+assert "even" in se.get_method_config("quantized").examples(40, 16)
 assert "even, 4 bits" in [table.name for table in decoding.TABLES]
 assert "quantized, even, 4 bits" in fitting.NAMES
 with contextlib.redirect_stdout(io.StringIO()) as listed:

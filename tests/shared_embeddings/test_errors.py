@@ -54,7 +54,7 @@ def test_numpy_numbers_are_converted() -> None:
 
 def test_unknown_method_in_the_other_functions() -> None:
     with pytest.raises(se.OptionError, match="word2vec"):
-        se.options("word2vec")
+        se.get_method_config("word2vec")
     with pytest.raises(se.OptionError, match="word2vec"):
         se.num_parameters("word2vec", num_embeddings=37, embedding_dim=24)
 

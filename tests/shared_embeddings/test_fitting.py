@@ -74,7 +74,7 @@ def test_fit_comes_close(method: str) -> None:
     assert found.weighted_error == pytest.approx(
         float((missed * roots).norm() / (table[kept] * roots).norm()), rel=1e-4, abs=1e-6
     )
-    assert found.relative_error <= se.options(method).fit_bound
+    assert found.relative_error <= se.get_method_config(method).fit_bound
     assert found.parameters == emb.counts()["total"]
     assert found.stored_bits == emb.counts()["stored_bits"]
     assert found.compression == pytest.approx(VOCABULARY * DIMENSION / found.parameters)
@@ -320,7 +320,7 @@ def test_gradient_descent_minimizes_distances_and_not_their_squares() -> None:
 def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
     """Each option separately, by name, before any work of the fit."""
     table = torch.randn(60, 16)
-    for option in dataclasses.fields(se.options(method)):
+    for option in dataclasses.fields(se.get_method_config(method)):
         for value in (object(), {"a": 1}, ["2.5"]):
             if option.name in ("classes", "map_options"):  # which may be lists and mappings
                 continue

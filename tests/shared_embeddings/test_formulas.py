@@ -371,7 +371,7 @@ def test_compositional_code_worked_example() -> None:
 
 def test_sizes_of_the_coding_in_the_paper() -> None:
     """DeFINE's table 5 takes 32 x 16 codes: 32 * 16 * 512 numbers, and 32 codes of 4 bits for each word."""
-    options = se.options("compositional_code")()
+    options = se.get_method_config("compositional_code")()
     assert (options.num_codebooks, options.codebook_size) == (32, 16)
     sizes = {"num_embeddings": 1000, "embedding_dim": 512}
     assert se.num_parameters("compositional_code", **sizes) == 262_144

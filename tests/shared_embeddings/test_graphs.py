@@ -77,7 +77,7 @@ def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
         return embedding.cross_entropy(hidden, targets, label_smoothing=0.1) + each.square().sum()
 
     for function in (inputs, loss):
-        is_whole = function is inputs or se.options(case.method).fullgraph_limit is None
+        is_whole = function is inputs or se.get_method_config(case.method).fullgraph_limit is None
         if not is_whole:
             with pytest.raises(Exception, match="data-dependent"):
                 torch.compile(function, backend="aot_eager", fullgraph=True)()

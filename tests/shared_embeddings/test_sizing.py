@@ -106,7 +106,7 @@ each_method = pytest.mark.parametrize("method", se.methods())
 
 def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DIMENSION) -> int:
     """The size that is compared with the budget."""
-    return se.options(method).resolve(v, d, options).search_size(v, d)
+    return se.get_method_config(method).resolve(v, d, options).search_size(v, d)
 
 
 def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> sizing.Suggestion:
@@ -144,7 +144,7 @@ def test_invalid_budgets_fail(text: str) -> None:
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
-    grids = list(se.options(method).search_grids(VOCABULARY, DIMENSION))
+    grids = list(se.get_method_config(method).search_grids(VOCABULARY, DIMENSION))
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
         assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
@@ -168,7 +168,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
 @each_method
 @pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
 def test_grids_ascend(method: str, v: int, d: int) -> None:
-    for grid in se.options(method).search_grids(v, d):
+    for grid in se.get_method_config(method).search_grids(v, d):
         counts = [count(method, grid.options_at(step), v, d) for step in range(grid.steps)]
         assert counts == sorted(counts) and len(counts) >= 1
 
@@ -269,9 +269,10 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
     grids = data["grids"]["800 32"]
     assert list(grids) == se.methods()
     for method, found in grids.items():
-        for points, grid in zip(found, se.options(method).search_grids(800, 32), strict=True):
+        for points, grid in zip(found, se.get_method_config(method).search_grids(800, 32), strict=True):
             ends = [
-                se.options(method).resolve(800, 32, grid.options_at(step)) for step in (0, grid.steps - 1)
+                se.get_method_config(method).resolve(800, 32, grid.options_at(step))
+                for step in (0, grid.steps - 1)
             ]
             sizes = [end.search_size(800, 32) for end in ends]
             assert len(points) <= 6 and [points[0][1], points[-1][1]] == sizes
@@ -280,7 +281,7 @@ def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> N
             text, count, *stored = points[-1]
             options = yaml.safe_load(text)
             assert options.pop("method") == method
-            assert se.options(method).resolve(800, 32, options).search_size(800, 32) == count
+            assert se.get_method_config(method).resolve(800, 32, options).search_size(800, 32) == count
             assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
 
 

@@ -19,8 +19,8 @@ from shared_embeddings.compress import trim as trimming
 from shared_embeddings.compress.host import Vocabulary, WordTokens
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
-from shared_embeddings.hosts.hf.tokenizer import TokenizerFile
-from shared_embeddings.hosts.hf.trim import check_ids, named_ids, with_new_ids
+from shared_embeddings.hf.tokenizer import TokenizerFile
+from shared_embeddings.hf.trim import check_ids, named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import text_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
@@ -60,11 +60,8 @@ class Letters(WordTokens):
     def weight_bytes(self) -> int:
         return 8
 
-    def sources(self) -> list[Path]:
-        return []
-
-    def files(self, output: Path) -> list[Path]:
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        return [path]
 
     def write_trimmed(self, output: Path, card: str) -> None:
         output.write_text("model")
@@ -85,12 +82,12 @@ def test_covered_lines_with_other_tokens_fail(
     path.write_text(text)
     texts = Texts([path])
     if works:
-        report = trimming.trim(tmp_path, texts, output, Keep(words=["e"]))
+        report = trimming.trim(path, texts, output, Keep(words=["e"]))
         assert report.vocabularies[0].rows == Sizes(5, 4)
         assert (tmp_path / "out.ids.tsv").read_text() == "0\t0\n1\t1\n2\t2\n4\t3\n"
         return
     with pytest.raises(ValueError, match="would tokenize line 2 differently"):
-        trimming.trim(tmp_path, texts, output)
+        trimming.trim(path, texts, output)
     assert not output.exists() and not (tmp_path / "out.ids.tsv").exists()
 
 
@@ -115,7 +112,9 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Kee
     open_letters(monkeypatch, spells=True)
     (tmp_path / "text").write_text("abababababab\naaaacccd\n")
     (tmp_path / "other").write_text("a\nae\ne\n")
-    report = trimming.trim(tmp_path, Texts([tmp_path / "text"], held_out=[tmp_path / "other"]), None, keep)
+    report = trimming.trim(
+        tmp_path / "text", Texts([tmp_path / "text"], held_out=[tmp_path / "other"]), None, keep
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["other", "text"]
     (found,) = report.vocabularies
     assert found.rows == Sizes(5, len(letters)) and sum(found.reasons.values()) == len(letters)

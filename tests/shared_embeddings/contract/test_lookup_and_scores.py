@@ -28,7 +28,7 @@ from tests.shared_embeddings.support import (
 
 @pytest.mark.parametrize("method", sorted({case.method for case in CASES}))
 def test_options_are_a_documented_dataclass(method: str) -> None:
-    options = se.options(method)
+    options = se.get_method_config(method)
     assert dataclasses.is_dataclass(options)
     assert options.__doc__
     assert all(description.endswith((".", "?")) for *_, description in options_of(method))
@@ -44,7 +44,7 @@ def test_describes_itself(case: Case) -> None:
     assert emb.padding_idx == case.padding_idx
     assert emb.score_dim == case.score_dim
     assert emb.has_output is case.output
-    assert isinstance(emb.options, se.options(case.method))
+    assert isinstance(emb.options, se.get_method_config(case.method))
     for name, value in case.options.items():
         stored = getattr(emb.options, name)
         assert (list(stored) if isinstance(value, list) else stored) == value

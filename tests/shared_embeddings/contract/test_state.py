@@ -53,7 +53,7 @@ def test_the_bias_may_be_among_the_options_of_the_map() -> None:
 @each_case
 def test_options_objects_build_the_same_embedding(case: Case) -> None:
     sizes = {"num_embeddings": case.num_embeddings, "embedding_dim": case.embedding_dim}
-    options = se.options(case.method).resolve(
+    options = se.get_method_config(case.method).resolve(
         *sizes.values(), {**case.options, "output_bias": bool(case.bias)}
     )
     torch.manual_seed(0)

@@ -18,8 +18,8 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.cli.main import main
-from shared_embeddings.hosts.hf.folder import save_pretrained
-from shared_embeddings.hosts.hf.word_layers import ENTRY, find_tables, place
+from shared_embeddings.hf.folder import save_pretrained
+from shared_embeddings.hf.word_layers import ENTRY, find_tables, place
 from shared_embeddings.quant.storage import pack
 
 WORDS = 300

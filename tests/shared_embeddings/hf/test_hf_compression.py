@@ -15,9 +15,9 @@ import transformers
 from safetensors.torch import load_file
 
 import shared_embeddings as se
+from shared_embeddings import hf
 from shared_embeddings.cli.main import main
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.word_layers import InputSide
+from shared_embeddings.hf.word_layers import InputSide
 from tests.helpers import arguments, example
 from tests.shared_embeddings.hf.models import (
     DIM,
@@ -224,7 +224,7 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
     card = (small / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\n---\n") and card.endswith("# Sentences\n\nAn encoder.\n")
     for expected in (
-        "import shared_embeddings.hosts.hf\nfrom transformers import BertModel\n",
+        "import shared_embeddings.hf\nfrom transformers import BertModel\n",
         "| bytes of table words (embeddings.word_embeddings) | ",
         "table words: `{method: projective, rank: ",
         "numbers are stored as fp32",
@@ -260,7 +260,7 @@ def test_a_sentence_encoder_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 RATIOS = (4, 8, 16, 32)
-CODECS = get_args(get_type_hints(se.options("quantized"))["codec"])
+CODECS = get_args(get_type_hints(se.get_method_config("quantized"))["codec"])
 WIDTH = 48
 
 

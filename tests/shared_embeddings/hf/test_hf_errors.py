@@ -17,11 +17,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from shared_embeddings import hf
 from shared_embeddings.checkpoints import recorded_checksum
 from shared_embeddings.cli.main import main
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.adapter import Adapter
-from shared_embeddings.hosts.hf.tokenizer import check_growth
+from shared_embeddings.hf.adapter import Adapter
+from shared_embeddings.hf.tokenizer import check_growth
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import flip, names_file, offsets
 from tests.shared_embeddings.hf.models import (

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-import shared_embeddings.hosts.hf as hf
+import shared_embeddings.hf as hf
 from shared_embeddings.cli.main import main
 from tests.shared_embeddings.hf.models import FAMILIES, IDS, KINDS, build, compress, scores, shrink, write
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import shared_embeddings as se
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.word_layers import InputSide
+from shared_embeddings import hf
+from shared_embeddings.hf.word_layers import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
 from shared_embeddings.quant.packed_tensor import PackedTensor

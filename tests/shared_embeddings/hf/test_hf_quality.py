@@ -13,12 +13,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.calibration import Calibration, calibrate
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.adapter import FolderModel
-from shared_embeddings.hosts.hf.quality import computing, negative_log_likelihoods, samples
+from shared_embeddings.hf.adapter import FolderModel
+from shared_embeddings.hf.quality import computing, negative_log_likelihoods, samples
 from shared_embeddings.quant.storage import HEADER
 from tests.helpers import best_words
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, build, compress, scores, write
@@ -159,7 +159,8 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
             assert bool(metric.isfinite().all()) and float(metric.trace()) > 0
             is_scored = next(table.is_scored for table in model.tables() if table.name == name)
             assert bool((shares > 0).all()) == is_scored and float(shares.sum()) <= 1 + 1e-4
-    lookups = [module for table in found for module in model.lookups(table)]
+    samples = model.samples([words], 1, 100)
+    lookups = [module for modules in samples.lookups.values() for module in modules]
     output = model.module.get_output_embeddings()
     assert not any(
         one._forward_hooks or one._forward_pre_hooks for one in [*lookups, output] if one is not None

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from shared_embeddings import hf
 from shared_embeddings.compress import session
-from shared_embeddings.hosts import hf
 from tests.helpers import CODES, every_word
 from tests.shared_embeddings.hf.models import add_tokenizer, build, compress, write
 

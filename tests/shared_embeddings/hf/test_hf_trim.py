@@ -14,15 +14,15 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import models, pre_tokenizers, trainers
 
+from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.session import Settings
 from shared_embeddings.compress.trim import Keep, Texts, trimmed_copy
 from shared_embeddings.compress.trim import trim as trim_model
-from shared_embeddings.hosts import hf
-from shared_embeddings.hosts.hf.folder import INDEX
-from shared_embeddings.hosts.hf.trim import word_axes
-from shared_embeddings.hosts.hf.word_layers import without_weights
+from shared_embeddings.hf.folder import INDEX
+from shared_embeddings.hf.trim import word_axes
+from shared_embeddings.hf.word_layers import without_weights
 from shared_embeddings.quant.storage import HEADER
 from tests.shared_embeddings.hf.models import (
     KINDS,

@@ -2,7 +2,7 @@
 
 shared-embeddings wrote this file into the folder of the model, for ``from_pretrained`` with
 ``trust_remote_code=True`` where the library is not installed. Embeddings are decoded into tables in the dtype
-of the model; with ``import shared_embeddings.hosts.hf`` instead, they stay compressed in memory.
+of the model; with ``import shared_embeddings.hf`` instead, they stay compressed in memory.
 
 Needs torch, numpy and transformers only. Axes: ``V`` vocabulary, ``D`` model dimension, ``n`` rows.
 """

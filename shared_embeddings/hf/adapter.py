@@ -24,11 +24,11 @@ from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
-from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.quality import computing, perplexity, samples
-from shared_embeddings.hosts.hf.tokenizer import Vocabulary
-from shared_embeddings.hosts.hf.trim import TrimmableFolder
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf import folder
+from shared_embeddings.hf.quality import computing, perplexity, samples
+from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.trim import TrimmableFolder
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
     InputSide,
@@ -44,8 +44,7 @@ from shared_embeddings.hosts.hf.word_layers import (
     without_weights,
 )
 from shared_embeddings.quant.codec import check_decoder
-from shared_embeddings.registry import build
-from shared_embeddings.registry import options as find_spec
+from shared_embeddings.registry import build, get_method_config
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
@@ -57,7 +56,7 @@ _NAMED = 3
 _LONGEST_CONFIG = 2**24
 
 
-class Adapter(host.Adapter):
+class Adapter(host.TrimmingAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
@@ -70,13 +69,11 @@ class Adapter(host.Adapter):
             return False
         return "model_type" in config or "architectures" in config
 
-    def read(self, path: Path) -> FolderModel:
+    def read(self, path: Path, runs: bool = True) -> FolderModel:
+        """Read a model; one that is not run tensor by tensor, where its files have the names of its class."""
         with folder.reading(path):
-            return FolderModel(path)
-
-    def read_tables(self, path: Path) -> FolderModel:
-        """Read a model that is not run, tensor by tensor where its files have the names of its class."""
-        with folder.reading(path):
+            if runs:
+                return FolderModel(path)
             try:
                 return UnbuiltModel(path)
             except RuntimeError:  # NotImplementedError, or what torch raises for tensors without values
@@ -154,7 +151,7 @@ class FolderModel(host.TrainedModel):
         check_decoder(method, options)
         chosen, found = dict(options), self._tables[table]
         if not found.placement.outputs:
-            has_output = "output" in {field.name for field in dataclasses.fields(find_spec(method))}
+            has_output = "output" in {field.name for field in dataclasses.fields(get_method_config(method))}
             if has_output and chosen.setdefault("output", "none") != "none":
                 raise OptionError(
                     f"{method}: option 'output' is {chosen['output']!r}, but this table is used for input "
@@ -177,11 +174,12 @@ class FolderModel(host.TrainedModel):
         return perplexity(self.module, self.vocabulary, validation)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        return samples(self.module, self.vocabulary, texts, seed, tokens)
-
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        inputs = self._tables[table].placement.inputs.items()
-        return {self.module.get_submodule(path): scale for path, scale in inputs}
+        found = samples(self.module, self.vocabulary, texts, seed, tokens)
+        lookups = {
+            name: {self.module.get_submodule(path): scale for path, scale in table.placement.inputs.items()}
+            for name, table in self._tables.items()
+        }
+        return dataclasses.replace(found, lookups=lookups)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         for name, embedding in fitted.items():
@@ -211,12 +209,10 @@ class FolderModel(host.TrainedModel):
             self.place(plain)
         return trace(self.module, sum(file.stat().st_size for file in folder.weight_files(self.path)))
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        folder.check_output(output, force=True)
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        if path != self.path:
+            folder.check_output(path, force=True)
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
         folder.check_output(output, force=True)

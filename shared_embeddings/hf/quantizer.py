@@ -1,7 +1,7 @@
 """How ``from_pretrained`` of transformers loads compressed models: through a quantizer, registered on import.
 
 ``config.json`` names the quantizer in ``quantization_config``, whose other content is described in
-`shared_embeddings.hosts.hf.word_layers`. The quantizer replaces the word embeddings of the empty model before
+`shared_embeddings.hf.word_layers`. The quantizer replaces the word embeddings of the empty model before
 its weights are loaded. Afterwards, the model can be trained, cast and saved like a plain one. Only while it
 has packed tensors (``--store``), which are frozen, does it keep the quantizer, which saves them as they are.
 """
@@ -19,8 +19,8 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.hosts.hf.folder import check_weights, mapped_tensors
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf.folder import check_weights, mapped_tensors
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     InputSide,
     OutputSide,

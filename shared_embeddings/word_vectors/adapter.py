@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import safetensors
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import KEY, state_digest, verified
@@ -27,13 +26,13 @@ from shared_embeddings.compress.measure import (
     Validation,
 )
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
-from shared_embeddings.hosts import load_vectors
 from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
+from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
@@ -46,16 +45,16 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.Adapter):
+class Adapter(host.TrimmingAdapter):
     """Opens word vectors."""
 
     def sniff(self, path: Path) -> bool:
         return path.is_file() and (_is_compressed(path) or looks_like_vectors(path))
 
-    def read(self, path: Path) -> VectorsModel:
+    def read(self, path: Path, runs: bool = True) -> VectorsModel:
         return VectorsModel(path)
 
-    read_tables = read_trimmable = read
+    read_trimmable = read
 
 
 class VectorsModel(WordTokens):
@@ -124,14 +123,6 @@ class VectorsModel(WordTokens):
         parts = order[:count].sort().values.split(_ROWS)
         return Samples(f"the nearest of {count:,} words", parts, find_neighbors, of=NEIGHBORS)
 
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        return {}
-
-    def onnx_body(self) -> NoReturn:
-        raise UserError(
-            f"model {self.path}: word vectors have no layers; use --format onnx-embeddings, or vec"
-        )
-
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         self.module = fitted[NAME]
         return []
@@ -139,14 +130,11 @@ class VectorsModel(WordTokens):
     def tensors(self) -> dict[str, Tensor]:
         return distinct_state(self.module)
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        """The file, and the module that reads it with numpy unless it exists."""
-        loader = output.with_name(Path(load_vectors.__file__).name)
-        is_there = loader.is_file() and loader.read_bytes() == _loader()
-        return [output] if is_there else [output, loader]
+    def files(self, path: Path) -> list[Path]:
+        """Return the file, and for an output the module that reads it with numpy unless it exists."""
+        loader = path.with_name(Path(load_vectors.__file__).name)
+        is_there = path == self.path or (loader.is_file() and loader.read_bytes() == _loader())
+        return [path] if is_there else [path, loader]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write a safetensors file, and the module that reads it with numpy, all or nothing."""

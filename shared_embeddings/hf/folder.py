@@ -24,7 +24,7 @@ from shared_embeddings.checkpoints import (
     recorded_checksum,
     stamp_safetensors,
 )
-from shared_embeddings.hosts.hf.word_layers import KEY, find_entry, from_entry
+from shared_embeddings.hf.word_layers import KEY, find_entry, from_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
@@ -450,7 +450,7 @@ def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -
     parts = re.fullmatch(r"(---\n.*?\n---\n)?(.*)", text, flags=re.DOTALL)
     header, body = parts.groups(default="") if parts else ("", text)
     is_compressed = find_entry(read_json(target / CONFIG)) is not None
-    loading = "import shared_embeddings.hosts.hf\n" if is_compressed else ""
+    loading = "import shared_embeddings.hf\n" if is_compressed else ""
     loading += f'from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")  # DIR: this folder\n'
     own = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}```\n"
     if (target / _REMOTE_CODE).is_file():

@@ -3,7 +3,7 @@
 Compress a model with ``shared-embeddings compress --model DIR --method funnel --rank 64 --output SMALL``.
 Importing this package registers it with transformers, whose ``from_pretrained`` then loads such folders:
 
-    >>> import shared_embeddings.hosts.hf
+    >>> import shared_embeddings.hf
     >>> from transformers import AutoModelForCausalLM             # doctest: +SKIP
     >>> model = AutoModelForCausalLM.from_pretrained("small")     # doctest: +SKIP
     >>> model.generate(ids, max_new_tokens=20)                    # doctest: +SKIP
@@ -19,9 +19,9 @@ shape mismatch at the word embeddings.
 
 from importlib.util import find_spec
 
-from shared_embeddings.hosts.hf.folder import load, save
+from shared_embeddings.hf.folder import load, save
 
 __all__ = ["load", "save"]
 
 if find_spec("transformers") is not None:
-    import shared_embeddings.hosts.hf.quantizer  # noqa: F401
+    import shared_embeddings.hf.quantizer  # noqa: F401

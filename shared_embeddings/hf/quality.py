@@ -28,8 +28,8 @@ from shared_embeddings.compress.measure import (
     names_of,
     sampled_lines,
 )
-from shared_embeddings.hosts.hf.tokenizer import Vocabulary
-from shared_embeddings.hosts.hf.word_layers import first_position
+from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.word_layers import first_position
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from shared_embeddings.checkpoints import save_safetensors
 from shared_embeddings.compress.host import TrimmableModel, Vocabulary
-from shared_embeddings.hosts.hf import folder
-from shared_embeddings.hosts.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
-from shared_embeddings.hosts.hf.word_layers import (
+from shared_embeddings.hf import folder
+from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
+from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
     entry_of,
@@ -182,12 +182,10 @@ class TrimmableFolder(TrimmableModel):
     def weight_bytes(self) -> int:
         return self.weights.bytes(len(self.kept) or self.rows)
 
-    def sources(self) -> list[Path]:
-        return [self.path]
-
-    def files(self, output: Path) -> list[Path]:
-        folder.check_output(output, force=True)
-        return [output]
+    def files(self, path: Path) -> list[Path]:
+        if path != self.path:
+            folder.check_output(path, force=True)
+        return [path]
 
     def write_trimmed(self, output: Path, card: str) -> None:
         with folder.replacing_folder(output) as target:

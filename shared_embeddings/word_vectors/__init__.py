@@ -1,0 +1,1 @@
+"""Open files of word vectors as models to compress and trim."""
