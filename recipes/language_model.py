@@ -100,8 +100,8 @@ def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
     is_small = settings.small is not None and options.part == SMALL
     dataset = str(settings.small) if is_small else settings.dataset
     output = recipe.home / f"data_{SMALL}" if is_small else recipe.data
-    asked = ["-dataset", dataset, "-output", output, "-downloads", downloads, "-force"]
-    run_command("lm_prepare", asked)
+    places: list[str | Path] = ["-output", output, "-downloads", downloads]
+    run_command("lm_prepare", ["-dataset", dataset, *places, "-force"])
     if not is_small:
         train = locate(dataset, data_dir(), downloads)["train"]
         _make_class_files(recipe, train, settings.classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gzip
 import hashlib
@@ -164,19 +165,26 @@ def python_path() -> str:
     return os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def environment_command(name: str) -> str:
-    """Return the path of a command of this Python environment, such as ``onmt_train``."""
+# Processes of `run_command`, which may run in several threads.
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+def run_command(name: str, arguments: Sequence[str | Path], log: Path | None = None) -> None:
+    """Run a command of this Python environment, such as ``onmt_train``; it must end with 0.
+
+    It inherits stdout and stderr, or prints to a log.
+    """
     command = Path(sys.executable).with_name(name)
     if not command.exists():
         raise UserError(f"{command}: not installed; run 'make setup'")
-    return str(command)
-
-
-def run_command(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """Run a command of this Python environment, which inherits stdout and stderr; it must end with 0."""
-    command = [environment_command(name), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    with subprocess.Popen(command, env=environment, pass_fds=keep_open) as process:
+    with contextlib.ExitStack() as stack:
+        streams: dict[str, Any] = {}
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            streams = {"stdout": stack.enter_context(log.open("ab")), "stderr": subprocess.STDOUT}
+        process = subprocess.Popen([command, *map(str, arguments)], env=environment, **streams)
+        RUNNING.add(process)
         try:
             status = process.wait()
         except KeyboardInterrupt:
@@ -185,6 +193,12 @@ def run_command(name: str, arguments: Sequence[str | Path], keep_open: Sequence[
             process.terminate()
             process.wait()
             raise
+        finally:
+            RUNNING.discard(process)
+    if status and log is not None:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+        print("\n".join(f"  | {line}" for line in lines), file=sys.stderr)
+        raise UserError(f"{name} failed with status {status}; the last lines of {log} are above")
     if status == 2:
         raise SystemExit(2)
     if status:

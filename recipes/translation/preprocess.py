@@ -521,10 +521,12 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
         Located(Texts(split), tuple(raw[settings.raw_name(split, side)] for side in languages))
         for split in (TRAIN, "valid", "test")
     )
-    sizes_of_all = dict.fromkeys(("shard", "max_words", "max_ratio", "sentences"), 10**6)
     whole = Settings(
         *languages,
-        **sizes_of_all,
+        shard=10**6,
+        max_words=10**6,
+        max_ratio=10**6,
+        sentences=10**6,
         corpora=(),
         tests=tuple(test.texts for test in tests),
         pieces=settings.pieces,

@@ -161,9 +161,20 @@ def write_sentencepiece_vocabulary(model: Path, texts: Sequence[Path], vocabular
     write_lines(vocabulary, (f"{piece}\t{counts[piece]}" for piece in ordered))
 
 
+# Prefix of words without a space before them, as in pyonmttok.
+JOINER = "\uffed"
+
+
+def join_words(line: str) -> str:
+    """Join words of which some are marked with `JOINER`."""
+    return line.replace(f" {JOINER}", "").removeprefix(JOINER)
+
+
 def joiner(kind: str, language: str) -> Callable[[str], str]:
     """Return what joins a line of pieces of a `kind` to text."""
     if kind == "sentencepiece":
         return lambda line: "".join(line.split(" ")).replace(WORD_START, " ").strip()
+    if kind == "words":
+        return join_words
     tokenizer = Tokenizer(language)
     return lambda line: tokenizer.detokenize(join_bpe(line))

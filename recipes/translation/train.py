@@ -41,6 +41,8 @@ AVERAGED = "model_averaged.pt"
 FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
 # Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
 TIMEOUT_SECONDS = 1800
+# sacreBLEU's default tokenization would treat a sentence in these languages as one word.
+UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
 USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 
 Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints. Resumes from the latest complete one.
@@ -151,11 +153,18 @@ def teacher_model(recipe: Recipe, row: Row) -> Path:
     return model
 
 
-def train_row(row: Row, run: Path, data: dict[str, Any], checksum: str, options: Sequence[str]) -> None:
+def train_row(
+    row: Row,
+    run: Path,
+    data: dict[str, Any],
+    checksum: str,
+    options: Sequence[str],
+    output: Path | None = None,
+) -> None:
     """Train `row` in the folder `run` from its latest complete checkpoint, and average its last checkpoints.
 
     The folder gets ``train.yaml``, ``train.log``, ``training.json``, checkpoints and the averaged model;
-    `options` are further ones of ``onmt_train``.
+    `options` are further ones of ``onmt_train``. Commands may print to the file `output`.
     """
     settings = {**row.train, "embedding": row.embedding}
     target = target_step(row, options)
@@ -178,17 +187,23 @@ def train_row(row: Row, run: Path, data: dict[str, Any], checksum: str, options:
         if checkpoints and log["finished"] == target:
             print(f"{run.name}: already trained to step {max(checkpoints)}", flush=True)
         else:
-            _run_training(run, log, checkpoints, target, options)
+            _run_training(run, log, checkpoints, target, options, output)
         checkpoints = dict([*complete_checkpoints(folder).items()][-row.average :])
         if not checkpoints:
             raise UserError(f"{run}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml")
         print(f"averaging steps {', '.join(map(str, checkpoints))}", flush=True)
         with replacing(run / AVERAGED) as temporary:
-            run_command("onmt_average_models", ["-models", *checkpoints.values(), "-output", temporary])
+            arguments: list[str | Path] = ["-models", *checkpoints.values(), "-output", temporary]
+            run_command("onmt_average_models", arguments, output)
 
 
 def _run_training(
-    run: Path, log: dict[str, Any], checkpoints: dict[int, Path], target: int, options: Sequence[str]
+    run: Path,
+    log: dict[str, Any],
+    checkpoints: dict[int, Path],
+    target: int,
+    options: Sequence[str],
+    output: Path | None,
 ) -> None:
     """Run ``onmt_train``, from the last of the checkpoints if there is one, and log time and memory."""
     arguments = ["-config", str(run / "train.yaml"), *options]
@@ -202,7 +217,7 @@ def _run_training(
     segment: Segment = {"from_step": first, "started": time.time(), "ended": None}
     log = {**log, "segments": [*segments, segment], "finished": None, "options": list(options)}
     write_json(run / "training.json", log)
-    run_command("onmt_train", arguments)
+    run_command("onmt_train", arguments, output)
     segment["ended"] = time.time()
     log["finished"] = target
     log["seconds"] = round(sum(part["ended"] - part["started"] for part in log["segments"]), 1)
@@ -298,21 +313,23 @@ def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
 
 
 def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Score the row of the command line.
+    """Score the row of the command line."""
+    evaluate(*parse_row(recipe, EVAL_USAGE, arguments))
 
-    ``bleu`` and ``chrf`` are of the first test set; rows of papers list all test sets.
-    """
-    recipe, row, options = parse_row(recipe, EVAL_USAGE, arguments)
+
+def evaluate(recipe: Recipe, row: Row, options: list[str], log: Path | None = None) -> None:
+    """Score a row; ``bleu`` and ``chrf`` are of the first test set, and rows of papers list all test sets."""
     run, folder = recipe.home / row.name, data_folder(recipe, row)
     data, training = read_trained(recipe, row)
     join = joiner(data.get("kind", "bpe"), data["target"])
     metrics: dict[str, Any] = {}
     for test in row.data.get("tests", ["test"]):
-        speed = translate(recipe, row, folder / f"{test}.{data['source']}", options, f"{test}.pieces")
+        speed = translate(recipe, row, folder / f"{test}.{data['source']}", options, f"{test}.pieces", log)
         lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
         write_lines(run / f"{test}.translation", lines)
-        text = f"text/{test}.{data['target']}" if row.data else "test.reference"
-        scores = {**corpus_scores(lines, read_lines(recipe.data / text)), "tokens_per_second": speed}
+        text = recipe.data / "text" / f"{test}.{data['target']}"
+        references = read_lines(text if text.exists() else recipe.data / "test.reference")
+        scores = {**corpus_scores(lines, references, data["target"]), "tokens_per_second": speed}
         metrics = metrics or dict(scores)
         if row.data:
             metrics[test] = scores
@@ -321,8 +338,10 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     write_evaluation(recipe, row, data, training, metrics, options)
 
 
-def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], language: str = "") -> dict[str, Any]:
     """Score detokenized translations against one detokenized reference each, with sacreBLEU (Post, 2018).
+
+    BLEU is over characters for languages without spaces between words.
 
     Returns:
         ``bleu`` and ``chrf`` (0 to 100), ``bleu_signature``, ``chrf_signature``, and ``sentences``.
@@ -330,7 +349,9 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[
     if len(hypotheses) != len(references) or not references:
         raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
     scores: dict[str, Any] = {"sentences": len(references)}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    is_unspaced = re.split("[-_]", language)[0] in UNSPACED_LANGUAGES
+    bleu = BLEU(tokenize="char") if is_unspaced else BLEU()
+    for name, metric in (("bleu", bleu), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
@@ -385,7 +406,9 @@ def write_evaluation(
     )
 
 
-def translate(recipe: Recipe, row: Row, source: Path, options: list[str], output: str) -> float:
+def translate(
+    recipe: Recipe, row: Row, source: Path, options: list[str], output: str, printed: Path | None = None
+) -> float:
     """Translate `source` into the file `output` of the run; return tokens per second without loading."""
     run = recipe.home / row.name
     log = run / "translate.log"
@@ -396,7 +419,7 @@ def translate(recipe: Recipe, row: Row, source: Path, options: list[str], output
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
         arguments += ["-transforms", "none"]  # the data are tokenized
         arguments += ["-src", source, "-output", temporary]
-        run_command("onmt_translate", with_overrides(arguments, options))
+        run_command("onmt_translate", with_overrides(arguments, options), printed)
     return read_speed(log)
 
 
