@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.utils.layers import keep_mask
-from shared_embeddings.utils.options import option, require_at_least, require_layers, require_probability
+from shared_embeddings.utils.options import option, require_at_least
 
 # A dropped matrix is not in the parameters' chunk of memory, so cuDNN copies the weights of a layer for every
 # segment, which is cheap compared to the matrix products.
@@ -51,9 +51,9 @@ class AWDLSTMOptions:
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "hidden_dim"):
             require_at_least(name, getattr(self, name), 1)
-        require_layers("num_layers", self.num_layers)
+        require_at_least("num_layers", self.num_layers, 1)
         for name in ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"):
-            require_probability(name, getattr(self, name))
+            require_at_least(name, getattr(self, name), 0, below=1)
         for name in ("ar_weight", "tar_weight"):
             require_at_least(name, getattr(self, name), 0)
 

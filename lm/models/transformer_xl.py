@@ -19,14 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.utils.layers import Dropout
-from shared_embeddings.utils.options import (
-    OptionError,
-    option,
-    require,
-    require_at_least,
-    require_layers,
-    require_probability,
-)
+from shared_embeddings.utils.options import OptionError, option, require, require_at_least
 
 Kernel = Literal["sdpa", "flex"]
 _flex_attention: Callable[..., Tensor] = flex_attention  # type: ignore[assignment]  # overloaded
@@ -74,10 +67,10 @@ class TransformerXLOptions:
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "num_heads", "head_dim", "feed_forward_dim", "clamp_length"):
             require_at_least(name, getattr(self, name), 1)
-        require_layers("num_layers", self.num_layers)
+        require_at_least("num_layers", self.num_layers, 1)
         require_at_least("memory_length", self.memory_length, 0)
         for name in ("dropout", "attention_dropout"):
-            require_probability(name, getattr(self, name))
+            require_at_least(name, getattr(self, name), 0, below=1)
         require(
             self.embedding_dim % 2 == 0,
             f"option 'embedding_dim' is {self.embedding_dim}, but sinusoids need an even number",

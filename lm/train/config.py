@@ -28,7 +28,7 @@ from shared_embeddings.utils.options import (
     require,
     require_at_least,
 )
-from shared_embeddings.utils.reading import parse_yaml, read_yaml
+from shared_embeddings.utils.reading import read_yaml
 
 # Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
 SEEDS = 2**63
@@ -202,9 +202,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UserError: see `parse_words`; or the file cannot be read.
     """
-    given = parse_words(
-        arguments, lambda text, option: text if option.lstrip("-") == "config" else parse_yaml(text, option)
-    )
+    given = parse_words(arguments)
     if "config" not in given:
         return given
     path = Path(str(given.pop("config")))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.utils.options import option, require, require_at_least, require_probability
+from shared_embeddings.utils.options import option, require, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SGDOptions(OptimizerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_probability("momentum", self.momentum)
+        require_at_least("momentum", self.momentum, 0, below=1)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         decay = self.weight_decay

@@ -21,9 +21,8 @@ from shared_embeddings.utils.command_line import Parser, align, decimal_number, 
 from shared_embeddings.utils.download import hub_model
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
-from shared_embeddings.utils.options import OptionError, describe_type, parse_words, require_seed
+from shared_embeddings.utils.options import OptionError, describe_type, parse_words, require_at_least
 from shared_embeddings.utils.path_options import PathOption, check_new_files, is_hub_name
-from shared_embeddings.utils.reading import DocumentError, parse_json
 
 # Modules that import torch are imported by the commands, so that help comes at once.
 if TYPE_CHECKING:
@@ -71,20 +70,6 @@ def add_flags(command: argparse.ArgumentParser, *names: str) -> None:
     texts = {"json": "print one JSON object", "force": "overwrite existing files"}
     for name in names:
         command.add_argument(f"--{name}", action="store_true", help=texts[name])
-
-
-def read_options(rest: list[str]) -> dict[str, object]:
-    """Options of a method from the rest of a command line: JSON, lists such as 100,200, or plain text."""
-
-    def parse_value(text: str, option: str) -> object:
-        for candidate in (text, f"[{text}]" if "," in text else text):
-            try:
-                return parse_json(candidate, option)
-            except DocumentError:
-                continue
-        return text
-
-    return parse_words(rest, parse_value)
 
 
 def percentage(text: str) -> float:
@@ -193,7 +178,7 @@ def methods_table() -> str:
 
 def _params(known: argparse.Namespace, rest: list[str]) -> str:
     """The size of an embedding of V words in D dimensions, beside a plain table; allocates no weights."""
-    given: dict[str, typing.Any] = read_options(rest)
+    given: dict[str, typing.Any] = parse_words(rest)
     for name in ("num_embeddings", "embedding_dim", "words"):
         if name in given:
             raise OptionError(
@@ -417,7 +402,7 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
             raise UserError(
                 f"--{name} has no effect with --compare, which writes no files; remove one of them"
             )
-    require_seed(known.seed)
+    require_at_least("seed", known.seed, 0)
     plan = _recovery(known)
     validation = None
     sides = (known.validation_source, known.validation_target)
@@ -476,7 +461,7 @@ def _compress_with(
     if known.no_check and settings.validation is not None:
         raise UserError("--no-check does not run the model; remove the --validation options")
     assert output is not None
-    options = read_options(rest)
+    options = parse_words(rest)
     if known.embedding_output is not None:
         options["output"] = known.embedding_output
     has_target = known.target_ratio is not None or known.target_bytes is not None
@@ -504,7 +489,7 @@ def _choose(
             raise UserError(f"--{name.replace('_', '-')} needs --method")
     if known.no_check:
         raise UserError("--no-check needs --method: methods are compared by running the model")
-    options = read_options(rest)
+    options = parse_words(rest)
     bits = options.pop("bits", None)
     if options:
         raise UserError(f"--{next(iter(options))} is an option of a method; also give --method")

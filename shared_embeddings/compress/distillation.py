@@ -19,14 +19,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.utils.options import (
-    OptionError,
-    option,
-    parse_options,
-    require,
-    require_at_least,
-    require_probability,
-)
+from shared_embeddings.utils.options import OptionError, option, parse_options, require, require_at_least
 from shared_embeddings.utils.tracing import without_autocast
 
 OPTION = "embedding_distillation"
@@ -57,7 +50,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         require(self.teacher != "", f"option 'teacher' is empty; name a trained checkpoint, like {EXAMPLE}")
-        require_probability("alpha", self.alpha)
+        require_at_least("alpha", self.alpha, 0, below=1)
         require(
             0 <= self.soft_targets <= 1,
             f"option 'soft_targets' is {self.soft_targets}, but it must be from 0 to 1; change the value",

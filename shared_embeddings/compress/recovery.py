@@ -34,10 +34,10 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, remove_leftovers, replacing, save_tensors
-from shared_embeddings.utils.interrupts import RESUME, Interrupted, Interrupts
+from shared_embeddings.utils.errors import UNREADABLE, UserError
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.signals import RESUME, StopFlag
 from shared_embeddings.words.token_counts import text_lines
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
@@ -81,7 +81,6 @@ class Saved:
 
     def __init__(self, output: Path, about: object) -> None:
         self.path = output.with_name(f"{output.name}.recovery")
-        remove_leftovers(self.path)
         self._digest = state_digest(about)
         if self.path.exists() and self.read().get("digest") != self._digest:
             raise UserError(
@@ -97,8 +96,8 @@ class Saved:
             raise UserError(f"recovery {self.path}: is damaged; remove it to train anew") from error
 
     def write(self, content: Mapping[str, object]) -> None:
-        with replacing(self.path) as temporary:
-            save_tensors({**content, "digest": self._digest}, temporary)
+        with replacing(self.path) as temporary, temporary.open("wb") as file:
+            torch.save({**content, "digest": self._digest}, file)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -151,7 +150,7 @@ def recover(
 
     Raises:
         UserError: there is nothing to train, or the state in the file is damaged.
-        Interrupted: by a signal; the state is saved.
+        KeyboardInterrupt: by a signal; the state is saved.
     """
     samples, module = pupil.held_out.samples, pupil.model.module
     assert samples is not None
@@ -408,7 +407,7 @@ def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress
     """Train a model as planned, from the saved state if there is one; it has its best values afterwards.
 
     Raises:
-        Interrupted: by a signal; the state is saved.
+        KeyboardInterrupt: by a signal; the state is saved.
     """
     if saved.path.exists():
         state = saved.read()
@@ -418,7 +417,7 @@ def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress
     before = student.seconds
     shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
     with (
-        Interrupts() as signals,
+        StopFlag() as stop,
         tqdm(desc="recovery", total=1.0, bar_format=shape, disable=not progress) as bar,
     ):
         while (done := plan.done(student.steps, student.seconds)) < 1.0:
@@ -430,11 +429,10 @@ def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress
                 student.check()
             bar.set_postfix_str(f"loss {loss:.4f}, KL {student.divergence:.4f}", refresh=False)
             bar.update(done - bar.n)
-            if signals.received is not None or time.monotonic() - last_saved > SAVE_EVERY:
+            if stop.requested or time.monotonic() - last_saved > SAVE_EVERY:
                 saved.write({**student.state(), "place": lessons.place})
                 last_saved = time.monotonic()
-            if signals.received is not None:
-                raise Interrupted(signals.received, RESUME)
+            stop.raise_requested(RESUME)
     student.copy(student.best)
     return RecoveryReport(
         student.seconds / 60, student.steps, student.tokens, student.before, student.divergence

@@ -16,13 +16,7 @@ from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
-from shared_embeddings.utils.options import (
-    option,
-    require,
-    require_at_least,
-    require_probability,
-    require_seed,
-)
+from shared_embeddings.utils.options import option, require, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +48,8 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
     def __post_init__(self) -> None:
         for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size", "relu_dropout_steps"):
             require_at_least(name, getattr(self, name), 1)
-        require_seed(self.seed)
-        require_probability("relu_dropout", self.relu_dropout)
+        require_at_least("seed", self.seed, 0)
+        require_at_least("relu_dropout", self.relu_dropout, 0, below=1)
         require(
             self.relu_dropout_steps is None or self.relu_dropout > 0.0,
             "option 'relu_dropout_steps' has no effect without 'relu_dropout'; give both or remove it",

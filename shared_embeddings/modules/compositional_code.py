@@ -16,7 +16,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.utils.options import option, require_at_least, require_seed
+from shared_embeddings.utils.options import option, require_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
     def __post_init__(self) -> None:
         require_at_least("num_codebooks", self.num_codebooks, 1)
         require_at_least("codebook_size", self.codebook_size, 1)
-        require_seed(self.seed)
+        require_at_least("seed", self.seed, 0)
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """M * K * D trained numbers (Shu & Nakayama, section 3)."""

@@ -26,7 +26,7 @@ from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
-from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_seed
+from shared_embeddings.utils.options import OptionError, option, require, require_at_least
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -101,7 +101,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
             0.0 <= self.count_exponent <= 1.0,
             f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
         )
-        require_seed(self.seed)
+        require_at_least("seed", self.seed, 0)
 
     @classmethod
     def normalize(cls, given: dict[str, object]) -> dict[str, object]:

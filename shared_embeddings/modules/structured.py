@@ -17,7 +17,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.utils.options import option, require, require_at_least, require_seed
+from shared_embeddings.utils.options import option, require, require_at_least
 
 # The search grid has at most 2**10 clusters: more are slow to fit and rarely better.
 _MOST_BITS = 10
@@ -42,7 +42,7 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
     def __post_init__(self) -> None:
         require_at_least("num_groups", self.num_groups, 1)
         require_at_least("num_clusters", self.num_clusters, 1)
-        require_seed(self.seed)
+        require_at_least("seed", self.seed, 0)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         require(

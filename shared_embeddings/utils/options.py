@@ -1,35 +1,28 @@
-"""Options: how dataclasses declare them, and how their names, types and sizes are checked.
+"""Options: dataclasses declare them, pydantic checks them, and argparse offers them.
 
-Options of methods, hosts, recipes and commands are read here, so that they have the same messages.
+A field is written once, with its type, default and description, as ``bits: float = option("Bits per
+parameter.", 4.0)``. `parse_options` reads it from Python, YAML, JSON or a command line.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import dataclasses
 import difflib
-import math
-import re
+import functools
+import json
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 from shared_embeddings.utils.errors import UserError
 
 T = TypeVar("T")
 
-# Larger counts and deeper networks are mistakes.
-LARGEST_COUNT = 2**31 - 1
-MOST_LAYERS = 1000
-
 # The value of an option that otherwise names a file: the content of the file is in the state_dict.
 STORED = "stored"
-
-
-# More names than this are left to --help; longer values are cut in messages.
-_MOST_LISTED, _LONGEST = 30, 80
 
 
 class OptionError(UserError):
@@ -42,24 +35,63 @@ def option(
     *,
     factory: Any = dataclasses.MISSING,
     repr: bool = True,
+    parse: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A field of an options dataclass, with the description that ``shared-embeddings methods`` prints.
+    """Declare a field of an options dataclass.
 
     Args:
-        description: what the option does, in one or two sentences, or a function that describes it.
+        description: help text of one or two sentences, or a function that returns it.
         default: the value when the option is omitted; an option without a default is required.
         factory: makes the default of an option whose values are mutable.
         repr: whether the value is part of the options' ``repr``.
+        parse: the argparse type for `add_options`, if it is not that of the annotation.
     """
-    return dataclasses.field(  # type: ignore[call-overload]
-        default=default, default_factory=factory, repr=repr, metadata={"description": description}
-    )
+    metadata = {"description": description, "parse": parse}
+    return dataclasses.field(default=default, default_factory=factory, repr=repr, metadata=metadata)
+
+
+def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) -> None:
+    """Add the fields of an options dataclass to a command: ``map_dim`` becomes ``--map-dim``.
+
+    A bool becomes the flags ``--name`` and ``--no-name``, a tuple takes several words, a Literal has choices.
+    Omitted options are missing in the parsed arguments: their defaults are those of the class::
+
+        add_options(parser, Settings)
+        settings = parse_options("compress", Settings, vars(parser.parse_args()))
+    """
+    hints = typing.get_type_hints(options_class)
+    for field in dataclasses.fields(options_class):
+        hint, parse, text = hints[field.name], field.metadata["parse"], field.metadata["description"]
+        if types.NoneType in typing.get_args(hint):
+            hint = typing.get_args(hint)[0]
+        settings: dict[str, Any] = {"type": parse or hint}
+        if hint is bool:
+            settings = {"action": argparse.BooleanOptionalAction}
+        elif typing.get_origin(hint) is Literal:
+            settings = {"choices": typing.get_args(hint)}
+        elif typing.get_origin(hint) is tuple:
+            settings = {"type": parse or typing.get_args(hint)[0], "nargs": "+"}
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            required=field.default is field.default_factory is dataclasses.MISSING,
+            default=argparse.SUPPRESS,
+            help=(text() if callable(text) else text).replace("%", "%%"),
+            **settings,
+        )
+
+
+@functools.cache
+def _validator(options_class: type[Any]) -> Any:
+    from pydantic import TypeAdapter  # slow to import
+
+    return TypeAdapter(options_class)
 
 
 def parse_options(where: str, options_class: type[T], given: object) -> T:
     """Build a dataclass of options from plain values, as Python, YAML, JSON or a command line provide them.
 
-    Annotations define the type of each option, which may be another dataclass.
+    Types are strict: no bool or text is a number, and numbers are finite. Lists become tuples, NumPy numbers
+    plain ones, and mappings the dataclasses that annotations name.
 
     Args:
         where: what the options are of, such as a method or a file; the prefix of messages.
@@ -68,29 +100,37 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
         OptionError: `given` is not a mapping; an option is unknown, missing or of the wrong type; or the
             class itself rejects it.
     """
+    from pydantic import ValidationError
+
+    def to_plain(value: Any) -> object:
+        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+
     if not isinstance(given, Mapping):
         raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
-    fields = {field.name: field for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(options_class)
     try:
         for name in given:
-            check_known("option", name, fields)
-        values = {}
-        for name, field in fields.items():
-            if name in given:
-                try:
-                    values[name] = _matched(name, given[name], hints[name])
-                except TypeError:
-                    raise OptionError(
-                        f"option '{name}' is {quote(given[name])}, but it must be "
-                        f"{describe_type(hints[name])}; change the value"
-                    ) from None
-            else:
-                required = field.default is field.default_factory is dataclasses.MISSING
-                require(not required, f"option '{name}' is missing; give it a value")
-        return options_class(**values)
-    except UserError as error:
+            check_known("option", name, [field.name for field in dataclasses.fields(options_class)])  # type: ignore[arg-type]
+        # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
+        text = json.dumps(dict(given), default=to_plain, allow_nan=False)
+        return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore[no-any-return]
+    except ValidationError as error:
+        problem = error.errors()[0]
+        (first, *inner), cause = problem["loc"] or ("",), problem.get("ctx", {}).get("error")
+        place = ".".join(map(str, problem["loc"]))
+        if isinstance(cause, UserError):  # of __post_init__
+            raise OptionError(": ".join(filter(None, [where, place, str(cause)]))) from None
+        if problem["type"] == "missing":
+            raise OptionError(f"{where}: option '{place}' is missing; give it a value") from None
+        expected = describe_type(typing.get_type_hints(options_class)[first])
+        if "mapping" in expected and inner:
+            raise OptionError(f"{where}: option '{place}': {problem['msg']}; change it") from None
+        raise OptionError(
+            f"{where}: option '{first}' is {quote(given[first])}, but it must be {expected}; change the value"
+        ) from None
+    except (UserError, TypeError) as error:
         raise OptionError(f"{where}: {error}") from None
+    except ValueError:
+        raise OptionError(f"{where}: {quote(given)} has a number that is not finite; change it") from None
 
 
 def check_known(kind: str, name: object, valid: Iterable[str]) -> None:
@@ -100,52 +140,46 @@ def check_known(kind: str, name: object, valid: Iterable[str]) -> None:
     """
     names = list(valid)
     if name not in names:
-        close = difflib.get_close_matches(str(name)[:_LONGEST], names, 1)
+        close = difflib.get_close_matches(str(name), names, 1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        listed = ", ".join(names) if len(names) <= _MOST_LISTED else "see --help"
-        raise OptionError(f"unknown {kind} {quote(name)}.{hint} Valid {kind}s: {listed or 'none'}")
+        raise OptionError(f"unknown {kind} {quote(name)}.{hint} Valid {kind}s: {', '.join(names) or 'none'}")
 
 
-def parse_words(words: Iterable[str], parse_value: Callable[[str, str], object]) -> dict[str, object]:
-    """Options from ``--name value``, ``-name value`` and ``--name=value``; dashes in names are underscores.
+def parse_words(words: Iterable[str]) -> dict[str, object]:
+    """Parse options such as ``--name value`` or ``-name=value``, whose values are YAML, 100,200 or text."""
+    from shared_embeddings.utils.reading import parse_yaml
 
-    Args:
-        parse_value: returns the value of a text; its second argument is ``--name``, for messages.
-
-    Raises:
-        OptionError: a word is not an option, or an option has no value or is repeated.
-    """
-    given: dict[str, object] = {}
+    options: dict[str, object] = {}
     rest = iter(words)
     for word in rest:
-        if not re.match(r"--?[a-zA-Z]", word):
-            raise OptionError(f"unexpected argument {quote(word)}; write --option value, see --help")
-        option, separator, text = word.partition("=")
+        flag, separator, text = word.partition("=")
         value = text if separator else next(rest, None)
-        if value is None:
-            raise OptionError(f"option '{option}' has no value; write {option} value")
-        name = option.lstrip("-").replace("-", "_")
-        if name in given:
-            raise OptionError(f"option '{option}' is repeated; remove one")
-        given[name] = parse_value(value, option)
-    return given
+        if not flag.startswith("-") or value is None:
+            raise OptionError(f"unexpected argument {quote(word)}; write --option value, see --help")
+        try:
+            parsed = parse_yaml(value, flag)
+            if isinstance(parsed, str) and "," in value:
+                parsed = parse_yaml(f"[{value}]", flag)
+        except UserError:
+            parsed = value
+        options[flag.lstrip("-").replace("-", "_")] = parsed
+    return options
 
 
 def quote(value: object) -> str:
-    """The ``repr`` of a value for a message, cut to a length that can be read."""
+    """Return the ``repr`` of a value for a message, cut to a length that can be read."""
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def plain_options(options: Any) -> dict[str, object]:
-    """The options that differ from their defaults, as types that YAML and JSON support."""
-    plain = dataclasses.asdict(options)
-    return {
-        field.name: list(plain[field.name]) if isinstance(plain[field.name], tuple) else plain[field.name]
-        for field in dataclasses.fields(options)
-        if getattr(options, field.name)
-        != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
-    }
+    """Return the options that differ from their defaults, as types that YAML and JSON support."""
+    plain = {}
+    for field in dataclasses.fields(options):
+        value, default = getattr(options, field.name), field.default
+        if value != (default if field.default_factory is dataclasses.MISSING else field.default_factory()):
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain
 
 
 def require(condition: bool, message: str) -> None:
@@ -154,96 +188,31 @@ def require(condition: bool, message: str) -> None:
         raise OptionError(message)
 
 
-def require_at_least(name: str, value: float | None, minimum: float) -> None:
-    """Raise `OptionError` unless option `name` is None or between `minimum` and `LARGEST_COUNT`."""
+def require_at_least(name: str, value: float | None, minimum: float, below: float = 2**31) -> None:
+    """Raise `OptionError` unless option `name` is None or from `minimum` up to, not including, `below`."""
     require(
-        value is None or value >= minimum,
-        f"option '{name}' is {value}, but it must be at least {minimum}; raise it",
-    )
-    require(
-        not isinstance(value, int) or value <= LARGEST_COUNT,
-        f"option '{name}' is {value}, but it must be at most {LARGEST_COUNT:,}; lower it",
+        value is None or minimum <= value < below,
+        f"option '{name}' is {value}, but it must be at least {minimum} and below {below}; change it",
     )
 
 
 def require_effect(options: Any, names: Iterable[str], condition: str) -> None:
     """Raise `OptionError` if one of the named options differs from its default, but has no effect.
 
-    Args:
-        options: an options dataclass.
-        condition: when they have none, such as "with output 'none'".
+    The condition says when, such as "with output 'none'".
     """
     for name, value in plain_options(options).items():
-        require(
-            name not in names,
-            f"option '{name}' is {quote(value)}, which has no effect {condition}; remove it",
-        )
-
-
-def require_layers(name: str, value: int) -> None:
-    """Raise `OptionError` unless 1 <= `value` <= `MOST_LAYERS`."""
-    require_at_least(name, value, 1)
-    require(
-        value <= MOST_LAYERS, f"option '{name}' is {value}, but it must be at most {MOST_LAYERS}; lower it"
-    )
-
-
-def require_seed(seed: int) -> None:
-    """Raise `OptionError` unless option 'seed' is a valid seed for torch's random number generators."""
-    require(
-        0 <= seed < 2**64,
-        f"option 'seed' is {seed}, but it must be at least 0 and below 2**64; choose another number",
-    )
-
-
-def require_probability(name: str, value: float) -> None:
-    """Raise `OptionError` unless 0 <= `value` < 1."""
-    require(
-        0.0 <= value < 1.0,
-        f"option '{name}' is {value}, but it is a probability: choose a value from 0 up to, not including, 1",
-    )
+        message = f"option '{name}' is {quote(value)}, which has no effect {condition}; remove it"
+        require(name not in names, message)
 
 
 def describe_type(hint: Any) -> str:
-    """The values that an option with annotation `hint` accepts, in words."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(str(value) for value in arguments)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe_type(argument) for argument in arguments)
-    if origin is tuple:
-        return f"a list whose items are each {describe_type(arguments[0])}"
-    if hint is types.NoneType:
-        return "nothing (null)"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint, "a mapping of names to values")
-
-
-def _matched(name: str, value: object, hint: Any) -> object:
-    """The value of option `name` as the type `hint`; TypeError if it does not match."""
-    wanted, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if wanted in (Union, types.UnionType):
-        for alternative in arguments:
-            with contextlib.suppress(TypeError):
-                return _matched(name, value, alternative)
-    # `True == 1`, so equality alone would accept a bool as a number.
-    elif wanted is Literal and any(value == each and type(value) is type(each) for each in arguments):
-        return value
-    elif wanted is tuple and isinstance(value, (list, tuple)):
-        return tuple(_matched(f"{name} {at}", item, arguments[0]) for at, item in enumerate(value, start=1))
-    elif wanted in (Mapping, dict) and isinstance(value, Mapping):
-        of_items = arguments[1] if arguments else Any
-        return {key: _matched(f"{name} {key}", item, of_items) for key, item in value.items()}
-    elif isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        return parse_options(name, wanted, value)
-    # NumPy numbers are converted to plain ones, which checkpoints and JSON can hold.
-    elif wanted is float and isinstance(value, Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(float(value)):
-                return float(value)
-    elif wanted is int and isinstance(value, Integral) and not isinstance(value, bool):
-        if -(2**63) <= int(value) < 2**64:
-            return int(value)
-    elif wanted is Any or (wanted in (bool, str, types.NoneType) and isinstance(value, wanted)):
-        return value
-    raise TypeError
+    """Describe the values that an annotation accepts, such as ``int | list[int] | null``."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return " | ".join(map(repr, arguments))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(map(describe_type, arguments))
+    if typing.get_origin(hint) is tuple:
+        return f"list[{describe_type(arguments[0])}]"
+    return {types.NoneType: "null", int: "int", float: "float", bool: "bool", str: "str"}.get(hint, "mapping")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import AnyPath, followed, is_stream, os_error_line, remove_leftovers
+from shared_embeddings.utils.old_files import AnyPath, followed, is_stream, os_error_line, remove_leftovers
 
 # The value of an option or of a key of a table: None, a path, or several.
 Given = AnyPath | Sequence[AnyPath] | None

@@ -180,7 +180,7 @@ INVALID = [
     ("adaptive", {"cutoffs": [9], "factor": 0}, "'factor'"),
     ("adaptive", {"cutoffs": [9, 20], "factor": 5}, "'factor' is 5"),
     ("adaptive", {"cutoffs": [9], "width": 3}, "band has 3"),
-    ("adaptive", {**BANDS, "head_projection": "yes"}, "none, input, both"),
+    ("adaptive", {**BANDS, "head_projection": "yes"}, "'none' | 'input' | 'both'"),
     ("adaptive", {**BANDS, "width": 12, "head_projection": "input"}, "'head_projection' is 'input'"),
     ("adaptive", {**BANDS, "width": 24}, "'width' is 24"),
     ("adaptive", {**BANDS, "score_dim": 24, "tie": "tables"}, "'score_dim' is 24"),
@@ -273,7 +273,7 @@ def test_the_message_names_the_option(method: str, options: dict[str, Any], name
         assert named in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["method", "num_embeddings", "embedding_dim", "output", 7])
-def test_invalid_options_of_the_map(name: str | int) -> None:
+@pytest.mark.parametrize("name", ["method", "num_embeddings", "embedding_dim", "output"])
+def test_invalid_options_of_the_map(name: str) -> None:
     text = message("define", **DEFINE, map_options={name: 3})
-    assert str(name) in text and "map_options" in text
+    assert name in text and "map_options" in text
