@@ -24,7 +24,7 @@ from shared_embeddings.compress.session import Session, Settings, Trial, candida
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.modules.quantized import DEFAULT_CODEC
 from shared_embeddings.spec import Candidate
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file, existing_path
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
@@ -148,12 +148,12 @@ def _percent(share: float | None) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Run the trials that the output file does not have yet, and publish."""
     parser = parser_of("benchmarks.compression", __doc__)
-    parser.add_argument("--model", type=PathOption.SOURCE, required=True)
+    parser.add_argument("--model", type=existing_path, required=True)
     parser.add_argument("--title", help="what the model is, for the table")
-    parser.add_argument("--text", type=PathOption.FILE, nargs="+", required=True, help="to count words in")
-    parser.add_argument("--validation", type=PathOption.SOURCE)
-    parser.add_argument("--validation-source", type=PathOption.FILE)
-    parser.add_argument("--validation-target", type=PathOption.FILE)
+    parser.add_argument("--text", type=existing_file, nargs="+", required=True, help="to count words in")
+    parser.add_argument("--validation", type=existing_path)
+    parser.add_argument("--validation-source", type=existing_file)
+    parser.add_argument("--validation-target", type=existing_file)
     parser.add_argument("--validation-subwords", choices=SUBWORDS, default="none")
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--marker", default="compression", help="name of the results (default: compression)")

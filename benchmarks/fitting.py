@@ -47,7 +47,7 @@ from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.options import OptionError
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 from shared_embeddings.words.classes import train_word_vectors
 
 _QUANTIZED = "quantized"
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure what the output file does not have yet, and publish."""
     parser = parser_of("benchmarks.fitting", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", type=PathOption.FILE)
+    source.add_argument("--text", type=existing_file)
     source.add_argument("--size", type=Size.parse, metavar="VxD", help="measure time and memory")
     parser.add_argument("--methods", nargs="+", choices=NAMES, metavar="METHOD", help="(default: all)")
     parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")

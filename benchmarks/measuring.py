@@ -20,7 +20,7 @@ from recipes.common.table import update_readme
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file, output_path
 from shared_embeddings.utils.reading import parse_json
 from shared_embeddings.utils.results import portable, provenance
 
@@ -80,10 +80,8 @@ def parser_of(module: str, description: str | None) -> Parser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--output", type=PathOption.OUTPUT, help="write the numbers to this file of results")
-    parser.add_argument(
-        "--readme", type=PathOption.UPDATED, help="put the table between the markers of this file"
-    )
+    parser.add_argument("--output", type=output_path, help="write the numbers to this file of results")
+    parser.add_argument("--readme", type=existing_file, help="put the table between the markers of this file")
     return parser
 
 
@@ -91,7 +89,7 @@ def add_run_options(parser: Parser, threads: int) -> None:
     """Add the options of timed runs, and one for numbers that are there already."""
     parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
     parser.add_argument("--threads", type=positive, default=threads)
-    parser.add_argument("--input", type=PathOption.FILE, help="print the numbers of this file of results")
+    parser.add_argument("--input", type=existing_file, help="print the numbers of this file of results")
 
 
 def in_fresh_process(module: str, *arguments: object) -> Any:

@@ -52,7 +52,7 @@ from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file, existing_path
 from shared_embeddings.words.classes import train_word_vectors
 from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import WordVectors, read_vectors
@@ -256,11 +256,11 @@ def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
     _, settings = recipe.data_settings()
     parser = parser_of("preprocess.sh", preprocess.__doc__, "use random vectors of a few words")
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--vectors", type=PathOption.FILE, help="vectors of GloVe, word2vec or fastText")
+    chosen.add_argument("--vectors", type=existing_file, help="vectors of GloVe, word2vec or fastText")
     chosen.add_argument("--glove", choices=sorted(settings["glove"]), help="download these vectors")
     parser.add_argument("--limit", type=positive, help="number of vectors to read")
     parser.add_argument(
-        "--pairs", nargs="+", type=PathOption.FILE, help="files with two words and a score per line"
+        "--pairs", nargs="+", type=existing_file, help="files with two words and a score per line"
     )
     options = parser.parse_args(arguments)
     recipe = recipe.smoke() if options.smoke else recipe
@@ -446,13 +446,13 @@ def evaluate(recipe: Recipe, arguments: Sequence[str]) -> None:
     parser = parser_of("eval.sh", evaluate.__doc__, f"{SMOKE_GRID_HELP}, and a separate README")
     parser.add_argument(
         "--results",
-        type=PathOption.SOURCE,
+        type=existing_path,
         default=recipe.home,
         help="results.jsonl, or a folder with one (default: %(default)s)",
     )
     parser.add_argument(
         "--readme",
-        type=PathOption.UPDATED,
+        type=existing_file,
         default=recipe.folder / "README.md",
         help="README with the markers (default: %(default)s)",
     )

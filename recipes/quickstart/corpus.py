@@ -28,7 +28,7 @@ from recipes.translation.subwords import JOINER
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
-from shared_embeddings.utils.path_options import PathOption, check_paths
+from shared_embeddings.utils.paths import check_outputs, output_path
 from shared_embeddings.utils.reading import read_yaml
 
 # num2words uses other codes for these languages than Unicode.
@@ -424,12 +424,12 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(
             f"--{part}", type=positive, default=size, help=f"pairs in {part} (default: %(default)s)"
         )
-    parser.add_argument("--output", type=PathOption.FOLDER, required=True, help="output folder")
+    parser.add_argument("--output", type=output_path, required=True, help="output folder")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.parse_args(arguments)
     languages = sorted({options.source, options.target})
     files = [options.output / f"{part}.{language}" for part in SIZES for language in languages]
-    check_paths({"--output": (PathOption.NEW_FILE, files)}, options.force)
+    check_outputs(files, [], options.force)
     sizes = {part: getattr(options, part) for part in SIZES}
     parts = make_corpus(options.source, options.target, sizes, options.seed)
     write_corpus(parts, options.output, options.source, options.target)

@@ -37,7 +37,7 @@ from recipes.quickstart.corpus import SIZES, Pair, Tokenizer, make_corpus, write
 from recipes.translation.train import data_options, evaluate, train_row
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked, remove, write_lines
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import output_path
 
 EXAMPLES = 4
 TRANSLATION = "test.translation"
@@ -222,7 +222,7 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, help="training steps (default: of the row)")
     parser.add_argument("--jobs", type=positive, help="concurrent trainings (default: one per core)")
     parser.add_argument(
-        "--output", type=PathOption.FOLDER, default=default, help="output folder (default: %(default)s)"
+        "--output", type=output_path, default=default, help="output folder (default: %(default)s)"
     )
     parser.add_argument("--fresh", action="store_true", help="delete previous output and start over")
     parser.add_argument(

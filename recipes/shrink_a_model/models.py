@@ -69,7 +69,7 @@ from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, sha256, write_text
 from shared_embeddings.utils.options import parse_options
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 
 COMMAND = "shared-embeddings"
 WEIGHTS = "model.safetensors"
@@ -237,7 +237,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     parser.add_argument("rows", nargs="*", default=[], help="names or patterns, such as 'automatic_*'")
     parser.add_argument(
         "--readme",
-        type=PathOption.UPDATED,
+        type=existing_file,
         help="with the markers; gets the table, also without rows (default: README.md next to the results)",
     )
     parser.add_argument(SMOKE, action="store_true", help=f"{SMOKE_HELP}; all of its rows")
