@@ -68,7 +68,6 @@ format: setup-any ## fix lint and formatting
 
 readme: setup-any ## update tables and picture of README.md and stored help, after methods, results or options changed
 	@$(BIN)/python scripts/update_readme.py
-	@$(BIN)/python scripts/update_help.py
 
 pins: ## resolve requirements/pins.in again
 	@PYTHON="$(PYTHON)" scripts/update_pins.sh

@@ -39,8 +39,8 @@ from shared_embeddings.quant.storage import (
     packing_of,
     unpack,
 )
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, first_line, replacing, save_tensors
+from shared_embeddings.utils.errors import UNREADABLE, UserError, first_line
+from shared_embeddings.utils.files import replacing
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
@@ -119,8 +119,8 @@ def save_state(
         "model": dict(state),
         "training": None if training is None else dict(training),
     }
-    with replacing(Path(path)) as temporary:
-        save_tensors(with_checksum(content), temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        torch.save(with_checksum(content), file)
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:

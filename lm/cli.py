@@ -6,43 +6,39 @@ See `shared_embeddings.utils.command_line.run` for their errors and exit statuse
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared_embeddings.utils.command_line import explain, lost_group, run_module
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import first_line
-from shared_embeddings.utils.interrupts import RESUME
+from shared_embeddings.utils.command_line import explain, run
+from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.signals import RESUME
 
 if TYPE_CHECKING:
     import torch
 
-HELPS = Path(__file__).with_name("help")  # written by ``make readme``
 
-
-def prepare() -> None:
+def prepare() -> int:
     """Convert texts to token files and a vocabulary."""
-    run_module("lm_prepare", "lm.data.prepare:main", HELPS, _explain)
+    return run("lm_prepare", "lm.data.prepare:main")
 
 
-def train() -> None:
+def train() -> int:
     """Train a language model, or resume its training."""
-    run_module("lm_train", "lm.train.command:main", HELPS, _explain, RESUME)
+    return run("lm_train", "lm.train.command:main", explain=_explain, advice=RESUME)
 
 
-def evaluate() -> None:
+def evaluate() -> int:
     """Compute the perplexity of a trained model."""
-    run_module("lm_evaluate", "lm.evaluate.command:main", HELPS, _explain)
+    return run("lm_evaluate", "lm.evaluate.command:main")
 
 
-def generate() -> None:
+def generate() -> int:
     """Generate text with a trained model."""
-    run_module("lm_generate", "lm.evaluate.generate:main", HELPS, _explain)
+    return run("lm_generate", "lm.evaluate.generate:main")
 
 
 def _explain(error: BaseException) -> str | None:
-    """The one-line message of a user error; None for other errors."""
-    line = lost_group(error) or explain(error)
+    """Return the one-line message of a user error; None for other errors."""
+    line = explain(error)
     if line is None and isinstance(error, RuntimeError):
         from torch._dynamo.exc import BackendCompilerFailed  # slow to import
 

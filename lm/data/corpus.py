@@ -21,8 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary, word_blocks
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import first_line, replacing, sha256, write_text
+from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.files import replacing, sha256, write_text
 
 SPLITS = ("train", "valid", "test")
 VOCABULARY = "vocabulary.tsv"

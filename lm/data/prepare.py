@@ -6,6 +6,7 @@ import argparse
 import codecs
 import math
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from lm.data.vocabulary import Limits
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 
 DEFAULT_SPLIT = "0.9,0.05,0.05"
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     for split in SPLITS:
         text = f"UTF-8 texts of the {split} split"
-        add(f"-{split}", type=PathOption.FILE, nargs="+", metavar="FILE", help=text)
+        add(f"-{split}", type=existing_file, nargs="+", metavar="FILE", help=text)
     add(
         "-split",
         metavar="TRAIN,VALID,TEST",
@@ -39,8 +40,8 @@ def main(arguments: Sequence[str]) -> None:
     add("-seed", type=int, metavar="S", help="random seed of -split (default: 1)")
     add("-dataset", choices=list(SOURCES), help="use this corpus from $DATA_DIR or download it")
     downloads = "folder for downloads (default: downloads/ in -output)"
-    add("-downloads", type=PathOption.FOLDER, metavar="DIR", help=downloads)
-    add("-output", type=PathOption.FOLDER, required=True, metavar="DIR", help="output folder")
+    add("-downloads", type=Path, metavar="DIR", help=downloads)
+    add("-output", type=Path, required=True, metavar="DIR", help="output folder")
     rare = "replace rarer words by <unk> (default: %(default)s)"
     add("-min_frequency", type=int, default=1, metavar="N", help=rare)
     add("-max_size", type=int, metavar="N", help="maximum vocabulary size with <unk>, <eos> (default: none)")
@@ -164,4 +165,4 @@ def split_texts(
 if __name__ == "__main__":
     from lm.cli import prepare as command
 
-    command()
+    sys.exit(command())

@@ -25,7 +25,7 @@ from lm.evaluate.evaluation import (
 from lm.models import LanguageModel, count_model
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file, existing_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
 from shared_embeddings.utils.results import describe_device, provenance, write_record
 
@@ -115,9 +115,9 @@ def _parser() -> Parser:
     example = "-model runs/ptb/funnel/best.pt -data runs/ptb/data"
     parser = Parser("lm_evaluate", example, description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
+    add("-model", type=existing_file, required=True, metavar="FILE", help="checkpoint written by lm_train")
     source = "folder written by lm_prepare, or a UTF-8 text"
-    add("-data", type=PathOption.SOURCE, required=True, metavar="PATH", help=source)
+    add("-data", type=existing_path, required=True, metavar="PATH", help=source)
     add("-split", choices=SPLITS, help="split of the folder (default: test)")
     add("-target_length", type=int, default=70, metavar="N", help="tokens per segment (default: 70)")
     context = "unscored context tokens before each chunk (default: 0)"
@@ -134,8 +134,8 @@ def _parser() -> Parser:
     add("-pointer", metavar="YAML", help=pointer)
     add("-words", type=int, metavar="N", help="also report the perplexity per word of a text with N words")
     reference = "the same with the number of words and line ends of this text"
-    add("-reference", type=PathOption.FILE, metavar="FILE", help=reference)
-    add("-output", type=PathOption.NEW_FILE, metavar="FILE", help="write the results to this JSON file")
+    add("-reference", type=existing_file, metavar="FILE", help=reference)
+    add("-output", type=new_path, metavar="FILE", help="write the results to this JSON file")
     add("-force", "--force", action="store_true", help="overwrite -output")
     add_device(parser)
     return parser
@@ -162,4 +162,4 @@ def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str,
 if __name__ == "__main__":
     from lm.cli import evaluate as command
 
-    command()
+    sys.exit(command())

@@ -17,7 +17,7 @@ from lm.train.config import SEEDS
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import evaluating
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     example = "-model runs/ptb/funnel/best.pt -prompt 'the company'"
     parser = Parser("lm_generate", example, description=main.__doc__)
     add = parser.add_argument
-    add("-model", type=PathOption.FILE, required=True, metavar="FILE", help="checkpoint written by lm_train")
+    add("-model", type=existing_file, required=True, metavar="FILE", help="checkpoint written by lm_train")
     add("-prompt", default="", metavar="TEXT", help="words to continue (default: start of a line)")
     add("-length", type=int, default=100, metavar="N", help="words to generate (default: 100)")
     add("-temperature", type=float, default=1.0, metavar="X", help="0 for greedy decoding (default: 1)")
@@ -145,4 +145,4 @@ def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) ->
 if __name__ == "__main__":
     from lm.cli import generate as command
 
-    command()
+    sys.exit(command())

@@ -37,10 +37,10 @@ from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import locked, refuse_link, remove_leftovers, write_text
-from shared_embeddings.utils.interrupts import RESUME, Interrupted
+from shared_embeddings.utils.files import locked, write_text
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.results import WandbWriter
+from shared_embeddings.utils.signals import RESUME
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str]) -> None:
 
     Raises:
         UserError: the settings or the data are invalid, or training diverged.
-        Interrupted: a signal stopped training; the same command resumes it.
+        KeyboardInterrupt: a signal stopped training; the same command resumes it.
     """
-    if {"-h", "-help", "--help"} & set(arguments):
+    if not arguments or {"-h", "-help", "--help"} & set(arguments):
         print(help_text())
         return
     try:
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str]) -> None:
         if local_rank():
             sys.exit(USER_ERROR)
         raise
-    except Interrupted as error:
+    except KeyboardInterrupt:
         if local_rank():
-            sys.exit(error.status)
+            sys.exit(130)
         raise
 
 
@@ -74,19 +74,14 @@ def train(config: Configuration, group: Group) -> None:
     """Train in this process, from scratch or from last.pt in the output folder.
 
     Raises:
-        UserError, Interrupted: see `main`.
+        UserError, KeyboardInterrupt: see `main`.
         BlockingIOError: another process trains in this folder.
     """
     folder = Path(config.training.output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder}: is a file; choose another path")
-    files = [folder / name for name in (LAST, BEST, CONFIG)] if group.is_first else []
     with locked(folder / ".lock") if group.is_first else nullcontext():
-        remove_leftovers(*files)  # of killed processes
-        try:
-            _train(config, group)
-        finally:
-            remove_leftovers(*files)
+        _train(config, group)
 
 
 def _train(config: Configuration, group: Group) -> None:
@@ -97,7 +92,6 @@ def _train(config: Configuration, group: Group) -> None:
     corpus = load_corpus(Path(options.data))
     words, checksum = corpus.vocabulary.words, corpus.description["checksum"]
     last = Path(options.output_dir) / LAST
-    refuse_link(last)  # the model of another run would become this one
     is_new = not last.exists()
     embedding = options.embedding
     if options.embedding_distillation is not None and not is_new:
@@ -288,4 +282,4 @@ def _fit(
 if __name__ == "__main__":
     from lm.cli import train as command
 
-    command()
+    sys.exit(command())

@@ -17,7 +17,6 @@ import yaml
 from lm import models
 from lm.train.optim import OPTIMIZERS, SCHEDULES
 from shared_embeddings.compress.distillation import OPTION, check_seed, parse_distillation
-from shared_embeddings.utils.command_line import last_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import (
     OptionError,
@@ -206,7 +205,7 @@ def from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     if "config" not in given:
         return given
     path = Path(str(given.pop("config")))
-    content = read_yaml(path, "config")
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"config {path}: is not a mapping; write one 'key: value' per line")
     return {**content, **given}
@@ -233,4 +232,4 @@ def help_text() -> str:
                 default = shown.removesuffix("...\n").strip()
             entry = f"  {field.name} ({default}): {about}"
             lines += textwrap.wrap(entry, 100, subsequent_indent=" " * 6)
-    return "\n".join([*lines, "", last_line("lm_train", "-config train.yaml -learning_rate 20")])
+    return "\n".join([*lines, "", "example: lm_train -config train.yaml -learning_rate 20"])

@@ -16,7 +16,6 @@ import torch.distributed.nn  # noqa: F401  (imported later, its defaults would k
 from torch import Tensor
 
 from lm.cli import chosen_device
-from shared_embeddings.utils.command_line import environment_number
 from shared_embeddings.utils.errors import UserError
 
 
@@ -64,7 +63,7 @@ class Group:
 
 def local_rank() -> int:
     """The rank of this process on its machine."""
-    return environment_number("LOCAL_RANK", 0)
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 @contextmanager
@@ -76,7 +75,7 @@ def joined(device: str) -> Iterator[Group]:
             are invalid.
     """
     place = chosen_device(device, local_rank())
-    world_size = environment_number("WORLD_SIZE", 1)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         yield Group(place)
         return

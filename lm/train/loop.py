@@ -29,10 +29,9 @@ from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, softened
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import refuse_link
-from shared_embeddings.utils.interrupts import Interrupted, Interrupts, signals_delayed
 from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.results import Writer, Writers
+from shared_embeddings.utils.signals import StopFlag
 
 
 class Report:
@@ -63,8 +62,6 @@ class Report:
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-            for name in ("train.log", "tensorboard"):
-                refuse_link(folder / name)
             self._log = (folder / "train.log").open("a", encoding="utf-8")
             tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
             self._writer = Writers([tensorboard, *writers])
@@ -175,7 +172,7 @@ class Trainer:
             self._loss = DistributedDataParallel(
                 self._loss, find_unused_parameters=True, broadcast_buffers=False
             )
-        self._interrupts = Interrupts()
+        self._stop = StopFlag()
         self._asked: Callable[[], int] = lambda: 0
 
     @property
@@ -220,17 +217,16 @@ class Trainer:
 
         Raises:
             UserError: the loss or a parameter is not finite; the state is not saved.
-            Interrupted: a process was asked to stop; `save` was called after the last whole step.
+            KeyboardInterrupt: a process was asked to stop; `save` was called after the last whole step.
         """
         options = self.options
 
         def save_whole() -> None:
             self.check_finite()
-            with signals_delayed():
-                save()
+            save()
 
         since = time.monotonic(), self.step, self.tokens
-        with self._interrupts:
+        with self._stop:
             while not self.is_finished:
                 if self.averages is None and self.rule.starts_averaging(self.scores):
                     self.averages = Averages(self.parameters)
@@ -258,7 +254,8 @@ class Trainer:
                     save_whole()
                 if number := self._asked_to_stop():
                     save_whole()
-                    raise Interrupted(number)
+                    self._stop.requested = number
+                    self._stop.raise_requested()
 
     def check_finite(self) -> None:
         """Raise `UserError` if a parameter or the loss since the last log line is not finite."""
@@ -355,7 +352,7 @@ class Trainer:
 
         With several processes, the answer is one step late, so that all stop after the same step.
         """
-        asked = self.group.largest(self._interrupts.received or 0)
+        asked = self.group.largest(self._stop.requested)
         if self.group.world_size == 1:
             return asked()
         answer, self._asked = self._asked, asked

@@ -14,8 +14,7 @@ from lm.checkpoint import load_state, read_checkpoint, save_model
 from lm.train.config import FREE_TO_CHANGE
 from lm.train.loop import Trainer
 from lm.train.optim import Averages
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.errors import UserError, first_line
 
 
 def save_run(

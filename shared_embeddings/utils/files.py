@@ -53,7 +53,7 @@ def replacing(path: AnyPath) -> Iterator[Path]:
     try:
         yield temporary
         try:
-            if os.path.lexists(target) and (target.is_dir() or temporary.is_dir()):
+            if os.path.lexists(target) and temporary.is_dir():
                 target.rename(old)
             temporary.replace(target)
         except BaseException:

@@ -344,7 +344,7 @@ def test_full_disk_is_reported_and_saved_files_are_kept(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(UserError) as error_line:
-        patch.setattr("lm.checkpoint.save_tensors", fail)
+        patch.setattr("lm.checkpoint.torch.save", fail)
         run({**values, "steps": 10})
     assert f"output_dir {tmp_path / 'run'}: cannot be written (No space left on device)" in str(
         error_line.value
