@@ -14,7 +14,7 @@ import functools
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,10 +85,6 @@ class Speech:
             return all(in_words(self, number, "ordinal") for number in range(2, 61))
         except (NotImplementedError, KeyError, IndexError, ValueError):
             return False
-
-    def has_unit(self, unit: str) -> bool:
-        """Return whether the language has a name for a CLDR unit; otherwise Babel returns its code."""
-        return unit not in KINDS["length"].say(self, (2, unit))
 
     def names(self, kind: str) -> dict[str, str]:
         """Return the names of all ``territories``, ``languages``, ``currencies`` or ``scripts`` by code."""
@@ -188,6 +184,14 @@ COUNTS = tuple(number for number in range(2, 200) if number % 10 != 1)
 ROUND_COUNTS = (*range(200, 1000, 50), *range(1000, 10000, 500))
 
 
+# CLDR's length of dates (``full`` has the weekday) or a skeleton.
+DATES = {"full_date": "full", "long_date": "long", "day_of_year": "MMMMd"}
+KINDS = (
+    *(*NAME_KINDS, *UNITS, "ago", "ahead", *DATES, "territories", "weekday", "month", "time"),
+    *("number", "ordinal", "sum", "money", "money_in_words"),
+)
+
+
 class Facts:
     """Samples facts that both languages can express; the seed determines the order of names.
 
@@ -196,138 +200,92 @@ class Facts:
 
     def __init__(self, source: Speech, target: Speech, seed: int, rng: random.Random) -> None:
         self.rng = rng
-        self._names, self.units, self._weights = {}, {}, {}
+        self._names: dict[str, list[str]] = {}
+        self._units: dict[str, list[str]] = {}
         for kind, plural in NAME_KINDS.items():
             codes = sorted(source.names(plural).keys() & target.names(plural).keys())
             random.Random(f"{seed} {kind}").shuffle(codes)
             self._names[kind] = codes
-            self._weights[kind] = [1 / (rank + 15) for rank in range(len(codes))]
         for kind, listed in UNITS.items():
-            names = (f"{'digital' if kind == 'data' else kind}-{unit}" for unit in listed.split())
-            self.units[kind] = [unit for unit in names if source.has_unit(unit) and target.has_unit(unit)]
-        missing = {kind for kind, values in (self.units | self._names).items() if not values}
+            names = [f"{'digital' if kind == 'data' else kind}-{unit}" for unit in listed.split()]
+            # Babel returns the code of a unit without a name.
+            self._units[kind] = [
+                unit
+                for unit in names
+                if all(unit not in say(speech, kind, (2, unit)) for speech in (source, target))
+            ]
+        missing = {kind for kind, values in (self._units | self._names).items() if not values}
         if not (source.has_ordinals and target.has_ordinals):
             missing.add("ordinal")
         self.kinds = tuple(kind for kind in KINDS if kind not in missing)
 
-    def name(self, kind: str) -> str:
-        return self.rng.choices(self._names[kind], self._weights[kind])[0]
-
-    def amount(self) -> int:
-        return self.rng.choice(COUNTS if self.rng.random() < 0.6 else ROUND_COUNTS)
-
-
-class Kind(NamedTuple):
-    """How a kind of fact is sampled, and said."""
-
-    draw: Callable[[Facts], Value]
-    say: Callable[[Speech, Value], str]
+    def draw(self, kind: str) -> Value:
+        """Sample a fact of a `kind`."""
+        rng = self.rng
+        if kind in NAME_KINDS:
+            weights = [1 / (rank + 15) for rank in range(len(self._names[kind]))]
+            return (rng.choices(self._names[kind], weights)[0],)
+        if kind in UNITS or kind == "money":
+            amount = rng.choice(COUNTS if rng.random() < 0.6 else ROUND_COUNTS)
+            return (amount, *(self.draw("currency") if kind == "money" else [rng.choice(self._units[kind])]))
+        if kind == "money_in_words":
+            return (rng.choice(COUNTS), *self.draw("currency"))
+        if kind in ("ago", "ahead"):
+            return rng.randrange(2, 21), rng.choice(tuple(SECONDS))
+        if kind in DATES:
+            day = datetime.date(1990, 1, 1) + datetime.timedelta(days=rng.randrange(40 * 365))
+            return day.year, day.month, day.day
+        if kind == "territories":
+            wanted = rng.choice((2, 3))
+            codes: dict[str, None] = {}
+            while len(codes) < wanted:
+                codes[self.draw("territory")[0]] = None
+            return tuple(codes)
+        if kind == "time":
+            # Not 1 o'clock: "a la 1:00" and "a las 2:00" differ in Spanish.
+            return rng.randrange(2, 24), rng.randrange(0, 60, 5)
+        if kind == "sum":
+            return rng.randrange(2, 100), rng.randrange(2, 100)
+        ranges = {"weekday": range(7), "month": range(1, 13), "ordinal": range(2, 61), "number": COUNTS}
+        return (rng.choice(ranges[kind]),)
 
 
 def say(speech: Speech, kind: str, value: Value) -> str:
     """Express a fact of a `kind` in a language, as cleaned text."""
-    return clean(KINDS[kind].say(speech, value))
-
-
-def _name_kind(kind: str) -> Kind:
-    plural = NAME_KINDS[kind]
-    return Kind(lambda facts: (facts.name(kind),), lambda speech, value: speech.names(plural)[value[0]])
-
-
-def _measure_kind(kind: str) -> Kind:
-    def say(speech: Speech, value: Value) -> str:
-        return units.format_unit(value[0], value[1], length="long", locale=speech.locale)
-
-    return Kind(lambda facts: (facts.amount(), facts.rng.choice(facts.units[kind])), say)
-
-
-def _relative_kind(sign: int) -> Kind:
-    def say(speech: Speech, value: Value) -> str:  # "in 3 weeks" or "3 weeks ago"
-        number, unit = value
-        delta = datetime.timedelta(seconds=sign * number * SECONDS[unit])
-        how: Any = {"granularity": unit, "threshold": 1000, "add_direction": True}
-        return dates.format_timedelta(delta, **how, locale=speech.locale)
-
-    return Kind(lambda facts: (facts.rng.randrange(2, 21), facts.rng.choice(tuple(SECONDS))), say)
-
-
-def _date_kind(style: str) -> Kind:
-    """The dates in one of CLDR's lengths (``full`` has the weekday) or a skeleton (``MMMMd``)."""
-
-    def draw(facts: Facts) -> Value:
-        day = datetime.date(1990, 1, 1) + datetime.timedelta(days=facts.rng.randrange(40 * 365))
-        return day.year, day.month, day.day
-
-    def say(speech: Speech, value: Value) -> str:
-        if style in ("full", "long"):
-            return dates.format_date(datetime.date(*value), format=style, locale=speech.locale)
-        return dates.format_skeleton(style, datetime.date(*value), locale=speech.locale)
-
-    return Kind(draw, say)
-
-
-def _draw_territories(facts: Facts) -> Value:
-    wanted = facts.rng.choice((2, 3))
-    drawn: dict[str, None] = {}
-    while len(drawn) < wanted:
-        drawn[facts.name("territory")] = None
-    return tuple(drawn)
-
-
-def _say_territories(speech: Speech, value: Value) -> str:
-    return speech.listing([speech.names("territories")[code] for code in value])
-
-
-def _say_time(speech: Speech, value: Value) -> str:
-    return dates.format_time(datetime.time(*value), format="short", locale=speech.locale)
-
-
-def _say_sum(speech: Speech, value: Value) -> str:
-    summands = " + ".join(in_words(speech, number) for number in value)
-    return f"{summands} = {in_words(speech, sum(value))}"
-
-
-def _say_money(speech: Speech, value: Value) -> str:
-    form: Any = {"format": "#,##0", "format_type": "name", "currency_digits": False}
-    return numbers.format_currency(value[0], value[1], locale=speech.locale, **form)
-
-
-def _say_money_in_words(speech: Speech, value: Value) -> str:
-    count, currency = value
-    name = numbers.get_currency_name(currency, count=count, locale=speech.locale)
-    return f"{in_words(speech, count)} {name}"
-
-
-KINDS: dict[str, Kind] = {
-    **{kind: _name_kind(kind) for kind in NAME_KINDS},
-    **{kind: _measure_kind(kind) for kind in UNITS},
-    "ago": _relative_kind(-1),
-    "ahead": _relative_kind(1),
-    "full_date": _date_kind("full"),
-    "long_date": _date_kind("long"),
-    "day_of_year": _date_kind("MMMMd"),
-    "territories": Kind(_draw_territories, _say_territories),
-    "weekday": Kind(
-        lambda facts: (facts.rng.randrange(7),),
-        lambda speech, value: dates.get_day_names("wide", locale=speech.locale)[value[0]],
-    ),
-    "month": Kind(
-        lambda facts: (facts.rng.randrange(1, 13),),
-        lambda speech, value: dates.get_month_names("wide", locale=speech.locale)[value[0]],
-    ),
-    # Not 1 o'clock: "a la 1:00" and "a las 2:00" differ in Spanish.
-    "time": Kind(lambda facts: (facts.rng.randrange(2, 24), facts.rng.randrange(0, 60, 5)), _say_time),
-    "number": Kind(lambda facts: (facts.rng.choice(COUNTS),), lambda speech, value: in_words(speech, *value)),
-    "ordinal": Kind(
-        lambda facts: (facts.rng.randrange(2, 61),),
-        lambda speech, value: in_words(speech, *value, "ordinal"),
-    ),
-    "sum": Kind(lambda facts: (facts.rng.randrange(2, 100), facts.rng.randrange(2, 100)), _say_sum),
-    "money": Kind(lambda facts: (facts.amount(), facts.name("currency")), _say_money),
-    "money_in_words": Kind(
-        lambda facts: (facts.rng.choice(COUNTS), facts.name("currency")), _say_money_in_words
-    ),
-}
+    locale: Any = {"locale": speech.locale}
+    first, *rest = value
+    if kind in NAME_KINDS:
+        text = speech.names(NAME_KINDS[kind])[first]
+    elif kind in UNITS:
+        text = units.format_unit(first, rest[0], length="long", **locale)
+    elif kind in ("ago", "ahead"):  # "3 weeks ago" or "in 3 weeks"
+        delta = datetime.timedelta(seconds=(-first if kind == "ago" else first) * SECONDS[rest[0]])
+        how: Any = {"granularity": rest[0], "threshold": 1000, "add_direction": True}
+        text = dates.format_timedelta(delta, **how, **locale)
+    elif kind == "day_of_year":
+        text = dates.format_skeleton(DATES[kind], datetime.date(*value), **locale)
+    elif kind in DATES:
+        text = dates.format_date(datetime.date(*value), DATES[kind], **locale)
+    elif kind == "territories":
+        text = speech.listing([speech.names("territories")[code] for code in value])
+    elif kind == "weekday":
+        text = dates.get_day_names("wide", **locale)[first]
+    elif kind == "month":
+        text = dates.get_month_names("wide", **locale)[first]
+    elif kind == "time":
+        text = dates.format_time(datetime.time(*value), format="short", **locale)
+    elif kind == "sum":
+        summands = " + ".join(in_words(speech, number) for number in value)
+        text = f"{summands} = {in_words(speech, sum(value))}"
+    elif kind == "money":
+        form: Any = {"format": "#,##0", "format_type": "name", "currency_digits": False}
+        text = numbers.format_currency(first, rest[0], **form, **locale)
+    elif kind == "money_in_words":
+        currency = numbers.get_currency_name(rest[0], count=first, **locale)
+        text = f"{in_words(speech, first)} {currency}"
+    else:
+        text = in_words(speech, first, "ordinal" if kind == "ordinal" else "cardinal")
+    return clean(text)
 
 
 Pair = tuple[str, str]
@@ -366,7 +324,7 @@ def generate(source: str, target: str, seed: int) -> Iterator[Pair]:
     while True:
         if templates:
             template = facts.rng.choice(templates)
-            drawn = {slot: (kind, KINDS[kind].draw(facts)) for slot, kind in template.slots.items()}
+            drawn = {slot: (kind, facts.draw(kind)) for slot, kind in template.slots.items()}
             first, second = (
                 template.texts[speech.short].format_map(
                     {slot: say(speech, *fact) for slot, fact in drawn.items()}
@@ -375,7 +333,7 @@ def generate(source: str, target: str, seed: int) -> Iterator[Pair]:
             )
         else:
             chosen = facts.rng.sample(kinds, facts.rng.randrange(2, 5))
-            listed = [(kind, KINDS[kind].draw(facts)) for kind in chosen]
+            listed = [(kind, facts.draw(kind)) for kind in chosen]
             first, second = (speech.listing([say(speech, *fact) for fact in listed]) for speech in speakers)
         yield first, second
 

@@ -16,7 +16,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import Recipe, Row
@@ -164,26 +163,12 @@ def show(recipe: Recipe, rows: Sequence[Row]) -> None:
     source, target = (
         read_lines(recipe.data / "text" / f"test.{data[side]}") for side in ("source", "target")
     )
-    print(f"\n{side_by_side(source, target, texts, EXAMPLES)}\n\n{table(records)}", flush=True)
+    print(
+        f"\n{side_by_side(source, target, texts, EXAMPLES)}\n\n{markdown_table(records, COLUMNS)}", flush=True
+    )
     picture = recipe.home / "quality_size.png"
     quality_size_plot(records, picture, "bleu", "Quickstart: a generated corpus")
     print(f"quality against size: {picture}")
-
-
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table with aligned columns, numbers to the right."""
-    markdown = markdown_table(records, COLUMNS).splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows[1] = ["-" * width for width in widths]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = [
-            cell.rjust(width) if number > 1 and cell[:1] in "+-0123456789" else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
 
 
 def side_by_side(

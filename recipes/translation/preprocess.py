@@ -164,7 +164,7 @@ def read_pairs(located: Located) -> Iterator[Pair]:
 def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> Iterator[str]:
     """Yield the sentences of one member of an archive, which `stack` closes."""
     try:
-        opened = stack.enter_context(tarfile.open(archive, "r|*"))
+        opened = stack.enter_context(tarfile.open(archive, "r:*"))
         entries = (entry for entry in opened if entry.name.removeprefix("./") == member and entry.isfile())
         if (entry := next(entries, None)) is None:
             raise UserError(f"{archive}: has no member {member}; if the archive changed, update rows.yaml")

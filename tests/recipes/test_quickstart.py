@@ -218,23 +218,6 @@ def test_failures_and_signals_stop_all_rows(tmp_path: Path, end: str) -> None:
             os.kill(int(number), 0)
 
 
-def test_table_of_fake_results() -> None:
-    def record(row: str, embedding: int, bleu: float, speed: float) -> dict[str, object]:
-        counts = {"embedding": embedding, "stored_bits": 32 * embedding, "total": 2 * embedding}
-        return {
-            "row": row,
-            "config": {"embedding": {"method": row}},
-            "counts": {**counts, "dense_embedding": 800_000},
-            "metrics": {"bleu": bleu, "tokens_per_second": speed},
-        }
-
-    text = run.table([record("standard", 800_000, 91.23, 1234.5), record("funnel", 100_000, 89.0, 2000)])
-    lines = text.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells == ["funnel", "100.0 k", "8.0x", "200.0 k", "89.0", "-2.2", "2000"]
-
-
 def test_side_by_side_shows_right_and_wrong_ones() -> None:
     sources, references = ["a", "b", "c", "d"], ["A", "B", "C", "D"]
     text = run.side_by_side(sources, references, {"standard": ["A", "B", "C", "x"]}, count=2)

@@ -309,7 +309,7 @@ def test_the_picture_of_decoders(tmp_path: Path) -> None:
     ]
     shown = ["", "", "gguf", "rounded", "spectral, calibrated", "spectral, recovered"]
     assert [models.series(record) for record in records] == shown
-    models.draw_decoders([*records, {"row": "left", "metrics": {}}], tmp_path / "picture.png")
+    models.draw_decoders(records, tmp_path / "picture.png")
     models.draw_summary(tmp_path / "summary.png")  # of the recipe's results
     for name in ("picture.png", "summary.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -483,27 +482,7 @@ def test_killed_preprocessing_resumes_from_its_last_step(
     for step in steps:
         done = preparation.killed(name, 1, step)
         assert len(done) > 3
-    # As left by a run that is killed while it writes a file.
-    remains = [preparation.data(name) / folder / ".train.en.1.tmp" for folder in ("bpe", "text")]
-    for path in remains:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("half of ")
-    remains[0].with_name(".train.de.1.tmp").mkdir()
     printed = preparation.finished(name, processes=1)
     assert {f"{step}: up to date" for step in done} <= set(printed)
     assert f"{steps[-1]}: running" in printed or f"{steps[-1]}: up to date" in printed
     assert preparation.files(name) == preparation.files("whole")
-
-
-@pytest.mark.slow
-def test_workers_exit_if_their_parent_is_killed(preparation: Preparation) -> None:
-    preparation.killed("workers", 2, "tokens-train-00001.en")
-    # They hold the lock until they exit.
-    for _ in range(50):
-        process = preparation.start("workers", processes=2)
-        process.communicate(timeout=SECONDS)
-        if "another process is running" not in (preparation.folder / "errors").read_text():
-            break
-        time.sleep(1)
-    assert process.returncode == 0, (preparation.folder / "errors").read_text()
-    assert preparation.files("workers") == preparation.files("whole")
