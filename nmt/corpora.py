@@ -6,7 +6,7 @@ import dataclasses
 import os
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
 
 from nmt.checkpoints import check_output
-from nmt.options import READ, check_files, check_ranges
-from nmt.plan import parse_text
+from nmt.options import parse_mapping
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import followed, staged
 from shared_embeddings.utils.options import parse_options, require, require_at_least
-from shared_embeddings.utils.path_options import PathOption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,6 @@ class CorpusOptions:
                 name in AVAILABLE_TRANSFORMS,
                 f"transform {name!r} is unknown; expected one of {', '.join(sorted(AVAILABLE_TRANSFORMS))}",
             )
-        check_ranges(Namespace(**dataclasses.asdict(self)))
 
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -112,9 +109,7 @@ def check_parallel(name: str, paths: dict[str, str]) -> int:
 
 def read_corpora(opt: Namespace) -> dict[str, dict[str, Any]]:
     """Parse and check the option ``data``: the settings and files of every corpus."""
-    corpora = parse_text("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}")
-    if not isinstance(corpora, dict) or not all(isinstance(corpus, dict) for corpus in corpora.values()):
-        raise UserError("data: expected a mapping of corpora, each with path_src and path_tgt")
+    corpora = parse_mapping("data", opt.data, "{corpus: {path_src: train.en, path_tgt: train.de}}") or {}
     for name, corpus in corpora.items():
         parse_options(f"data: {name}", CorpusOptions, corpus)
         paths = {side: corpus[side] for side in ("path_src", "path_tgt", "path_align") if corpus.get(side)}
@@ -165,11 +160,11 @@ class CleanCorpus(ParallelCorpus):  # type: ignore[misc]
             logger.warning(f"{self.id}: skipped {empty} pairs with an empty side")
 
 
-def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpora: Iterable[str]) -> None:
+def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None]) -> None:
     """Count the tokens of corpora with OpenNMT-py's `count`, and write the vocabularies atomically."""
-    for side, (path, *_) in _outputs(opt, corpora).items():
+    for side, (path, *_) in _outputs(opt).items():
         setattr(opt, side, str(followed(Path(path))))
-    outputs = _outputs(opt, corpora)  # features are named after the target of a link
+    outputs = _outputs(opt)  # features are named after the target of a link
     paths = [Path(path) for paths in outputs.values() for path in paths]
     with staged(paths) as places:
         for side, (path, *_) in outputs.items():
@@ -180,7 +175,7 @@ def build_vocabularies(opt: Namespace, count: Callable[[Namespace], None], corpo
                 raise UserError(f"{side}: would be empty; data has no pair with text on both sides")
 
 
-def _outputs(opt: Namespace, corpora: Iterable[str]) -> dict[str, list[str]]:
+def _outputs(opt: Namespace) -> dict[str, list[str]]:
     """Return the files of each side, words before features; none is an input or exists."""
     sides = ["src_vocab"] if opt.share_vocab else ["src_vocab", "tgt_vocab"]
     for side in sides:
@@ -193,17 +188,6 @@ def _outputs(opt: Namespace, corpora: Iterable[str]) -> dict[str, list[str]]:
             f"tgt_vocab: {opt.tgt_vocab} is also src_vocab; choose another, or set share_vocab: true"
         )
     outputs["src_vocab"] += [f"{opt.src_vocab}_feat{number}" for number in range(opt.n_src_feats)]
-    table = {**READ, **dict.fromkeys(outputs, PathOption.OUTPUT)}
-    if opt.learn_subwords:
-        table["src_subword_model"] = PathOption.OUTPUT
-    changed = {**vars(opt), **outputs}
-    if opt.dump_samples:
-        folder = os.path.join(os.path.dirname(opt.save_data or ""), "sample")
-        changed["samples"] = [
-            os.path.join(folder, f"{name}.sample.{side}") for name in corpora for side in ("src", "tgt")
-        ]
-        table["samples"] = PathOption.OUTPUT
-    check_files(Namespace(**changed), table)
     for side, paths in outputs.items():
         taken = next(filter(os.path.lexists, paths), None)  # also a link to nothing
         if taken is not None and not opt.overwrite:

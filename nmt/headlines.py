@@ -22,7 +22,7 @@ from nmt.corpora import count_lines, read_lines
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines, write_text
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file, output_path
 
 # Characters
 
@@ -58,8 +58,8 @@ def characters_main(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, text) in COMMANDS.items():
         add = commands.add_parser(name, help=text, description=text).add_argument
-        add("-input", "--input", type=PathOption.FILE, required=True, help="UTF-8 text")
-        add("-output", "--output", type=PathOption.OUTPUT, required=True, help="file to write")
+        add("-input", "--input", type=existing_file, required=True, help="UTF-8 text")
+        add("-output", "--output", type=output_path, required=True, help="file to write")
     options = parser.parse_args(arguments)
     convert_file(options.input, options.output, COMMANDS[options.command][0])
 
@@ -102,10 +102,10 @@ def vocabulary_main(arguments: Sequence[str]) -> None:
         "share_vocab: true; onmt_train omits rare tokens with src_words_min_frequency and src_vocab_size",
     )
     add = parser.add_argument
-    files: dict[str, Any] = {"type": PathOption.FILE, "nargs": "+", "required": True, "metavar": "FILE"}
+    files: dict[str, Any] = {"type": existing_file, "nargs": "+", "required": True, "metavar": "FILE"}
     add("-source", "--source", help="text in subwords", **files)
     add("-target", "--target", help="text in characters", **files)
-    add("-output", "--output", type=PathOption.OUTPUT, required=True, help="vocabulary file to write")
+    add("-output", "--output", type=output_path, required=True, help="vocabulary file to write")
     options = parser.parse_args(arguments)
     counts = count_characters(options.target) + count_tokens(options.source)
     if not counts:
@@ -163,11 +163,11 @@ def rerank_main(arguments: Sequence[str]) -> None:
         "not subwords or characters",
     )
     add = parser.add_argument
-    add("-source", "--source", type=PathOption.FILE, required=True, help="plain text")
+    add("-source", "--source", type=existing_file, required=True, help="plain text")
     text = "n_best lines per line of the source"
-    add("-hypotheses", "--hypotheses", type=PathOption.FILE, required=True, help=text)
+    add("-hypotheses", "--hypotheses", type=existing_file, required=True, help=text)
     add("-n_best", "--n_best", type=int, required=True, help="the value given to onmt_translate")
-    add("-output", "--output", type=PathOption.OUTPUT, required=True, help="selected hypotheses")
+    add("-output", "--output", type=output_path, required=True, help="selected hypotheses")
     add("-language", "--language", default="en", help="language of the stop words (default: en)")
     options = parser.parse_args(arguments)
     if options.n_best < 1:

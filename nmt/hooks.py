@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
+from contextvars import ContextVar
 from typing import Any
 
 import onmt.model_builder
 import onmt.opts
 import onmt.utils.loss
 import torch
-from onmt.decoders import ensemble
 from onmt.decoders.transformer import TransformerDecoderBase
 from onmt.models import model_saver
 from onmt.models.model import BaseModel, NMTModel
@@ -26,13 +26,9 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt import checkpoints, embeddings, length_control
+from nmt import checkpoints, embeddings, length_control, options, transforms
+from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
-from nmt.options import check_gpu, check_translator
-from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
-from nmt.train.runs import CHOICES
-from nmt.transforms import NEEDING_TARGETS, NONE, stored_files
-from shared_embeddings.compress import distillation
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
 from shared_embeddings.utils.errors import UserError
@@ -53,36 +49,14 @@ def apply_patches() -> None:
 def add_model_options(original: Any, parser: Any) -> None:
     """Add the options of shared embeddings, distillation and length control."""
     original(parser)
-    add = parser.add_argument_group("Shared embeddings").add_argument
-    uses = {
-        "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
-        "src_embedding": "Embedding of the source if different",
-        "tgt_embedding": "Embedding of the target if different",
-        "output_embedding": "Embedding of a separate output layer (without share_decoder_embeddings)",
-    }
-    for name in OPTION_NAMES:
-        text = f"{uses[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
-        add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    name = distillation.OPTION
-    text = f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'"
-    add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    length_control.add_model_options(parser)
+    options.add_model_options(parser)
 
 
 @wrap("_add_train_general_opts", onmt.opts)
 def add_training_options(original: Any, parser: Any) -> None:
-    """Add the training options for mixed precision, logging and existing runs."""
+    """Add the options of mixed precision, logging and existing runs."""
     original(parser)
-    add = parser.add_argument_group("Training of shared embeddings").add_argument
-    text = "Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32"
-    add("--autocast", "-autocast", choices=["none", "bf16"], default="none", help=text)
-    text = "Project of Weights & Biases that gets what TensorBoard gets"
-    add("--wandb", "-wandb", default=None, metavar="PROJECT", help=text)
-    text = (
-        "If save_model already has a run: auto resumes it if its settings are the same, never fails, "
-        "overwrite deletes its checkpoints and starts over"
-    )
-    add("--resume", "-resume", choices=CHOICES, default="auto", help=text)
+    options.add_training_options(parser)
 
 
 @wrap("translate_opts", onmt.opts)
@@ -91,10 +65,11 @@ def add_translation_options(original: Any, parser: Any) -> None:
     original(parser)
     length_control.add_translation_options(parser)
     (action,) = (action for action in parser._actions if action.dest == "transforms")
-    action.choices = [name for name in action.choices if name not in NEEDING_TARGETS] + [NONE]
+    action.choices = [name for name in action.choices if name not in transforms.NEEDING_TARGETS]
+    action.choices.append(transforms.NONE)
     action.help = (
         "Transforms of the source, undone on the output (default: those of the training). "
-        f"{NONE}: the text is tokenized."
+        f"{transforms.NONE}: the text is tokenized."
     )
 
 
@@ -105,16 +80,14 @@ def add_translation_options(original: Any, parser: Any) -> None:
 def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
     """Build the model with plain, untied tables, then insert embeddings, positions and fast dropout."""
     length_control.check_positions(model_opt)
-    plan, built_opt = read_plan(model_opt), model_opt
+    plan, built_opt = plans.read_plan(model_opt), model_opt
     if plan is not None:
-        check_combinations(plan, model_opt)
-        check_sizes(plan, model_opt, vocabs)
         built_opt = copy.copy(model_opt)
         built_opt.share_embeddings = False
         built_opt.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
     model: nn.Module = original(built_opt, vocabs)
     if plan is not None:
-        embeddings.insert_embeddings(model, plan, model_opt, vocabs)
+        embeddings.place_embeddings(model, plan, plans.build_embeddings(plan, model_opt, vocabs))
     length_control.insert_positions(model, model_opt)
     # The masks of nn.Dropout take a sixth of the training time on CPUs.
     for module in list(model.modules()):
@@ -139,6 +112,9 @@ def build_model(
 
 
 # Checkpoints
+
+# The models that `build_translator` reads.
+_translated: ContextVar[list[transforms.Recorded] | None] = ContextVar("translated", default=None)
 
 
 @wrap("load_state_dict", BaseModel)
@@ -190,7 +166,10 @@ def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | No
         return None
     checkpoints.verify_checkpoint(ckpt_path)
     with checkpoints.reading_checkpoint(ckpt_path):
-        return checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
+        checkpoint = checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
+    if (models := _translated.get()) is not None:
+        models.append(transforms.Recorded.of(ckpt_path, checkpoint))
+    return checkpoint
 
 
 @wrap("load_test_model", onmt.model_builder)
@@ -199,13 +178,6 @@ def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str
     path = opt.models[0] if model_path is None else model_path
     with checkpoints.checkpoint_errors(path):
         return original(opt, device_id, path)
-
-
-@wrap("load_test_model", ensemble)
-def load_ensemble(original: Any, opt: Any, device_id: int = 0) -> Any:
-    """Check that the models of an ensemble fit together; OpenNMT-py compares the source words only."""
-    checkpoints.check_ensemble(opt.models)
-    return original(opt, device_id)
 
 
 @wrap("save", model_saver.ModelSaverBase)
@@ -236,7 +208,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         "resume": resume_state() if resume_state else None,
         "run": getattr(self, "run", None),
         "trained": getattr(self, "trained", None),
-        **stored_files(self.model_opt),
+        **transforms.stored_files(self.model_opt),
     }
     checkpoints.check_finite(model, step)
     distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
@@ -318,10 +290,15 @@ def count_updates(original: Any, self: Any, step: int) -> None:
 
 @wrap("build_translator", translator)
 def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -> Any:
-    """Check the options against the model and the machine, and pass desired lengths to the translator."""
-    check_gpu(opt)
-    built = original(opt, *args, **kwargs)
-    check_translator(opt, built.model, built.vocabs)
+    """Complete the transforms with those of the models, and pass desired lengths to the translator."""
+    models: list[transforms.Recorded] = []
+    token = _translated.set(models)
+    try:
+        built = original(opt, *args, **kwargs)
+    finally:
+        _translated.reset(token)
+    transforms.complete(opt, models)
+    built.tgt_file_prefix = opt.tgt_file_prefix
     length_control.prepare_translator(built, opt)
     return built
 

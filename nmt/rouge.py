@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 
 TOKENS = ("ascii", "unicode", "characters")
 # First letters of the Unicode categories of letters, combining marks and numbers.
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str]) -> None:
     about = "ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line"
     parser = Parser("onmt_rouge", "--candidates out.txt --references test.txt", description=about)
     add = parser.add_argument
-    file: dict[str, Any] = {"type": PathOption.FILE, "metavar": "FILE"}
+    file: dict[str, Any] = {"type": existing_file, "metavar": "FILE"}
     add("--candidates", "-candidates", required=True, help="texts to score", **file)
     text = "one reference per text; empty lines are ignored if a text has another reference"
     add("--references", "-references", nargs="+", required=True, help=text, **file)

@@ -7,8 +7,6 @@ import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING
 
-import shared_embeddings.utils.interrupts  # noqa: F401  # before all that takes seconds to import
-
 if TYPE_CHECKING:
     from shared_embeddings.api import *  # noqa: F403
 

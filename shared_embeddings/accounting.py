@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
+from shared_embeddings.caching import CachingModule
+from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.quant.storage import packed_bytes
 
 
@@ -44,12 +48,31 @@ def stored_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
     """
     seen: set[int] = set()
     for path, part in module.named_modules():
-        bits_of: Callable[[str, Tensor], int] | None = getattr(part, "buffer_bits", None)
+        bits_of: Mapping[str, int] = getattr(part, "buffer_bits", {})
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set and id(buffer) not in seen:
                 seen.add(id(buffer))
-                bits = 8 * buffer.nbytes if bits_of is None else bits_of(name, buffer)
+                bits = len(buffer) * bits_of[name] if name in bits_of else 8 * buffer.nbytes
                 yield f"{path}.{name}" if path else name, buffer, bits
+
+
+def bytes_in_memory(module: nn.Module) -> int:
+    """Return the bytes of parameters, buffers and cached tensors of `module`, each memory block once."""
+    sizes: dict[int, int] = {}
+    values: list[Any] = [tensor for part in module.modules() for tensor in (part._parameters, part._buffers)]
+    values += [vars(part) for part in module.modules() if isinstance(part, CachingModule)]
+    while values:
+        value = values.pop()
+        if isinstance(value, Tensor):
+            for memory in (part.untyped_storage() for part in inner_tensors(value)):
+                sizes[memory.data_ptr()] = memory.nbytes()
+        elif isinstance(value, (tuple, list)):
+            values.extend(value)
+        elif isinstance(value, dict):
+            values.extend(value.values())
+        elif dataclasses.is_dataclass(value):
+            values.append(vars(value))
+    return sum(sizes.values())
 
 
 def parameter_table(title: str, rows: Sequence[tuple[str, float]], counts: Mapping[str, float]) -> str:

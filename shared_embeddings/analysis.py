@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +21,10 @@ from tqdm import tqdm
 
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY
-from shared_embeddings.utils.command_line import decimal_number
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.reading import read_lines
 
 
 def spearman(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float | None:
@@ -151,15 +152,9 @@ def read_pairs(path: Path) -> WordPairs:
     Raises:
         UserError: the file is missing, not UTF-8, has no pairs, or has a malformed line.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"pairs {path}: is not UTF-8 text (byte {error.start}); convert it") from error
-    except OSError as error:
-        raise UserError(f"pairs {path}: cannot be read ({error.strerror}); check the path") from error
     pairs: list[WordPair] = []
     may_be_header = True
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip() or line.startswith("#"):
             continue
         separator = next((mark for mark in "\t;," if mark in line), None)
@@ -168,10 +163,11 @@ def read_pairs(path: Path) -> WordPairs:
         except csv.Error:  # a column is longer than the limit of csv
             columns = []
         fields = [column.strip() for column in columns]
-        score = next((found for found in map(decimal_number, fields[2:]) if found is not None), None)
+        numbers = [number for number in map(_as_float, fields[2:]) if number is not None]
+        score = next(filter(math.isfinite, numbers), None)
         if score is not None and fields[0] and fields[1]:
             pairs.append(WordPair(fields[0], fields[1], score))
-        elif not may_be_header or any(map(_is_float, fields[2:])):
+        elif not may_be_header or numbers:
             raise UserError(
                 f"pairs {path}: line {number} is {line[:60]!r}, expected two words and a score; correct it"
             )
@@ -181,12 +177,11 @@ def read_pairs(path: Path) -> WordPairs:
     return WordPairs(path.stem, pairs)
 
 
-def _is_float(text: str) -> bool:
+def _as_float(text: str) -> float | None:
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 # Words per block.

@@ -5,7 +5,8 @@ its loss is computed, its gradients are accumulated right away, in the forward p
 is a block of scores and the gradients themselves.
 
 How scores are computed from factors, and gradients of the factors from errors of the scores, is defined by
-`Scores`: `LinearScores` here, those of words with shared parts in `shared_embeddings.modules.uncle`.
+the classes in `SCORES`: `LinearScores` here, those of words with shared parts in
+`shared_embeddings.modules.uncle`.
 
 This loss is always used, on all devices: ``torch.nn.functional.linear_cross_entropy`` sums 16-bit losses and
 gradients in 16 bits, has no masked word, and took 2.5 times as long on a CPU (V 37,000, D 512).
@@ -16,9 +17,8 @@ Axes: ``N`` tokens, n of them in a block, ``V`` vocabulary, ``R`` width of the h
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,6 @@ from torch import Tensor
 
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.utils.tracing import autocast_dtype, has_values, without_autocast
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # in typing from Python 3.11
 
 Reduction = Literal["mean", "sum", "none"]
 Gradients = list[Tensor | None]
@@ -44,13 +41,7 @@ _ACCELERATOR_BLOCK = (1024, 2**25)
 
 
 class LossOptions(TypedDict, total=False):
-    """The keyword arguments of all losses.
-
-    Attributes:
-        ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``.
-        block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices, more
-            for small vocabularies (`tokens_per_block`).
-    """
+    """The keyword arguments of all losses; see `blockwise_cross_entropy`."""
 
     ignore_index: int
     label_smoothing: float
@@ -58,16 +49,8 @@ class LossOptions(TypedDict, total=False):
     block_size: int | None
 
 
-class ScoreOptions(LossOptions, total=False):
-    """The keyword arguments of losses of the scores of all words."""
-
-    bias: Tensor | None  # ``(V,)`` added to the scores, or None
-    # A word whose score is fixed at zero, without gradients for its parameters and its bias.
-    masked_word: int | None
-
-
 class LossSettings(NamedTuple):
-    """The arguments of one loss: see `ScoreOptions`."""
+    """The arguments of one loss, in plain types that a compiled graph can hold."""
 
     has_bias: bool  # whether the last factor is a bias ``(V,)`` of the scores
     product_dtype: torch.dtype  # the type that matrix products run in
@@ -77,117 +60,47 @@ class LossSettings(NamedTuple):
     reduction: str = "mean"
     block_size: int | None = None
 
-    def check(self) -> None:
-        """Raise ValueError for an unknown reduction, or a label smoothing or block size out of range."""
-        if self.reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction is {self.reduction!r}, but it must be 'mean', 'sum' or 'none'")
-        if not 0.0 <= self.label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}, but it must be from 0 to 1")
-        if self.block_size is not None and self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size}, but a block must have at least 1 token")
 
+class ScoreTerms(NamedTuple):
+    """What the scores of all words are computed from, and the targets of the tokens.
 
-class Scores(ABC):
-    """Computes the scores of a block from factors, and adds up the gradients of the factors.
-
-    Args:
-        factors: hidden states first, without a bias.
-        index: integer tensors that the scores depend on.
-        settings: the arguments of the loss.
-    """
-
-    kind: ClassVar[str]  # the name by which compiled graphs find the class
-    word_axis: ClassVar[int]  # the axis of the words in a block: 1 for ``(n, V)``, 0 for ``(V, n)``
-    words: int  # V
-
-    @abstractmethod
-    def __init__(
-        self, factors: Sequence[Tensor], index: Sequence[Tensor], settings: LossSettings
-    ) -> None: ...
-
-    def __init_subclass__(cls) -> None:
-        _kinds[cls.kind] = cls
-
-    @abstractmethod
-    def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
-        """Write the scores of the tokens `rows` without bias into `scores`, a block in at least 32 bits.
-
-        Args:
-            low: a block in the type of the products, to be used as memory, if that is another type.
-        """
-
-    @abstractmethod
-    def summed(self, rows: slice) -> Tensor:
-        """The sum ``(n,)`` of the scores of all words but the masked one, for label smoothing."""
-
-    @abstractmethod
-    def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
-        """Prepare for `add_gradients`.
-
-        Args:
-            weights: ``(N, 1)`` of the tokens' losses.
-            wants: for each factor whether its gradient is needed.
-            dtype: the type of the errors in products.
-        """
-
-    @abstractmethod
-    def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
-        """Add the gradients of the tokens `rows`.
-
-        Args:
-            errors: the gradients of their unweighted scores, a block in at least 32 bits.
-            low: a block in the type of the errors in products, to be used as memory, if that is another type.
-        """
-
-    @abstractmethod
-    def finish_gradients(self, smoothing: float) -> Gradients:
-        """The gradient of every factor, None where it is not needed.
-
-        Args:
-            smoothing: the share of each word in smoothed targets, which the errors do not include.
-        """
-
-
-_kinds: dict[str, type[Scores]] = {}
-
-
-def linear_cross_entropy(
-    hiddens: Sequence[Tensor], codes: Sequence[Tensor], targets: Tensor, **options: Unpack[ScoreOptions]
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of the scores ``torch.cat([h @ c.T for h, c in zip(hiddens, codes)], 1) + bias``.
-
-    A vocabulary may consist of segments, each with codes of another width. See `blockwise_cross_entropy`.
-
-    Args:
-        hiddens: for each segment ``(N, R_g)``, all of one type.
-        codes: for each segment ``(V_g, R_g)``; V is the sum of all V_g, and a word's number is its position
-            in the concatenated segments.
+    Attributes:
+        scores: one of `SCORES`; or a function of the only factor, for scores without gradients.
+        factors: hidden states ``(N, R)`` first.
         targets: ``(N,)`` word ids.
-        options: see `ScoreOptions`; the bias covers all segments.
+        ignore_index: the target of tokens that do not count.
+        bias: ``(V,)`` added to the scores, or None.
+        masked_word: a word whose score is fixed at zero, without gradients for its parameters and its bias.
+        integers: tensors that the scores depend on, which have no gradients.
+        num_words: V, which only a function does not know.
     """
-    return blockwise_cross_entropy(LinearScores, (*hiddens, *codes), (), targets, **options)
+
+    scores: type[Any] | Callable[[Tensor], Tensor]
+    factors: Sequence[Tensor]
+    targets: Tensor
+    ignore_index: int
+    bias: Tensor | None = None
+    masked_word: int | None = None
+    integers: Sequence[Tensor] = ()
+    num_words: int = 1
 
 
 def blockwise_cross_entropy(
-    scores: type[Scores],
-    factors: Sequence[Tensor],
-    index: Sequence[Tensor],
-    targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    masked_word: int | None = None,
-    **options: Unpack[LossOptions],
+    terms: ScoreTerms,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    block_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of the scores of `factors`, and the best word of every token.
+    """Return the cross entropy of scores, and the best word of every token.
 
     Equals ``F.cross_entropy`` on those scores in value and in gradients. Products run in the type of
     autocast; softmax, loss and gradients are summed in at least 32 bits, which is the type of the loss.
 
     Args:
-        factors: hidden states ``(N, R)`` first.
-        index: integer tensors that the scores depend on.
-        targets: ``(N,)`` word ids.
-        bias, masked_word, options: see `ScoreOptions`.
+        terms: what the scores are computed from.
+        label_smoothing, reduction: as in ``F.cross_entropy``.
+        block_size: the number of tokens in a block; by default 256 on a CPU and 1,024 on other devices, more
+            for small vocabularies (`tokens_per_block`).
 
     Returns:
         The loss, a scalar or ``(N,)`` for reduction "none"; and ``(N,)`` the word with the highest score.
@@ -196,50 +109,38 @@ def blockwise_cross_entropy(
         IndexError: a target is out of range (checked on a CPU).
         ValueError: the reduction is unknown, the label smoothing is not in 0 to 1, or the block size below 1.
     """
-    settings = LossSettings(bias is not None, product_dtype(factors[0]), masked_word, **options)
-    settings.check()
-    given = [*factors] if bias is None else [*factors, bias]
-    forms_gradients = torch.is_grad_enabled() and settings.reduction != "none"
-    loss, best = _Loss.apply(scores.kind, settings, forms_gradients, len(given), targets, *given, *index)
-    return loss, best
-
-
-def scored_cross_entropy(
-    scores_of: Callable[[Tensor], Tensor],
-    num_words: int,
-    hidden: Tensor,
-    targets: Tensor,
-    **options: Unpack[LossOptions],
-) -> tuple[Tensor, Tensor]:
-    """``F.cross_entropy(scores_of(hidden), targets)`` in blocks of tokens, and the best word of every token.
-
-    The scores ``(n, V)`` are those of hidden states ``(n, S)``. Errors are those of
-    `blockwise_cross_entropy`.
-    """
-    settings = LossSettings(False, hidden.dtype, **options)
-    settings.check()
-    size = tokens_per_block(len(targets), num_words, settings.block_size, hidden.device)
-    ignored, smoothing = settings.ignore_index, settings.label_smoothing
-    losses, predictions = [], []
-    for states, words in zip(hidden.split(size), targets.split(size)):
-        scores, words = scores_of(states).to(sum_dtype(hidden)), words.long()
-        loss = F.cross_entropy(
-            scores, words, ignore_index=ignored, label_smoothing=smoothing, reduction="none"
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}, but it must be 'mean', 'sum' or 'none'")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}, but it must be from 0 to 1")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size}, but a block must have at least 1 token")
+    hidden, targets, bias = terms.factors[0], terms.targets, terms.bias
+    settings = LossSettings(
+        bias is not None,
+        product_dtype(hidden),
+        terms.masked_word,
+        terms.ignore_index,
+        label_smoothing,
+        reduction,
+        block_size,
+    )
+    if isinstance(terms.scores, type):
+        factors = terms.factors if bias is None else (*terms.factors, bias)
+        kind: str = terms.scores.kind  # type: ignore[attr-defined]
+        forms_gradients = torch.is_grad_enabled() and reduction != "none"
+        loss, best = _Loss.apply(
+            kind, settings, forms_gradients, len(factors), targets, *factors, *terms.integers
         )
-        losses.append(loss)
+        return loss, best
+    losses, predictions = [], []
+    size = tokens_per_block(len(targets), terms.num_words, block_size, hidden.device)
+    for states, words in zip(hidden.split(size), targets.split(size)):
+        scores = terms.scores(states).to(sum_dtype(hidden))
+        smoothed = {"ignore_index": terms.ignore_index, "label_smoothing": label_smoothing}
+        losses.append(F.cross_entropy(scores, words.long(), reduction="none", **smoothed))  # type: ignore[arg-type]
         predictions.append(scores.argmax(dim=-1))
     return _reduce(torch.cat(losses), targets, settings), torch.cat(predictions)
-
-
-def pad_to_multiple(hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Hidden states ``(N, S)`` and targets ``(N,)``, padded with ignored ones if fewer shapes are faster.
-
-    That is the case for 16-bit products on a CPU.
-    """
-    if targets.device.type != "cpu" or product_dtype(hidden).itemsize >= 4:
-        return hidden, targets
-    missing = -targets.size(0) % _CPU_EVEN_TOKENS
-    return F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=ignore_index)
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
@@ -290,9 +191,10 @@ class _Loss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """The loss and the predictions; `tensors` are as many factors as `number`, then the index."""
         wants = [forms_gradients and needed for needed in ctx.needs_input_grad[5 : 5 + number]]
-        kept = (targets != settings.ignore_index).to(sum_dtype(tensors[0]))
-        losses, predictions, gradients = _walk_in_graph()(
-            kind, [*tensors[:number]], [*tensors[number:]], targets, kept, wants, *settings
+        counted = (targets != settings.ignore_index).to(sum_dtype(tensors[0]))
+        walk = _operator if torch.compiler.is_compiling() else _walk
+        losses, predictions, gradients = walk(
+            kind, [*tensors[:number]], [*tensors[number:]], targets, counted, wants, *settings
         )
         ctx.kind, ctx.settings, ctx.number = kind, settings, number
         ctx.gradients = gradients if any(wants) else None
@@ -317,16 +219,16 @@ class _Loss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             weights = counted.to(sum_dtype(factors[0])) * grad_loss
-            walk = _walk_in_graph()
+            walk = _operator if torch.compiler.is_compiling() else _walk
             gradients = walk(ctx.kind, factors, index, targets, weights, wants, *ctx.settings)[2]
         else:
             for gradient in gradients:
                 gradient.mul_(grad_loss)
-        found = (
+        of_factors = (
             gradient.to(tensor.dtype) if wanted else None
             for gradient, tensor, wanted in zip(gradients, factors, wants)
         )
-        return None, None, None, None, None, *found, *(None for _ in index)
+        return None, None, None, None, None, *of_factors, *(None for _ in index)
 
 
 def _walk(
@@ -356,11 +258,16 @@ def _walk(
     settings = LossSettings(*arguments)
     with without_autocast(targets.device):
         dtype = sum_dtype(factors[0])
-        source = _kinds[kind](factors[:-1] if settings.has_bias else factors, index, settings)
+        weights = weights.unsqueeze(1)
+        product = settings.product_dtype
+        # float16 would lose small probabilities, because it has too few exponents.
+        error_dtype = torch.bfloat16 if product == torch.bfloat16 else dtype
+        rest = slice(-1) if settings.has_bias else slice(None)
+        source = SCORES[kind](factors[rest], index, settings, weights, wants[rest], error_dtype)
         axis, words = source.word_axis, source.words
         if targets.device.type == "cpu" and targets.numel() and has_values(targets):  # without waiting
-            wanted = targets[targets != settings.ignore_index]
-            wrong = wanted[(wanted < 0) | (wanted >= words)]
+            counted = targets[targets != settings.ignore_index]
+            wrong = counted[(counted < 0) | (counted >= words)]
             if wrong.numel():
                 word = int(wrong.min()) if int(wrong.min()) < 0 else int(wrong.max())
                 raise IndexError(f"Target {word} is out of bounds: the vocabulary has {words} words")
@@ -370,18 +277,12 @@ def _walk(
         bias_sum = 0.0 if bias is None else bias.sum() - bias.narrow(*masked).sum()
         size = tokens_per_block(targets.size(0), words, settings.block_size, targets.device)
         buffer = factors[0].new_empty(size * words, dtype=dtype)
-        product = settings.product_dtype
         low_buffer = None if product == dtype else torch.empty_like(buffer, dtype=product)
-        # float16 would lose small probabilities, because it has too few exponents.
-        error_dtype = torch.bfloat16 if product == torch.bfloat16 else dtype
-        weights = weights.unsqueeze(1)
         of_bias = torch.zeros_like(bias) if bias is not None and wants[-1] else None
-        if any(wants):
-            source.start_gradients(weights, wants[:-1] if settings.has_bias else wants, error_dtype)
         losses = torch.empty_like(weights[:, 0])
         predictions = torch.empty_like(targets, dtype=torch.long)
         # An ignored target may be out of range; any word will do, because its weight is zero.
-        kept_targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(axis)
+        counted_targets = targets.masked_fill(targets == settings.ignore_index, 0).unsqueeze(axis)
         for start in range(0, targets.size(0), size):
             rows = slice(start, min(start + size, targets.size(0)))
             tokens = rows.stop - start
@@ -392,7 +293,7 @@ def _walk(
             if bias is not None:
                 scores.add_(bias)
             scores.narrow(*masked).zero_()
-            wanted = kept_targets.narrow(1 - axis, start, tokens)
+            wanted = counted_targets.narrow(1 - axis, start, tokens)
             of_target = scores.gather(axis, wanted)
             highest, best = _maxima(scores, axis)
             errors = torch.softmax(scores, dim=axis, out=scores)
@@ -417,8 +318,9 @@ def _walk(
             of_bias.sub_(smoothing * weights.sum())
             of_bias.narrow(*masked).zero_()
             gradients.append(of_bias.flatten())
-    found = [factors[0].new_empty(0) if gradient is None else gradient for gradient in gradients]
-    return losses, predictions, found + [factors[0].new_empty(0)] * (len(wants) - len(found))
+    nothing = factors[0].new_empty(0)
+    gradients += [None] * (len(wants) - len(gradients))
+    return losses, predictions, [nothing if gradient is None else gradient for gradient in gradients]
 
 
 _operator = torch.library.custom_op(
@@ -429,10 +331,6 @@ _operator = torch.library.custom_op(
         bool has_bias, ScalarType product_dtype, int? masked_word, int ignore_index, float label_smoothing,
         str reduction, int? block_size) -> (Tensor, Tensor, Tensor[])""",
 )
-
-
-def _walk_in_graph() -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
-    return _operator if torch.compiler.is_compiling() else _walk
 
 
 @_operator.register_fake
@@ -464,19 +362,44 @@ def _maxima(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return highest, candidates.gather(axis, best)
 
 
-class LinearScores(Scores):
-    """Linear scores of segments. The factors are hidden states, and as many codes.
+class LinearScores:
+    """Scores ``torch.cat([h @ c.T for h, c in zip(hiddens, codes)], 1)``, and the gradients of the factors.
 
-    Gradients are in at least 32 bits, factors in the type of the products. The sums of codes, for label
-    smoothing, are without the masked word.
+    A vocabulary may consist of segments with codes of different widths. The factors are hidden states
+    ``(N, R_g)`` for each segment, then codes ``(V_g, R_g)`` for each; a word's number is its position in the
+    concatenated segments. Gradients are in at least 32 bits, factors in the type of the products. The sums of
+    codes, for label smoothing, are without the masked word.
+
+    A class of `SCORES` has these methods and arguments.
+
+    Args:
+        factors: hidden states first, without a bias.
+        index: integer tensors that the scores depend on.
+        settings: the arguments of the loss.
+        weights: ``(N, 1)`` of the tokens' losses in the gradients.
+        wants: for each factor whether its gradient is needed.
+        error_dtype: the type of the errors in products.
+
+    Attributes:
+        kind: the name by which compiled graphs find the class.
+        word_axis: the axis of the words in a block: 1 for ``(n, V)``, 0 for ``(V, n)``.
+        words: V.
     """
 
     kind = "linear"
     word_axis = 1
 
-    def __init__(self, factors: Sequence[Tensor], index: Sequence[Tensor], settings: LossSettings) -> None:
+    def __init__(
+        self,
+        factors: Sequence[Tensor],
+        index: Sequence[Tensor],
+        settings: LossSettings,
+        weights: Tensor,
+        wants: Sequence[bool],
+        error_dtype: torch.dtype,
+    ) -> None:
         number = len(factors) // 2
-        self.dtype = sum_dtype(factors[0])
+        self.dtype, self.weights = sum_dtype(factors[0]), weights
         self.hiddens, self.codes = (
             [factor.to(settings.product_dtype) for factor in part]
             for part in (factors[:number], factors[number:])
@@ -493,8 +416,24 @@ class LinearScores(Scores):
             if settings.label_smoothing != 0.0:
                 total = column_sums(codes, self.dtype)
                 self.code_sums.append(total if row is None else total - codes[row])
+        self.gradients = [
+            torch.empty_like(factor, dtype=self.dtype) if wanted else None
+            for factor, wanted in zip((*self.hiddens, *self.codes), wants)
+        ]
+        if any(wants):
+            self.error_codes = [codes.to(error_dtype) for codes in self.codes]
+        self.low_sums = [
+            None if error_dtype == self.dtype or grad is None else torch.empty_like(grad, dtype=error_dtype)
+            for grad in self.gradients[number:]
+        ]
+        self.is_first = True
 
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
+        """Write the scores of the tokens `rows` without bias into `scores`, a block in at least 32 bits.
+
+        Args:
+            low: a block in the type of the products, to be used as memory, if that is another type.
+        """
         products = scores if low is None else low
         for hidden, codes, columns in zip(self.hiddens, self.codes, self.columns):
             torch.mm(hidden[rows], codes.t(), out=products[:, columns])
@@ -502,25 +441,19 @@ class LinearScores(Scores):
             scores.copy_(low)
 
     def summed(self, rows: slice) -> Tensor:
+        """Return the sum ``(n,)`` of the scores of all words but the masked one, for label smoothing."""
         first, *others = (
             hidden[rows].to(self.dtype) @ total for hidden, total in zip(self.hiddens, self.code_sums)
         )
         return sum(others, first)
 
-    def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
-        self.weights, self.error_codes = weights, [codes.to(dtype) for codes in self.codes]
-        self.gradients = [
-            torch.empty_like(factor, dtype=self.dtype) if wanted else None
-            for factor, wanted in zip((*self.hiddens, *self.codes), wants)
-        ]
-        of_codes = self.gradients[len(self.codes) :]
-        self.low_sums = [
-            None if dtype == self.dtype or gradient is None else torch.empty_like(gradient, dtype=dtype)
-            for gradient in of_codes
-        ]
-        self.is_first = True
-
     def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
+        """Add the gradients of the tokens `rows`.
+
+        Args:
+            errors: the gradients of their unweighted scores, a block in at least 32 bits.
+            low: a block in the type of the errors in products, to be used as memory, if that is another type.
+        """
         errors = errors if low is None else low.copy_(errors)
         number, weights = len(self.codes), self.weights[rows]
         for place, columns in enumerate(self.columns):
@@ -546,6 +479,11 @@ class LinearScores(Scores):
         self.is_first = False
 
     def finish_gradients(self, smoothing: float) -> Gradients:
+        """Return the gradient of every factor, None where it is not needed.
+
+        Args:
+            smoothing: the share of each word in smoothed targets, which the errors do not include.
+        """
         number = len(self.codes)
         for place, (of_hidden, of_codes) in enumerate(zip(self.gradients[:number], self.gradients[number:])):
             if of_codes is not None and self.is_first:
@@ -560,3 +498,7 @@ class LinearScores(Scores):
                 if self.masked[place] is not None:
                     of_codes[self.masked[place]] = 0.0
         return self.gradients
+
+
+# The classes of scores by their `kind`.
+SCORES: dict[str, type[Any]] = {LinearScores.kind: LinearScores}

@@ -19,8 +19,7 @@ from onmt.transforms.terminology import TerminologyTransform
 
 from nmt.corpora import CleanCorpus
 from nmt.fixes import replace, wrap
-from nmt.options import SUBWORD_FILES
-from nmt.transforms import TOKENIZER_OPTIONS, parse_tokenizer
+from nmt.transforms import SUBWORD_FILES, TOKENIZER_OPTIONS, parse_tokenizer
 from nmt.vocabulary import read_vocabulary
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import UNREADABLE, first_line

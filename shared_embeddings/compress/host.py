@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.registry import build
+from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
 
 GROUP = "shared_embeddings.hosts"
@@ -297,7 +298,7 @@ def scoring_only(embeddings: Iterable[SharedEmbedding], words: ScoredWords | Non
     with contextlib.ExitStack() as stack:
         if words is not None:
             for embedding in embeddings:
-                stack.enter_context(embedding.scoring_only(*words))
+                stack.enter_context(score_only(embedding, *words))
         yield
 
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress import SUBWORDS
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 if TYPE_CHECKING:
     from shared_embeddings.compress.host import TrainedModel
@@ -345,7 +345,7 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
     """
     draw = random.Random(seed)
     kept: list[str] = []
-    lines = (line for path in texts for line in text_lines(path) if line.strip())
+    lines = (line for path in texts for line in read_lines(path) if line.strip())
     for index, line in enumerate(lines):
         if index < number:
             kept.append(line)

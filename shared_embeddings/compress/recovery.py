@@ -34,11 +34,12 @@ from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
+from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UNREADABLE, UserError
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.utils.signals import RESUME, StopFlag
-from shared_embeddings.words.token_counts import text_lines
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
@@ -223,12 +224,12 @@ def _divergence_of(
 
 @torch.no_grad()
 def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
-    """Whether the scores of words ``(n,)`` are products with their rows, as `scoring_only` computes them."""
+    """Whether the scores of words ``(n,)`` are products with their rows, as `score_only` computes them."""
     hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
     if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
         return False
     found = embedding.logits(hidden)[:, words]
-    with embedding.scoring_only(words):
+    with score_only(embedding, words):
         return torch.allclose(
             embedding.logits(hidden), found, rtol=1e-2, atol=1e-2 * float(found.abs().max())
         )
@@ -249,7 +250,7 @@ def other_lines(texts: Sequence[Path], seed: int) -> Iterator[Sequence[Path]]:
     with tempfile.TemporaryDirectory() as folder:
         rest = [Path(folder, f"{number}-{text.name}") for number, text in enumerate(texts)]
         for text, copy in zip(texts, rest):
-            lines = (line for line in text_lines(text) if line.strip() and line not in compared)
+            lines = (line for line in read_lines(text) if line.strip() and line not in compared)
             with copy.open("w", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines)
         yield rest if all(copy.stat().st_size for copy in rest) else texts

@@ -978,7 +978,7 @@ def _decoding(table: EmbeddingTable, embedding: SharedEmbedding) -> Decoding:
             embedding.log_prob(hidden)
 
     before, after = _tokens_per_second(plain, ids), _tokens_per_second(compressed, ids)
-    return Decoding(scores, before, after, Sizes(rows.nbytes, embedding.bytes_in_memory()))
+    return Decoding(scores, before, after, Sizes(rows.nbytes, accounting.bytes_in_memory(embedding)))
 
 
 def _tokens_per_second(step: Callable[[Tensor], object], ids: Tensor) -> float:

@@ -27,7 +27,7 @@ from shared_embeddings.compress.session import Settings, check_files
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk, staged, workplace, write_text
 from shared_embeddings.utils.path_options import PathOption, check_paths
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 # Lines that are tokenized at a time.
 _BLOCK = 1000
@@ -201,7 +201,7 @@ def _count(trained: TrimmableModel, vocabulary: str, paths: Sequence[Path]) -> l
 
 def read_words(path: Path) -> list[str]:
     """The words of a file, one on every line."""
-    words = [line for line in text_lines(path) if line]
+    words = [line for line in read_lines(path) if line]
     if not words:
         raise UserError(f"words to keep {path}: is empty; write one word per line, or remove the option")
     return words
@@ -209,7 +209,7 @@ def read_words(path: Path) -> list[str]:
 
 def _blocks(path: Path) -> Iterator[list[str]]:
     """The lines of a text in blocks, with a progress bar on a terminal."""
-    lines = text_lines(path)
+    lines = read_lines(path)
     with tqdm(desc=path.name, unit=" lines", disable=None) as progress:
         while block := list(islice(lines, _BLOCK)):
             yield block

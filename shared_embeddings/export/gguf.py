@@ -19,9 +19,9 @@ import torch
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import dense
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line, replacing
+from shared_embeddings.utils.files import replacing
 
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
 # Numbers that share a scale.

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, without_padding
 from shared_embeddings.modules.compositional_code import CompositionalCodeEmbedding
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.modules.standard import StandardEmbedding
@@ -175,7 +175,8 @@ def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tenso
     if sum(part.numel() for part in factors) > table.numel():
         return table, [table]
     left, *right = (dense(part).detach().float() for part in factors)
-    product = module.without_padding(left @ right[0] if right else left, module.all_ids(left.device))
+    product = left @ right[0] if right else left
+    product = without_padding(product, torch.arange(len(left), device=left.device), module.padding_idx)
     is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
     return table, factors if is_same else [table]
 

@@ -70,13 +70,10 @@ class FitTask:
     learning_rate: float
     progress: bool
 
-    def build(self) -> Any:
-        """A new embedding with the requested options, with the teacher's dtype and device."""
-        return self.build_with(self.options)
-
-    def build_with(self, options: Mapping[str, Any]) -> Any:
-        """A new embedding of the method with other options, with the teacher's dtype and device."""
-        return self.make(options).to(self.teacher.device, self.teacher.dtype)
+    def build(self, options: Mapping[str, Any] | None = None) -> Any:
+        """Return a new embedding with the requested or other options, in the teacher's dtype and device."""
+        embedding = self.make(self.options if options is None else options)
+        return embedding.to(self.teacher.device, self.teacher.dtype)
 
     def words(self) -> Tensor:
         """The ids of all words that have a vector."""

@@ -30,10 +30,10 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.hf.tokenizer import Vocabulary
 from shared_embeddings.hf.word_layers import first_position
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.reading import read_text
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.
 _LONGEST, _SENTENCE, _RANDOM = 256, 50, 4
@@ -254,10 +254,7 @@ def perplexity(model: Any, vocabulary: Vocabulary, validation: Validation) -> Qu
             "--validation"
         )
     path = validation.one_text()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); convert it") from error
+    text = read_text(path)
     begin, ids = vocabulary.encode(text)
     if len(begin) + len(ids) < 2:
         raise UserError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")

@@ -28,7 +28,7 @@ from shared_embeddings.hf.folder import quiet, read_json
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import first_line
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 
 TOKENIZER = "tokenizer.json"
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.spm", "*.model", "merges.txt")
@@ -121,7 +121,7 @@ class Vocabulary:
         tokenizer = self._required("to count words with; give --token-counts, with ids instead of words")
         counts: Counter[int] = Counter()
         for path in texts:
-            lines = [line for line in text_lines(path) if line.strip()]
+            lines = [line for line in read_lines(path) if line.strip()]
             for start in range(0, len(lines), _LINES):
                 found = tokenizer(lines[start : start + _LINES], add_special_tokens=False, verbose=False)
                 for ids in found["input_ids"]:

@@ -329,7 +329,7 @@ class OutputSide(_Side, nn.Linear):
         scores, words = self.embedding.logits(self._moved(hidden)), self.embedding.scored_words
         if self.bias is None:
             return scores
-        return scores + self._moved(self.bias if words is None else self.bias[words])
+        return scores + self._moved(self.bias if words is None else self.bias[words.ids])
 
     def extra_repr(self) -> str:
         return f"{self.embedding.method}, bias={self.bias is not None}"

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.loss import Reduction, linear_cross_entropy, sum_dtype
+from shared_embeddings.loss import LinearScores, Reduction, ScoreTerms, blockwise_cross_entropy, sum_dtype
 from shared_embeddings.registry import build, get_method_config, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
@@ -81,16 +81,10 @@ class Part:
         return F.log_softmax(scores, dim=-1, dtype=sum_dtype(scores))
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """Loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
-        return linear_cross_entropy(
-            (self.narrowed(hidden),) * len(self.segments),
-            self.segments,
-            targets,
-            bias=self.bias,
-            masked_word=self.masked_entry,
-            ignore_index=_IGNORED,
-            **options,
-        )
+        """Return loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
+        factors = ((self.narrowed(hidden),) * len(self.segments)) + self.segments
+        terms = ScoreTerms(LinearScores, factors, targets, _IGNORED, self.bias, self.masked_entry)
+        return blockwise_cross_entropy(terms, **options)
 
     def narrowed(self, hidden: Tensor) -> Tensor:
         """Hidden states in the width of the codes."""
@@ -122,10 +116,9 @@ class AdaptiveSoftmax:
         self,
         hidden: Tensor,
         targets: Tensor,
-        *,
         ignore_index: int,
-        label_smoothing: float,
-        reduction: Reduction,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
         block_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the best entry of the head ``(N,)`` for every token.
@@ -135,19 +128,19 @@ class AdaptiveSoftmax:
             targets: ``(N,)`` word ids.
             ignore_index, label_smoothing, reduction: as in ``F.cross_entropy``; a smoothed target is spread
                 over all V words, which needs all clusters for all tokens.
-            block_size: as in `linear_cross_entropy`.
+            block_size: as in `blockwise_cross_entropy`.
 
         Raises:
             IndexError: a target is out of range.
         """
-        kept = targets != ignore_index
+        counted = targets != ignore_index
         bands = bands_of(targets, self.cutoffs)
         # The positions of the tokens with a target in each band that is not ignored.
         count = len(self.cutoffs) + 1
         positions: Sequence[Tensor]
         if has_values(targets):
             is_word = (targets >= 0) & (targets < self.vocabulary)
-            groups = bands.masked_fill(~is_word, count + 1).masked_fill(~kept, count)
+            groups = bands.masked_fill(~is_word, count + 1).masked_fill(~counted, count)
             *positions, _, wrong = positions_by_group(groups, count + 2)
             if len(wrong):
                 word, words = int(targets[wrong[0]]), self.vocabulary
@@ -157,7 +150,7 @@ class AdaptiveSoftmax:
         # The mean is taken at the end, over the sum of all parts.
         options = {"reduction": "sum" if reduction == "mean" else reduction, "block_size": block_size}
         clusters = bands + (self.cutoffs[0] - 1)
-        entries = torch.where(bands == 0, targets, clusters).masked_fill(~kept, _IGNORED)
+        entries = torch.where(bands == 0, targets, clusters).masked_fill(~counted, _IGNORED)
         loss, best = self.head.cross_entropy(hidden, entries, label_smoothing=label_smoothing, **options)
         for tail, start, inside in zip(self.tails, self.cutoffs, positions[1:], strict=True):
             entries = targets.index_select(0, inside) - start
@@ -166,14 +159,14 @@ class AdaptiveSoftmax:
             part = of_words * (1.0 - label_smoothing)
             loss = loss.index_add(0, inside, part) if reduction == "none" else loss + part
         if label_smoothing > 0.0:
-            loss = loss + label_smoothing * self._smoothing(hidden, kept, options)
+            loss = loss + label_smoothing * self._smoothing(hidden, counted, options)
         if reduction == "mean":
             # Without any token that counts nan, like that of ``F.cross_entropy``, but its gradient is zero.
-            number = kept.sum()
+            number = counted.sum()
             loss = torch.where(number > 0, loss / number.clamp(min=1), torch.nan)
         return loss, best
 
-    def _smoothing(self, hidden: Tensor, kept: Tensor, options: dict[str, Any]) -> Tensor:
+    def _smoothing(self, hidden: Tensor, counted: Tensor, options: dict[str, Any]) -> Tensor:
         """The loss of the uniform part of smoothed targets, minus the part that the head already includes.
 
         The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
@@ -192,10 +185,10 @@ class AdaptiveSoftmax:
             loss = narrowed.to(weights.dtype) @ torch.cat(vectors).sum(dim=0)
             if self.head.bias is not None:
                 loss = loss + weights @ self.head.bias.to(weights.dtype)
-            loss = loss.masked_fill(~kept, 0.0)
+            loss = loss.masked_fill(~counted, 0.0)
         if options["reduction"] != "none":
             loss = loss.sum()
-        anywhere = torch.where(kept, 0, _IGNORED)
+        anywhere = torch.where(counted, 0, _IGNORED)
         for tail in self.tails:
             uniform, _ = tail.cross_entropy(hidden, anywhere, label_smoothing=1.0, **options)
             loss = loss + uniform * (tail.entries / self.vocabulary)
@@ -214,7 +207,7 @@ class AdaptiveSoftmax:
         for tokens in true_positions(best >= first).split(_BLOCK):
             states = hidden.index_select(0, tokens)
             head = self.head.log_prob(states)
-            highest, found = head[:, :first].max(dim=1)
+            highest, best_words = head[:, :first].max(dim=1)
             for cluster, (tail, start) in enumerate(zip(self.tails, self.cutoffs, strict=True)):
                 of_cluster = head[:, first + cluster]
                 # Only a cluster that outweighs the best word so far can hold a better one.
@@ -223,8 +216,8 @@ class AdaptiveSoftmax:
                 scores = inner + of_cluster[rows]
                 better = scores > highest[rows]
                 highest[rows] = torch.where(better, scores, highest[rows])
-                found[rows] = torch.where(better, entries + start, found[rows])
-            words[tokens] = found
+                best_words[rows] = torch.where(better, entries + start, best_words[rows])
+            words[tokens] = best_words
         return words
 
 
@@ -305,17 +298,12 @@ class AdaptiveOptions(EmbeddingOptions):
         first = self.width or embedding_dim
         return [first // self.factor**band for band in range(len(self.cutoffs) + 1)]
 
-    def input_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
-        """The shape (d_i, D) of the projection of every band that has one on the input."""
-        return self._shapes(embedding_dim, embedding_dim, self.head_projection != "none")
-
-    def output_shapes(self, embedding_dim: int) -> dict[str, tuple[int, int]]:
-        """The shape (d_i, S) of the projection of every band that has one on the output."""
-        if self.output == "none":
+    def projection_shapes(self, embedding_dim: int, is_output: bool) -> dict[str, tuple[int, int]]:
+        """Return the shape of the projection of every band that has one: (d_i, D), on the output (d_i, S)."""
+        if is_output and self.output == "none":
             return {}
-        return self._shapes(embedding_dim, self.score_dim or embedding_dim, self.head_projection == "both")
-
-    def _shapes(self, embedding_dim: int, target: int, with_head: bool) -> dict[str, tuple[int, int]]:
+        target = self.score_dim or embedding_dim if is_output else embedding_dim
+        with_head = self.head_projection in (("both",) if is_output else ("input", "both"))
         return {
             str(band): (width, target)
             for band, width in enumerate(self.widths(embedding_dim))
@@ -348,7 +336,7 @@ class AdaptiveOptions(EmbeddingOptions):
             f"option 'map' is '{self.map}', which has its own output side; choose another method",
         )
         # Checks the options of the map.
-        self._count_tables(num_embeddings, embedding_dim)
+        self.count_parameters(num_embeddings, embedding_dim)
 
     def count_bias(self, num_embeddings: int) -> int:
         return num_embeddings + len(self.cutoffs) if self.output_bias else 0
@@ -359,21 +347,17 @@ class AdaptiveOptions(EmbeddingOptions):
         DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
         UnClE's Eq. 9 omits the clusters and gives the first band a projection, its Table 12 does not.
         """
-        projections = sum(a * b for a, b in self.input_shapes(embedding_dim).values())
+        shapes = list(self.projection_shapes(embedding_dim, is_output=False).values())
         if self.tie != "all":
-            projections += sum(a * b for a, b in self.output_shapes(embedding_dim).values())
-        first, *_ = self.widths(embedding_dim)
-        clusters = len(self.cutoffs) * first if self.output != "none" else 0
-        return self._count_tables(num_embeddings, embedding_dim) + projections + clusters
-
-    def _count_tables(self, num_embeddings: int, embedding_dim: int) -> int:
-        """The parameters of the map, by the formula of its method, or of the tables."""
-        sizes, widths = self.sizes(num_embeddings), self.widths(embedding_dim)
+            shapes += self.projection_shapes(embedding_dim, is_output=True).values()
+        widths = self.widths(embedding_dim)
+        clusters = len(self.cutoffs) * widths[0] if self.output != "none" else 0
+        others = sum(a * b for a, b in shapes) + clusters
         if self.map is not None:
             counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
-            return num_parameters(self.map, **counted, **self.map_options)
-        tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
-        return 2 * tables if self.tie == "none" else tables
+            return num_parameters(self.map, **counted, **self.map_options) + others
+        tables = sum(size * width for size, width in zip(self.sizes(num_embeddings), widths, strict=True))
+        return (2 * tables if self.tie == "none" else tables) + others
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
@@ -416,6 +400,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, options)
         self.has_output = options.output != "none"
+        self.has_linear_scores = False  # words of clusters are scored within their cluster
         self.score_dim = options.score_dim or embedding_dim
         self.starts = (0, *options.cutoffs)
         self.sizes = options.sizes(num_embeddings)
@@ -425,11 +410,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         if options.map is not None:
             sizes = {"num_embeddings": num_embeddings, "embedding_dim": widths[0], "padding_idx": padding_idx}
             self.map = build(options.map, **sizes, **options.map_options)  # type: ignore[arg-type]
+        self.expensive_rows = self.map is not None and self.map.expensive_rows
         self.tables = new_matrices(shapes if self.map is None else {})
-        self.projections = new_matrices(options.input_shapes(embedding_dim))
+        self.projections = new_matrices(options.projection_shapes(embedding_dim, is_output=False))
         self.output_tables = new_matrices(shapes) if options.tie == "none" else None
         self.output_projections = (
-            new_matrices(options.output_shapes(embedding_dim)) if options.tie != "all" else None
+            None
+            if options.tie == "all"
+            else new_matrices(options.projection_shapes(embedding_dim, is_output=True))
         )
         clusters = len(options.cutoffs)
         self.clusters = nn.Parameter(torch.empty(clusters, widths[0])) if self.has_output else None
@@ -453,26 +441,18 @@ class AdaptiveEmbedding(SharedEmbedding):
             nn.init.zeros_(self.cluster_bias)
 
     @property
-    def has_linear_scores(self) -> bool:
-        """False: words of clusters are scored within their cluster."""
-        return False
-
-    @property
-    def expensive_rows(self) -> bool:  # type: ignore[override]
-        return self.map is not None and bool(self.map.expensive_rows)
-
-    @property
-    def draws_per_token(self) -> bool:
-        return self.map is not None and bool(self.map.draws_per_token)
+    def _draws_per_token(self) -> bool:
+        return self.map is not None and bool(self.map._draws_per_token)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._rows(ids, None if self.map is None else self.map.rows(ids))
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        if self.map is None or not self.draws_per_token:
+        if self.map is None or not self._draws_per_token:
             return super().token_rows(words, inverse)
         tokens = words.index_select(0, inverse)
-        return self.without_padding(self._rows(tokens, self.map.token_rows(words, inverse)), tokens)
+        rows = self._rows(tokens, self.map.token_rows(words, inverse))
+        return without_padding(rows, tokens, self.padding_idx)
 
     def _rows(self, ids: Tensor, mapped: Tensor | None) -> Tensor:
         """Rows ``(n, D)`` for ids ``(n,)`` that the map has `mapped`; each band computes its own words."""
@@ -512,25 +492,41 @@ class AdaptiveEmbedding(SharedEmbedding):
         inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
         return [*inner, *super().layers(ids)]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
-        return self.log_prob(hidden)
-
     def log_prob(self, hidden: Tensor) -> Tensor:
-        softmax = self._softmax()
-        self.check_hidden(hidden)
-        return softmax.log_prob(hidden)
+        return self.logits(hidden)
 
-    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
+        return self._softmax().log_prob(hidden)
+
+    def cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        block_size: int | None = None,
+    ) -> Tensor:
         # Predictions would be extra work.
-        return self._softmax().cross_entropy(hidden, targets, **options)[0]
+        options = {"label_smoothing": label_smoothing, "reduction": reduction, "block_size": block_size}
+        return self._loss(hidden, targets, ignore_index, **options)[0]
 
-    def flat_loss_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
+    def cross_entropy_and_predictions(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int = -100, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        softmax = self._softmax()
-        loss, best = softmax.cross_entropy(hidden, targets, **options)
-        return loss, softmax.predictions(hidden, best)
+        loss, states, best = self._loss(hidden, targets, ignore_index, **options)
+        return loss, self._softmax().predictions(states, best)[: targets.numel()].view(targets.shape)
+
+    def _loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, hidden states ``(N, S)``, and the best entry of the head ``(N,)`` for each."""
+        states, words = self._flat(hidden, targets, ignore_index)
+        loss, best = self._softmax().cross_entropy(states, words, ignore_index, **options)
+        if options.get("reduction") == "none":
+            loss = loss[: targets.numel()].view(targets.shape)
+        return loss, states, best
 
     def inner_embedding(self) -> SharedEmbedding:
         """With factor 1, the table of all bands, which is the `map` or a copy."""
@@ -594,14 +590,10 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
-        self.check_output()
-        table = torch.cat(
-            [
-                codes if basis is None else codes @ basis
-                for codes, basis in zip(self._output_codes(), self._output_projections())
-            ]
-        )
-        return self.without_padding(table, self.all_ids(table.device))
+        self._check_output()
+        bands = zip(self._output_codes(), self._output_projections())
+        table = torch.cat([codes if basis is None else codes @ basis for codes, basis in bands])
+        return without_padding(table, torch.arange(len(table), device=table.device), self.padding_idx)
 
     def set_output_bias(self, bias: Tensor) -> None:
         """The bias of a cluster becomes the logsumexp of the biases of its words.
@@ -609,14 +601,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         For hidden states of zero, words then have the same probabilities as in one softmax.
         """
         super().set_output_bias(bias)
-        own = self.output_bias()
-        assert own is not None and self.cluster_bias is not None
-        _, *tails = own.detach().split(self.sizes)
+        word_bias = self.output_bias()
+        assert word_bias is not None and self.cluster_bias is not None
+        _, *tails = word_bias.detach().split(self.sizes)
         with torch.no_grad():
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
-        self.check_output()
+        self._check_output()
 
         def make() -> AdaptiveSoftmax:
             assert self.clusters is not None
@@ -641,9 +633,9 @@ class AdaptiveEmbedding(SharedEmbedding):
 
     def _output_projections(self) -> list[nn.Parameter | None]:
         """The projection of every band on the output side, if it has one."""
-        own = self.projections if self.output_projections is None else self.output_projections
-        shapes = self.options.output_shapes(self.embedding_dim)
-        return [own[str(band)] if str(band) in shapes else None for band in range(len(self.sizes))]
+        projections = self.projections if self.output_projections is None else self.output_projections
+        shapes = self.options.projection_shapes(self.embedding_dim, is_output=True)
+        return [projections[str(band)] if str(band) in shapes else None for band in range(len(self.sizes))]
 
     def _padding_in(self, band: int) -> int | None:
         """The position of the padding word within a band, or None if it is in another one."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
@@ -65,9 +65,6 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
             f"option 'zero_probability' is {self.zero_probability}, but masks differ only between 0 and 1; "
             "choose a value between them",
         )
-
-    def zero_rate(self) -> float:
-        return 0.5 if self.zero_probability is None else self.zero_probability
 
     def collision_probability(self, num_embeddings: int) -> float:
         """The probability that any two of V words share all M codes, 1 - exp(-V² / (2 c^M)) (section 2.1).
@@ -137,30 +134,34 @@ class AloneEmbedding(SharedEmbedding):
         dtype = torch.bool if options.filter == "binary" else None
         self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
         self.register_buffer("codebooks", torch.empty(number, size, base_dim, dtype=dtype))
+        self.buffer_bits["codes"] = number * code_bits(size)
+        if options.filter == "binary":
+            self.buffer_bits["codebooks"] = size * base_dim
         self.reset_parameters()
 
     def init_weights(self) -> None:
         """Draw the filters with the seed, normal parameters for small hidden units, and rows of a table."""
         options, shape = self.options, self.codebooks.shape
+        zero_rate = 0.5 if options.zero_probability is None else options.zero_probability
         # From the options' seed only, identical on every device.
         generator = torch.Generator(device="cpu").manual_seed(options.seed)
         codes = torch.randint(options.codebook_size, self.codes.shape, generator=generator, device="cpu")
         self.codes.copy_(codes)
         if options.filter == "binary":
             # With M codebooks, all entries of an element are 0 with probability p_o (section 2.1).
-            rate = 1.0 - options.zero_rate() ** (1.0 / options.codebooks)
+            rate = 1.0 - zero_rate ** (1.0 / options.codebooks)
             self.codebooks.copy_(torch.rand(shape, generator=generator, device="cpu") < rate)
         else:
             # The sum over the codebooks then has variance one.
             entries = torch.randn(shape, generator=generator, device="cpu")
             self.codebooks.copy_(entries * options.codebooks**-0.5)
         base_dim = self.first.size(1)
-        kept = 1.0 - self.options.zero_rate() if self.options.filter == "binary" else 1.0
+        passed = 1.0 - zero_rate if options.filter == "binary" else 1.0
         nn.init.normal_(self.base)
         with torch.no_grad():
             self.base.mul_(self.base.square().mean().rsqrt())
         small, whole = code_std(self.embedding_dim), entry_std(self.embedding_dim)
-        nn.init.normal_(self.first, std=small * (base_dim * kept) ** -0.5)
+        nn.init.normal_(self.first, std=small * (base_dim * passed) ** -0.5)
         # A ReLU keeps half of the variance.
         nn.init.normal_(self.second, std=whole / small * (self.options.hidden_dim / 2) ** -0.5)
 
@@ -176,23 +177,24 @@ class AloneEmbedding(SharedEmbedding):
         return embedding
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.row_function()(ids)
+        return self._row_function()(ids)
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         hidden = self._hidden_function()
         return lambda ids: F.linear(hidden(ids), self.second)
 
     @property
-    def draws_per_token(self) -> bool:
+    def _draws_per_token(self) -> bool:
         """In training, until `relu_dropout` ends."""
         return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         """With dropout, tokens of a word share only the work before it."""
-        if not self.draws_per_token:
+        if not self._draws_per_token:
             return super().token_rows(words, inverse)
         hidden = self.relu_dropout(F.embedding(inverse, self._hidden_function()(words)))
-        return self.without_padding(F.linear(hidden, self.second), words.index_select(0, inverse))
+        tokens = words.index_select(0, inverse)
+        return without_padding(F.linear(hidden, self.second), tokens, self.padding_idx)
 
     def _hidden_function(self) -> Callable[[Tensor], Tensor]:
         """A function from word ids ``(n,)`` to hidden units ``(n, H)``; shared work is done once, here.
@@ -230,11 +232,3 @@ class AloneEmbedding(SharedEmbedding):
         filtered = filters * self.base
         hidden = torch.relu(F.linear(filtered, self.first))
         return [Layer("filtered", filtered), Layer("hidden", hidden), *super().layers(ids)]
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """log2(c) bits, rounded up, for a code; one bit for an element of a binary codebook."""
-        if name == "codes":
-            return buffer.numel() * code_bits(self.options.codebook_size)
-        if buffer.dtype == torch.bool:
-            return buffer.numel()
-        return super().buffer_bits(name, buffer)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import OutputFactors, SharedEmbedding
+from shared_embeddings.embedding import OutputFactors, SharedEmbedding, scores_of_codes
 from shared_embeddings.fitting.codes import learn_codes
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.quant.packed_tensor import dense
@@ -84,6 +84,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         number, size = options.num_codebooks, options.codebook_size
         self.codebooks = nn.Parameter(torch.empty(number, size, embedding_dim))
         self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
+        self.buffer_bits["codes"] = number * code_bits(size)
         self.reset_parameters()
 
     def init_weights(self) -> None:
@@ -93,9 +94,9 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         nn.init.normal_(self.codebooks, std=std)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.row_function()(ids)
+        return self._row_function()(ids)
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         entries = dense(self.codebooks).flatten(0, 1)
 
         def rows(ids: Tensor) -> Tensor:
@@ -103,8 +104,11 @@ class CompositionalCodeEmbedding(SharedEmbedding):
 
         return rows
 
-    def code_scores(self, hidden: Tensor) -> Tensor:
-        return torch.einsum("nd,mkd->nmk", hidden, dense(self.codebooks))
+    def _block_scores(self, hidden: Tensor) -> Tensor:
+        scores = scores_of_codes(
+            hidden, self.codes, lambda: torch.einsum("nd,mkd->nmk", hidden, dense(self.codebooks))
+        )
+        return super()._block_scores(hidden) if scores is None else scores
 
     def output_factors(self) -> OutputFactors:
         """Ones at the entries of each word ``(V, M * K)`` and all entries ``(M * K, D)``; or the table.
@@ -122,9 +126,6 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         """The places ``(n, M)`` of codes ``(n, M)`` in the codebooks, one after the other."""
         starts = torch.arange(self.options.num_codebooks, device=codes.device) * self.options.codebook_size
         return codes.long() + starts
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        return buffer.numel() * code_bits(self.options.codebook_size)
 
     @classmethod
     def fit(cls, task: FitTask) -> CompositionalCodeEmbedding:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.registry import build, get_method_config, methods, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import entry_std
@@ -341,16 +341,14 @@ class DefineOptions(EmbeddingOptions):
         map_method = given.get("map", "standard")
         if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
             return given
-        own = {field.name for field in dataclasses.fields(DefineOptions)}
-        of_map = {field.name for field in dataclasses.fields(get_method_config(str(map_method)))} - own
+        of_unit = {field.name for field in dataclasses.fields(DefineOptions)}
+        of_map = {field.name for field in dataclasses.fields(get_method_config(str(map_method)))} - of_unit
         beside = {name: given.pop(name) for name in list(given) if name in of_map}
         nested: Any = given.pop("map_options", None) or {}
         for name in beside.keys() & nested.keys():
             raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
         map_options = {**nested, **beside}
-        # Older checkpoints have the bias among the options of the map.
-        bias = {name: map_options.pop(name) for name in ("output_bias",) if name in map_options}
-        return {**bias, **given, "map_options": map_options}
+        return {**given, "map_options": map_options}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         maps = [name for name in methods() if name != self.method]
@@ -497,8 +495,10 @@ class DefineEmbedding(SharedEmbedding):
             nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
         )
         self.has_output = options.output != "none"
+        self.has_linear_scores = self.map.has_linear_scores if self.ties_map else self.has_output
         if self.ties_map and not options.output_projection:
             self.score_dim = self.map.score_dim
+            self.width_advice = "project them first, or build the embedding with output_projection=True"
         self.reset_parameters()
 
     def init_weights(self) -> None:
@@ -520,21 +520,17 @@ class DefineEmbedding(SharedEmbedding):
             nn.init.normal_(self.output_projection.weight, std=std)
 
     @property
-    def has_linear_scores(self) -> bool:
-        return self.map.has_linear_scores if self.ties_map else self.has_output
-
-    @property
-    def draws_per_token(self) -> bool:
-        return self.map.draws_per_token
+    def _draws_per_token(self) -> bool:
+        return self.map._draws_per_token
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._deepened(self.map.rows(ids))
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
-        if not self.draws_per_token:
+        if not self._draws_per_token:
             return super().token_rows(words, inverse)
         rows = self._deepened(self.map.token_rows(words, inverse))
-        return self.without_padding(rows, words.index_select(0, inverse))
+        return without_padding(rows, words.index_select(0, inverse), self.padding_idx)
 
     def _deepened(self, mapped: Tensor) -> Tensor:
         entry = self.entry(mapped)
@@ -598,23 +594,23 @@ class DefineEmbedding(SharedEmbedding):
 
     # With output "map", the output side is that of the map.
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.map.logits(self._projected(hidden)) if self.ties_map else super().logits(hidden)
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self.map.logits(self._projected(hidden)) if self.ties_map else super()._scores(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         return self.map.log_prob(self._projected(hidden)) if self.ties_map else super().log_prob(hidden)
 
-    def flat_loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any) -> Tensor:
         if not self.ties_map:
-            return super().flat_loss(hidden, targets, **options)
-        return self.map.flat_loss(self._projected(hidden), targets, **options)
+            return super().cross_entropy(hidden, targets, *settings, **options)
+        return self.map.cross_entropy(self._projected(hidden), targets, *settings, **options)
 
-    def flat_loss_and_predictions(
+    def cross_entropy_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         if not self.ties_map:
-            return super().flat_loss_and_predictions(hidden, targets, **options)
-        return self.map.flat_loss_and_predictions(self._projected(hidden), targets, **options)
+            return super().cross_entropy_and_predictions(hidden, targets, **options)
+        return self.map.cross_entropy_and_predictions(self._projected(hidden), targets, **options)
 
     def output_table(self) -> Tensor:
         if not self.ties_map:
@@ -633,13 +629,8 @@ class DefineEmbedding(SharedEmbedding):
 
     def _projected(self, hidden: Tensor) -> Tensor:
         """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""
-        self.check_hidden(hidden)
+        self._check_hidden(hidden)
         return hidden if self.output_projection is None else self.output_projection(hidden)
-
-    def width_advice(self) -> str:
-        if not self.ties_map or self.output_projection is not None:
-            return super().width_advice()
-        return "project them first, or build the embedding with output_projection=True"
 
     def input_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.map.input_parameters()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
+from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding, scores_of_blocks
 from shared_embeddings.fitting.factorization import (
     least_mean_distance,
     mean_distance,
@@ -91,11 +90,11 @@ class FunnelEmbedding(SharedEmbedding):
     def output_factors(self) -> OutputFactors:
         return OutputFactors(self._activated(self.codes), self.basis)
 
-    def output_rows(self) -> Callable[[Tensor], Tensor]:
-        return lambda ids: self._activated(F.embedding(ids, self.codes))
-
-    def output_basis(self) -> Tensor:
-        return self.basis
+    def _block_scores(self, hidden: Tensor) -> Tensor:
+        projected = F.linear(hidden, self.basis)
+        return scores_of_blocks(
+            projected, lambda ids: self._activated(F.embedding(ids, self.codes)), self.num_embeddings
+        )
 
     def _activated(self, codes: Tensor) -> Tensor:
         return ACTIVATIONS[self.options.activation](codes)

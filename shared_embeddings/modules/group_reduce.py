@@ -24,7 +24,7 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.loss import linear_cross_entropy
+from shared_embeddings.loss import LinearScores, ScoreTerms
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
@@ -162,12 +162,12 @@ def group_reduce(
     for _ in range(refinements):
         ranks = [len(basis) for basis in bases]
         moved = _reassigned(losses, groups, ranks, min_rank or layout.ranks[-1])
-        found = _group_bases(table, counts, moved, ranks)
-        losses = _losses(table, counts, found)
+        refined = _group_bases(table, counts, moved, ranks)
+        losses = _losses(table, counts, refined)
         error = float(losses.gather(1, moved.unsqueeze(1)).sum())
         if error >= errors[-1]:
             break
-        groups, bases = moved, found
+        groups, bases = moved, refined
         errors.append(error)
     codes = [codes_in(table[groups == group], basis) for group, basis in enumerate(bases)]
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], errors)
@@ -193,8 +193,8 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
     losses = []
     for rows, block in blocks(table):
         parts = (table[rows] @ stacked.t()).square_().split(sizes, dim=1)
-        given = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
-        left = (block.square().sum(dim=1, keepdim=True) - given).clamp_(min=0.0)
+        captured = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
+        left = (block.square().sum(dim=1, keepdim=True) - captured).clamp_(min=0.0)
         losses.append(left * counts[rows].unsqueeze(1))
     return torch.cat(losses)
 
@@ -210,8 +210,8 @@ def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int)
     budget = float(sizes[groups].sum())
     closed = sizes < min_rank
     stays = closed[groups]
-    own = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
-    gains = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1) - own
+    present = losses.gather(1, groups.unsqueeze(1)).squeeze(1)
+    gains = losses.scatter(1, groups.unsqueeze(1), math.inf).amin(dim=1) - present
     for group in range(len(ranks)):
         stays[gains.masked_fill(groups != group, -math.inf).argmax()] = True
     open_losses = losses.masked_fill(closed, math.inf)
@@ -373,6 +373,7 @@ class GroupReduceEmbedding(SharedEmbedding):
         self.codes = nn.ParameterList(torch.empty(shape) for shape in zip(*self.layout))
         self.bases = nn.ParameterList(torch.empty(rank, embedding_dim) for rank in self.layout.ranks)
         self.register_buffer("groups", torch.empty(num_embeddings, dtype=code_dtype(len(self.layout.sizes))))
+        self.buffer_bits["groups"] = code_bits(len(self.layout.sizes))
         # The groups, torch's count of their changes, and the places that they determine.
         self._order: tuple[Tensor, int | None, Tensor] | None = None
         self.reset_parameters()
@@ -425,8 +426,8 @@ class GroupReduceEmbedding(SharedEmbedding):
             for codes in self.codes:
                 inside = places - first
                 is_other = (inside < 0) | (inside >= codes.size(0))
-                own = self._activated(F.embedding(inside.masked_fill(is_other, 0), codes))
-                products.append(own.masked_fill(is_other.unsqueeze(1), 0.0))
+                activated = self._activated(F.embedding(inside.masked_fill(is_other, 0), codes))
+                products.append(activated.masked_fill(is_other.unsqueeze(1), 0.0))
                 first += codes.size(0)
             return torch.cat(products, dim=1) @ torch.cat(list(self.bases))
         places, permutation = places.sort()
@@ -452,27 +453,23 @@ class GroupReduceEmbedding(SharedEmbedding):
         ]
         return [*inner, *super().layers(ids)]
 
-    def all_rows(self) -> Tensor:
+    def _all_rows(self) -> Tensor:
         products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
         return torch.cat(products).index_select(0, self._places())
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        self.check_hidden(hidden)
-        return self.completed(self.block_scores(hidden.reshape(-1, self.embedding_dim)), hidden.shape[:-1])
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self._completed(self._block_scores(hidden.reshape(-1, self.embedding_dim)), hidden.shape[:-1])
 
-    def block_scores(self, hidden: Tensor) -> Tensor:
+    def _block_scores(self, hidden: Tensor) -> Tensor:
         parts = zip(*self._projected(hidden))
         scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
         return scores.index_select(-1, self._places())
 
-    def flat_loss_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        if self.scores_by_blocks():
-            return super().flat_loss_and_predictions(hidden, targets, **options)
+    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
+        if self._scores_by_blocks():
+            return super()._score_terms(hidden, targets, ignore_index)
         places = self._places()
         words = _inverse(dense(places))
-        ignore_index = options.pop("ignore_index")
         bias, masked = self.output_bias(), None
         hiddens, codes = self._projected(hidden)
         if self.padding_idx is not None and needs_fixed_shapes(targets):
@@ -484,25 +481,16 @@ class GroupReduceEmbedding(SharedEmbedding):
             masked = int(places[self.padding_idx])
         ignored = targets == ignore_index
         targets = targets.masked_fill(ignored, 0)
-        if targets.device.type == "cpu" and targets.numel() and not needs_fixed_shapes(targets):
-            for word in (int(targets.min()), int(targets.max())):
-                if not 0 <= word < self.num_embeddings:
-                    count = self.num_embeddings
-                    raise IndexError(f"Target {word} is out of bounds: the vocabulary has {count} words")
-        loss, predictions = linear_cross_entropy(
-            hiddens,
-            codes,
-            places.index_select(0, targets).masked_fill(ignored, _IGNORED),
-            bias=None if bias is None else bias.index_select(0, words),
-            masked_word=masked,
-            ignore_index=_IGNORED,
-            **options,
-        )
-        return loss, words[predictions]
+        targets = places.index_select(0, targets).masked_fill(ignored, _IGNORED)
+        bias = None if bias is None else bias.index_select(0, words)
+        return ScoreTerms(LinearScores, (*hiddens, *codes), targets, _IGNORED, bias, masked)
+
+    def _predicted(self, places: Tensor) -> Tensor:
+        return places if self._scores_by_blocks() else _inverse(dense(self._places()))[places]
 
     def _projected(self, hidden: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Each group's projection ``(..., r_g)`` of hidden states ``(..., D)``; its codes ``(V_g, r_g)``."""
-        if self.scores_by_blocks():
+        if self._scores_by_blocks():
             codes = [self._activated(codes) for codes in self.codes]
             return [F.linear(hidden, basis) for basis in self.bases], codes
         codes, basis = self.cached(
@@ -518,12 +506,12 @@ class GroupReduceEmbedding(SharedEmbedding):
         """The place ``(V,)`` of each word in the order of groups and ids, for the current assignment."""
         groups = self.groups
         if needs_fixed_shapes(groups):
-            return _places_of(groups)
+            return _inverse(groups.long().argsort(stable=True))
         # torch does not count changes of tensors made in inference mode.
         (memory,) = inner_tensors(groups)
         version = None if memory.is_inference() else memory._version
-        kept = self._order
-        if kept is None or version is None or kept[0] is not groups or kept[1] != version:
+        order = self._order
+        if order is None or version is None or order[0] is not groups or order[1] != version:
             sizes = groups.long().bincount(minlength=len(self.layout.sizes)).tolist()
             if sizes != list(self.layout.sizes):
                 raise UserError(
@@ -531,20 +519,16 @@ class GroupReduceEmbedding(SharedEmbedding):
                     f"{list(self.layout.sizes)}: load the assignment that was saved with these codes"
                 )
             with torch.inference_mode(False):  # as in `cache_tensor`
-                places = _places_of(groups)
-            if self.is_packed:
+                places = _inverse(groups.long().argsort(stable=True))
+            if self._is_packed:
                 form = BitCodes.of(places)
                 places = PackedTensor(form, form.encode(places.cpu()), places.dtype).to(places.device)
-            kept = self._order = groups, version, places
-        return kept[2]
+            order = self._order = groups, version, places
+        return order[2]
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles derive the order again.
         return {**super().__getstate__(), "_order": None}
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """log2(G) bits, rounded up, for each word's group."""
-        return buffer.numel() * code_bits(len(self.layout.sizes))
 
     @classmethod
     def fit(cls, task: FitTask) -> GroupReduceEmbedding:
@@ -563,13 +547,13 @@ class GroupReduceEmbedding(SharedEmbedding):
         # Only gradient descent depends on the scale.
         scaled, scale = (task, 1.0) if options.activation is None else task.at_unit_scale()
         layout = {name: getattr(options, name) for name in _LAYOUT}
-        found = group_reduce(scaled.teacher, counts, **layout)
-        kept = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
-        sizes, ranks = [len(codes) for codes in found.codes], [len(basis) for basis in found.bases]
-        embedding: GroupReduceEmbedding = task.build_with({"group_sizes": sizes, "ranks": ranks, **kept})
+        reduction = group_reduce(scaled.teacher, counts, **layout)
+        others = {name: task.options[name] for name in task.options if name in ("activation", "output_bias")}
+        sizes, ranks = map(len, reduction.codes), map(len, reduction.bases)
+        embedding: GroupReduceEmbedding = task.build({"group_sizes": [*sizes], "ranks": [*ranks], **others})
         with torch.no_grad():
-            embedding.groups.copy_(found.groups)
-            for group, (codes, basis) in enumerate(zip(found.codes, found.bases, strict=True)):
+            embedding.groups.copy_(reduction.groups)
+            for group, (codes, basis) in enumerate(zip(reduction.codes, reduction.bases, strict=True)):
                 if options.activation == "relu":
                     codes, basis = without_negatives(codes, basis)
                 embedding.codes[group].copy_(codes)
@@ -581,10 +565,6 @@ class GroupReduceEmbedding(SharedEmbedding):
             if options.activation is None:
                 shrink_codes(codes, basis)
         return embedding
-
-
-def _places_of(groups: Tensor) -> Tensor:
-    return _inverse(groups.long().argsort(stable=True))
 
 
 def _inverse(permutation: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
-from shared_embeddings.utils.options import OptionError, option, require, require_at_least
+from shared_embeddings.utils.options import option, require, require_at_least
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -103,17 +103,6 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         )
         require_at_least("seed", self.seed, 0)
 
-    @classmethod
-    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
-        """Refuse codecs of earlier versions."""
-        codec = str(given.get("codec"))
-        if better := {"lloyd_max": "trellis", "residual": "trellis", "principal": "spectral"}.get(codec):
-            raise OptionError(
-                f"quantized: codec '{codec}' was removed, '{better}' is more exact; choose it, or compress "
-                "the original model again"
-            )
-        return given
-
     def codec_for(self, embedding_dim: int) -> Codec:
         return codecs()[self.codec](embedding_dim, self.group_size, self.directions)
 
@@ -128,7 +117,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         require(
             not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
             f"option 'words_per_width' is {list(counts)}, but it must be {len(RATES)} numbers that add up to "
-            f"{num_embeddings}; remove it, or compress the model again if another version wrote it",
+            f"{num_embeddings}; remove it",
         )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
@@ -176,7 +165,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     options: QuantizedOptions
     scores_in_blocks = True
-    is_packed = True
+    _is_packed = True
     widths: Tensor
     signs: Tensor
 
@@ -195,6 +184,7 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 codes = torch.empty(count, self.codec.row_bytes(rate), dtype=torch.uint8)
                 self.register_buffer(self._codes_name(rate), codes)
+        self.buffer_bits.update(widths=4, signs=1)
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
             self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
@@ -225,7 +215,7 @@ class QuantizedEmbedding(SharedEmbedding):
         for rate in filter(None, self.word_counts):
             codes = self.codes(rate)[:BLOCK]
             ones = self.word_scales.new_ones(len(codes), self.codec.num_scales)
-            values = self.codec.decode(codes, ones, rate, self.books()).float()
+            values = self.codec.decode(codes, ones, rate, self._shared().books).float()
             size = values.square().mean().sqrt().clamp(min=1e-30).to(self.word_scales)
             if self._is_mixed:
                 size = torch.where((self.widths == RATES.index(rate)).unsqueeze(1), size, 1.0)
@@ -237,10 +227,6 @@ class QuantizedEmbedding(SharedEmbedding):
         # Not `get_parameter`: in place of parameters there may be tensors, as in ``torch.func``.
         scales: Tensor = getattr(self, self.scales_name)
         return scales
-
-    def books(self) -> Books:
-        """The codebooks, and what the codec derives from them."""
-        return self._shared().books
 
     def _codebooks(self) -> Books:
         # Packed ones are decoded each time, since dense ones would take more memory than in the file.
@@ -261,13 +247,13 @@ class QuantizedEmbedding(SharedEmbedding):
                 is_this = self.widths == RATES.index(rate)
                 slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
                 start += number
-            every = self.all_ids(slots.device)
+            every = torch.arange(self.num_embeddings, device=slots.device)
             words = torch.empty_like(every).scatter_(0, slots.long(), every)
             dtype = code_dtype(self.num_embeddings)
             return _Shared(derived, slots.to(dtype), words.to(dtype))
 
-        found: _Shared = self.cached("shared", make)
-        return found._replace(books=self._codebooks() | found.books)
+        shared: _Shared = self.cached("shared", make)
+        return shared._replace(books=self._codebooks() | shared.books)
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""
@@ -283,18 +269,18 @@ class QuantizedEmbedding(SharedEmbedding):
         books, slots = shared.books, shared.slots
         if slots is None:
             rate = next(iter(self.word_counts))
-            found = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
-            return self._restored(found, books)
+            rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
+            return self._restored(rows, books)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
-            found = scales.new_zeros(scales.size(0), self.embedding_dim)
+            rows = scales.new_zeros(scales.size(0), self.embedding_dim)
             for (rate, count), end in zip(self.word_counts.items(), ends):
                 every = (places - end + count).clamp(0, count - 1)
-                rows = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
-                is_mine = (places >= end - count) & (places < end)
-                found = torch.where(is_mine.unsqueeze(1), rows, found)
-            return self._restored(found, books)
+                decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
+                has_rate = (places >= end - count) & (places < end)
+                rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
+            return self._restored(rows, books)
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -303,11 +289,11 @@ class QuantizedEmbedding(SharedEmbedding):
             if first < last or not len(ids):  # gradients of no rows, too
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
-        found = torch.cat(parts)
-        return self._restored(torch.empty_like(found).index_copy(0, order, found), books)
+        rows = torch.cat(parts)
+        return self._restored(torch.empty_like(rows).index_copy(0, order, rows), books)
 
-    def all_rows(self) -> Tensor:
-        books = self.books()
+    def _all_rows(self) -> Tensor:
+        books = self._shared().books
         return torch.cat([self._restored(rows, books) for rows in self._decoded_rows().split(BLOCK)])
 
     def output_factors(self) -> OutputFactors:
@@ -315,35 +301,36 @@ class QuantizedEmbedding(SharedEmbedding):
         rows = self._decoded_rows()
         is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
         eye = torch.eye(rows.size(1)).to(rows)
-        return OutputFactors(rows, None if is_plain else self._restored(eye, self.books()))
+        return OutputFactors(rows, None if is_plain else self._restored(eye, self._shared().books))
 
     def _decoded(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         return self.codec.decode(codes, scales, rate, books) if rate else self.codec.uncoded(scales, books)
 
     def _decoded_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words as the codec stores them."""
-        shared, found = self._shared(), []
+        shared, blocks = self._shared(), []
         books, slots = shared.books, shared.slots
         for rate, scales in self._parts(shared.words):
             for codes, factors in zip(self.codes(rate).split(BLOCK), scales.split(BLOCK)):
-                found.append(self._decoded(codes, factors, rate, books))
-        rows = torch.cat(found)
+                blocks.append(self._decoded(codes, factors, rate, books))
+        rows = torch.cat(blocks)
         return rows if slots is None else rows.index_select(0, slots.int())
 
     def _restored(self, rows: Tensor, books: Books) -> Tensor:
-        return self._rotated_back(self.codec.restore(rows, books))
+        rows = self.codec.restore(rows, books)
+        return rotate(rows, self.signs, is_inverted=True) if self.codec.rotates else rows
 
-    def block_scores(self, hidden: Tensor) -> Tensor:
-        codec, shared, found = self.codec, self._shared(), []
+    def _block_scores(self, hidden: Tensor) -> Tensor:
+        codec, shared, parts = self.codec, self._shared(), []
         books, slots = shared.books, shared.slots
         states = codec.project(self._rotated(hidden), books)
         for rate, scales in self._parts(shared.words):
             if rate:
-                found.append(codec.scores(states, self.codes(rate), scales, rate, books))
+                parts.append(codec.scores(states, self.codes(rate), scales, rate, books))
             else:
                 row = codec.uncoded(scales.new_ones(1, scales.size(1)), books)
-                found.append(states @ row.t() * scales[:, :1].t())
-        return found[0] if slots is None else torch.cat(found, dim=-1).index_select(-1, slots.int())
+                parts.append(states @ row.t() * scales[:, :1].t())
+        return parts[0] if slots is None else torch.cat(parts, dim=-1).index_select(-1, slots.int())
 
     def _parts(self, words: Tensor | None) -> Iterator[tuple[float, Tensor]]:
         """Each rate and the scales ``(V_i, S)`` of its words, in the order of the vocabulary."""
@@ -355,13 +342,6 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _rotated(self, rows: Tensor) -> Tensor:
         return rotate(rows, self.signs) if self.codec.rotates else rows
-
-    def _rotated_back(self, rows: Tensor) -> Tensor:
-        return rotate_back(rows, self.signs) if self.codec.rotates else rows
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        """Whole bytes for codes, 4 bits for a width, 1 for a sign."""
-        return buffer.numel() * {"widths": 4, "signs": 1}.get(name, 8)
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         state = self.state_dict()
@@ -377,10 +357,10 @@ class QuantizedEmbedding(SharedEmbedding):
             if rate:
                 codes = state.pop(self._codes_name(rate))[is_kept[words]]
                 state.update({self._codes_name(rate): codes} if len(codes) else {})
-        kept = [rate for rate, count in counts.items() if count]
-        if len(kept) == 1:
+        rates = [rate for rate, count in counts.items() if count]
+        if len(rates) == 1:
             state.pop("widths", None)
-        shapes = self.codec.book_shapes(kept)
+        shapes = self.codec.book_shapes(rates)
         for name in self.codec.book_shapes(list(self.word_counts)):
             values = state.pop(name)
             if name in shapes:
@@ -410,7 +390,7 @@ class QuantizedEmbedding(SharedEmbedding):
         )
         counts = [int((rates == rate).sum()) for rate in RATES]
         layout = {"directions": list(codec.layout)} if codec.layout else {}
-        made: QuantizedEmbedding = task.build_with({**task.options, "words_per_width": counts, **layout})
+        made: QuantizedEmbedding = task.build({**task.options, "words_per_width": counts, **layout})
         if made._is_mixed:
             made.widths.copy_(torch.tensor([RATES.index(rate) for rate in rates.tolist()]))
         is_sampled = torch.zeros(len(table), dtype=torch.bool)
@@ -420,11 +400,11 @@ class QuantizedEmbedding(SharedEmbedding):
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([made._rotated(table[some]) for some in ids.split(BLOCK)])
+        sample = torch.cat([made._rotated(table[block]) for block in ids.split(BLOCK)])
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
-        books, metric = made.books(), None
+        books, metric = made._shared().books, None
         if task.metric is not None:
             rotated = Metric(task.metric).seen_by(made._rotated)
             metric = rotated.seen_by(lambda states: codec.project(states, books))
@@ -460,23 +440,15 @@ def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     return codes + books + (sum(used.values()) // 2 if len(used) > 1 else 0)
 
 
-def rotate(values: Tensor, signs: Tensor) -> Tensor:
-    """Rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
+def rotate(values: Tensor, signs: Tensor, is_inverted: bool = False) -> Tensor:
+    """Return rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
 
     After it, the entries of any row are close to normal with one variance, so that one codebook fits all
-    tables. Dimensions with a 1 in the signs ``(D,)``, which are 0 or 1, are negated first.
+    tables. Dimensions with a 1 in the signs ``(D,)``, which are 0 or 1, are negated first. The product of the
+    matrices is their Kronecker product. The inverse has their transposes, and the signs last.
     """
-    return _mixed(values * (1 - 2 * signs.to(values.dtype)), is_inverted=False)
-
-
-def rotate_back(values: Tensor, signs: Tensor) -> Tensor:
-    """The inverse of `rotate`."""
-    return _mixed(values, is_inverted=True) * (1 - 2 * signs.to(values.dtype))
-
-
-def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
-    """Vectors ``(n, D)`` times the Kronecker product of the orthogonal matrices, or of their transposes."""
-    mixed, done = values, 1
+    factors = 1 - 2 * signs.to(values.dtype)
+    mixed, done = values if is_inverted else values * factors, 1
     for sizes in _groups(values.size(1)):
         matrix = _orthogonal(sizes, values.dtype, values.device)
         matrix = matrix.t() if is_inverted else matrix
@@ -485,7 +457,8 @@ def _mixed(values: Tensor, is_inverted: bool) -> Tensor:
         parts = mixed.reshape(-1, len(matrix), values.size(1) // done)
         # Many products of a small matrix with one column would take long.
         mixed = parts.squeeze(2) @ matrix.t() if parts.size(2) == 1 else torch.matmul(matrix, parts)
-    return mixed.reshape(values.shape)
+    rotated = mixed.reshape(values.shape)
+    return rotated * factors if is_inverted else rotated
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, SharedEmbedding
+from shared_embeddings.embedding import Layer, SharedEmbedding, scores_of_codes
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.quant.packed_tensor import dense
@@ -103,6 +103,7 @@ class StructuredEmbedding(SharedEmbedding):
         groups, clusters = options.num_groups, options.num_clusters
         self.centroids = nn.Parameter(torch.empty(groups, clusters, embedding_dim // groups))
         self.register_buffer("codes", torch.empty(num_embeddings, groups, dtype=code_dtype(clusters)))
+        self.buffer_bits["codes"] = groups * code_bits(clusters)
         self.reset_parameters()
 
     def init_weights(self) -> None:
@@ -110,9 +111,9 @@ class StructuredEmbedding(SharedEmbedding):
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.row_function()(ids)
+        return self._row_function()(ids)
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         centroids = dense(self.centroids).flatten(0, 1)
         starts = torch.arange(self.options.num_groups, device=centroids.device) * self.options.num_clusters
 
@@ -121,9 +122,12 @@ class StructuredEmbedding(SharedEmbedding):
 
         return rows
 
-    def code_scores(self, hidden: Tensor) -> Tensor:
+    def _block_scores(self, hidden: Tensor) -> Tensor:
         pieces = hidden.unflatten(1, (self.options.num_groups, -1))
-        return torch.einsum("ngd,gkd->ngk", pieces, dense(self.centroids))
+        scores = scores_of_codes(
+            hidden, self.codes, lambda: torch.einsum("ngd,gkd->ngk", pieces, dense(self.centroids))
+        )
+        return super()._block_scores(hidden) if scores is None else scores
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Unused centroids are removed if there are more centroids than words."""
@@ -131,18 +135,15 @@ class StructuredEmbedding(SharedEmbedding):
         if self.options.num_clusters <= len(ids):
             return options, state
         used = [group.unique(return_inverse=True) for group in state["codes"].long().unbind(dim=1)]
-        clusters = max(len(kept) for kept, _ in used)
+        clusters = max(len(numbers) for numbers, _ in used)
         centroids = self.centroids.detach()[:, :clusters].clone()
-        for group, (kept, _) in enumerate(used):
-            centroids[group, : len(kept)] = self.centroids[group, kept].detach()
+        for group, (numbers, _) in enumerate(used):
+            centroids[group, : len(numbers)] = self.centroids[group, numbers].detach()
         codes = torch.stack([renumbered for _, renumbered in used], dim=1)
         return {**options, "num_clusters": clusters}, {**state, "codes": codes, "centroids": centroids}
 
     def layers(self, ids: Tensor) -> list[Layer]:
         return [Layer("output", self.rows(ids), self.options.num_groups)]
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        return buffer.numel() * code_bits(self.options.num_clusters)
 
     @classmethod
     def fit(cls, task: FitTask) -> StructuredEmbedding:

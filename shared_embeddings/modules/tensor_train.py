@@ -132,19 +132,24 @@ class TensorTrainEmbedding(SharedEmbedding):
         """Rows ``(n, D)`` for ids ``(n,)``; words with the same first digits share a product."""
         if needs_fixed_shapes(ids):
             # Which products are needed depends on the ids.
-            return F.embedding(ids, self.all_rows())
-        self.check_ids(ids)
+            return F.embedding(ids, self._all_rows())
+        if ids.device.type == "cpu" and ids.numel():  # elsewhere, checking would wait for the device
+            for word in (int(ids.min()), int(ids.max())):
+                if not 0 <= word < self.num_embeddings:
+                    raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
         products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
         return products.squeeze(-1).index_select(0, beginning)
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """The products of the first k cores ``(n, d_1 * ... * d_k * r_k)`` for each k, then the output."""
-        found = [
+        *inner, output = (
             products.flatten(1).index_select(0, beginning)
             for products, beginning in self._products(self._digits(ids))
+        )
+        return [
+            *(Layer(f"cores 1 to {number}", part) for number, part in enumerate(inner, 1)),
+            Layer("output", output),
         ]
-        inner = [Layer(f"cores 1 to {number}", values) for number, values in enumerate(found[:-1], 1)]
-        return [*inner, Layer("output", found[-1])]
 
     def _products(self, digits: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """After each digit, the products of the cores so far, and the product that each word uses.
@@ -168,7 +173,7 @@ class TensorTrainEmbedding(SharedEmbedding):
             beginning = longer
             yield products, beginning
 
-    def all_rows(self) -> Tensor:
+    def _all_rows(self) -> Tensor:
         """The rows ``(V, D)`` of all words by full products, without duplicate work."""
         products = self.cores[0].squeeze(0)
         for core in list(self.cores)[1:]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.loss import Gradients, LossSettings, Scores, blockwise_cross_entropy, sum_dtype
+from shared_embeddings.loss import SCORES, Gradients, LossSettings, ScoreTerms, sum_dtype
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import entry_std, zero_padding_row
+from shared_embeddings.utils.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.utils.options import (
     STORED,
     OptionError,
@@ -137,8 +136,8 @@ def class_index(classes: Tensor, sizes: Sequence[int]) -> ClassIndex:
     return ClassIndex(stacked, places % classes.size(0), starts)
 
 
-class _ClassScores(Scores):
-    """Scores of words with shared parts.
+class _ClassScores:
+    """Scores of words with shared parts; see `LinearScores` for the methods.
 
     The factors are hidden states ``(N, D)``, unique parts ``(V, U)`` for the first U dimensions, and class
     tables ``(C, width)`` for those that follow; the index is a `ClassIndex`.
@@ -147,8 +146,17 @@ class _ClassScores(Scores):
     kind = "classes"
     word_axis = 0
 
-    def __init__(self, factors: Sequence[Tensor], index: Sequence[Tensor], settings: LossSettings) -> None:
+    def __init__(
+        self,
+        factors: Sequence[Tensor],
+        index: Sequence[Tensor],
+        settings: LossSettings,
+        weights: Tensor,
+        wants: Sequence[bool],
+        error_dtype: torch.dtype,
+    ) -> None:
         hidden, *tables = factors
+        self.weights, self.error_dtype = weights, error_dtype
         self.index = ClassIndex(*index)
         self.masked_word = settings.masked_word
         self.words = tables[0].size(0)
@@ -172,6 +180,15 @@ class _ClassScores(Scores):
             shared = (size @ level.to(self.dtype) for size, level in zip(sizes, levels))
             self.table_sum = torch.cat((total, *shared))
 
+        wants_hidden, *wants_tables = wants
+        self.of_hidden = self.hidden.new_empty(self.hidden.shape, dtype=self.dtype) if wants_hidden else None
+        self.of_tables = [
+            torch.zeros_like(table, dtype=self.dtype) if wanted else None
+            for table, wanted in zip(self.tables, wants_tables)
+        ]
+        if any(wants):
+            self.error_tables = [table.to(error_dtype) for table in self.tables]
+
     def fill(self, rows: slice, scores: Tensor, low: Tensor | None) -> None:
         unique, *levels = self.tables
         of_unique, *of_levels = (part[rows].t() for part in self.parts)
@@ -190,16 +207,6 @@ class _ClassScores(Scores):
     def summed(self, rows: slice) -> Tensor:
         assert self.table_sum is not None
         return self.hidden[rows].to(self.dtype) @ self.table_sum
-
-    def start_gradients(self, weights: Tensor, wants: Sequence[bool], dtype: torch.dtype) -> None:
-        self.weights, self.error_dtype = weights, dtype
-        self.error_tables = [table.to(dtype) for table in self.tables]
-        wants_hidden, *wants_tables = wants
-        self.of_hidden = self.hidden.new_empty(self.hidden.shape, dtype=self.dtype) if wants_hidden else None
-        self.of_tables = [
-            torch.zeros_like(table, dtype=self.dtype) if wanted else None
-            for table, wanted in zip(self.tables, wants_tables)
-        ]
 
     def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
         words, starts = self.index.words, self.index.starts
@@ -237,6 +244,9 @@ class _ClassScores(Scores):
             if level is not None:
                 level.addr_(size, of_level, alpha=-smoothing)
         return [self.of_hidden, *self.of_tables]
+
+
+SCORES[_ClassScores.kind] = _ClassScores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,6 +442,7 @@ class UncleEmbedding(SharedEmbedding):
             torch.empty(count, width) for count, width in zip(self.num_classes, self.widths[1:])
         )
         self.register_buffer("classes", torch.empty(assignment.shape, dtype=dtype))
+        self.buffer_bits["classes"] = sum(map(code_bits, self.num_classes))
         self.reset_parameters()
 
     def init_weights(self) -> None:
@@ -453,8 +464,7 @@ class UncleEmbedding(SharedEmbedding):
         parts = zip(names, rows.split(self.widths, dim=1))
         return [*(Layer(name, part) for name, part in parts), Layer("output", rows)]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        self.check_hidden(hidden)
+    def _scores(self, hidden: Tensor) -> Tensor:
         first, *parts = hidden.split(self.widths, dim=-1)
         scores = F.linear(first, self.unique, self.output_bias())
         for part, table, classes in zip(parts, self.class_tables, self.classes.long().unbind(dim=1)):
@@ -463,16 +473,14 @@ class UncleEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def flat_loss_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
         """Computes the scores of a class once for all of its words."""
-        if self.scores_by_blocks():
-            return super().flat_loss_and_predictions(hidden, targets, **options)
+        if self._scores_by_blocks():
+            return super()._score_terms(hidden, targets, ignore_index)
         index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
-        masked: Any = {"bias": self.output_bias(), "masked_word": self.padding_idx}
+        bias, padding = self.output_bias(), self.padding_idx
         factors = (hidden, self.unique, *self.class_tables)
-        return blockwise_cross_entropy(_ClassScores, factors, index, targets, **masked, **options)
+        return ScoreTerms(_ClassScores, factors, targets, ignore_index, bias, padding, index)
 
     def stored_options(self) -> dict[str, object]:
         resolved = dataclasses.replace(
@@ -488,20 +496,16 @@ class UncleEmbedding(SharedEmbedding):
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         options, state = super().state_for_ids(ids)
         used = [level.unique(return_inverse=True) for level in state["classes"].long().unbind(dim=1)]
-        tables = {
-            f"class_tables.{level}": self.class_tables[level][kept] for level, (kept, _) in enumerate(used)
-        }
-        state |= {"classes": torch.stack([renumbered for _, renumbered in used], dim=1), **tables}
-        return {**options, "num_classes": [len(kept) for kept, _ in used]}, state
+        for level, (classes, _) in enumerate(used):
+            state[f"class_tables.{level}"] = self.class_tables[level][classes]
+        state["classes"] = torch.stack([renumbered for _, renumbered in used], dim=1)
+        return {**options, "num_classes": [len(classes) for classes, _ in used]}, state
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         if not self.classes.is_meta:
             # Otherwise resetting a module built with classes "stored" would discard the loaded classes.
             self._assignment = None
-
-    def buffer_bits(self, name: str, buffer: Tensor) -> int:
-        return buffer.size(0) * sum(math.ceil(math.log2(count)) for count in self.num_classes)
 
     @classmethod
     def fit(cls, task: FitTask) -> UncleEmbedding:
@@ -521,13 +525,13 @@ class UncleEmbedding(SharedEmbedding):
             rest = task.teacher[:, known.unique_dim :]
             codes, _ = product_quantization(rest, 1, known.num_classes, task.seed, task.progress)
             options["classes"] = codes.flatten().tolist()
-        embedding: UncleEmbedding = task.build_with(options)
+        embedding: UncleEmbedding = task.build(options)
         unique = task.teacher[:, : embedding.widths[0]]
         parts = task.teacher[:, embedding.widths[0] :].split(list(embedding.widths[1:]), dim=1)
         words = task.words()
         with torch.no_grad():
             embedding.unique.copy_(unique)
             tables = class_centers(parts, embedding.classes, words, embedding.num_classes)
-            for table, found in zip(embedding.class_tables, tables, strict=True):
-                table.copy_(found)
+            for table, centers in zip(embedding.class_tables, tables, strict=True):
+                table.copy_(centers)
         return embedding

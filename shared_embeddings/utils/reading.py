@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,21 +25,24 @@ _Loader.add_implicit_resolver(
 
 
 def read_lines(path: AnyPath) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text without their line feeds, the first one without a byte order mark.
+    """Yield the lines of a UTF-8 text without their ends and without a byte order mark at the beginning.
 
-    Only a line feed ends a line. UserError names the first line that is not UTF-8.
+    Only a line feed ends a line, with or without a carriage return. UserError names a line that is not UTF-8.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield line.rstrip(b"\n").decode("utf-8-sig" if number == 1 else "utf-8")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise UserError(f"{path}: line {number} is not UTF-8 text; convert the file") from None
 
 
 def read_text(path: AnyPath) -> str:
     """Return the content of a UTF-8 text without a byte order mark."""
-    return "\n".join([*read_lines(path), ""])
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); convert the file") from None
 
 
 def read_yaml(path: AnyPath, option: str = "") -> Any:

@@ -30,8 +30,8 @@ from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
+from shared_embeddings.utils.errors import UNREADABLE, UserError, first_line
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UNREADABLE, UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import UNREADABLE, check_archive, replacing, staged
-from shared_embeddings.utils.path_options import Given, PathOption, check_paths
-from shared_embeddings.utils.reading import parse_json
-from shared_embeddings.words.token_counts import split_count, text_lines
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.paths import check_outputs
+from shared_embeddings.utils.reading import parse_json, read_lines
+from shared_embeddings.words.token_counts import split_count
 
 Path = str | os.PathLike[str]
 _FORMAT = 1
@@ -133,7 +133,6 @@ class WordClasses:
         if not os.path.isfile(path):
             raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
         try:
-            check_archive(path)
             if not zipfile.is_zipfile(path):
                 raise UserError("not a .npz file")
             with np.load(path, allow_pickle=False) as arrays:
@@ -261,7 +260,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     Raises:
         UserError: the file is missing, empty or not UTF-8, or has a line without a word.
     """
-    lines = list(_lines("vocabulary", path))
+    lines = list(read_lines(path))
     if not any(lines):
         raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
     first_line: dict[str, int] = {}
@@ -312,9 +311,8 @@ def make_classes(
         "vocabulary": os.path.basename(vocab_file),
         **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
     }
-    inputs = {"--text": (PathOption.FILE, texts), "--vocab": (PathOption.FILE, vocab_file)}
     train = functools.partial(train_word_vectors, texts, words, dim, window, epochs, seed)
-    return _group(words, train, settings, inputs, output, figure, force)
+    return _group(words, train, settings, [*texts, vocab_file], output, figure, force)
 
 
 def regroup(
@@ -331,36 +329,34 @@ def regroup(
     """
     known = WordClasses.load(classes)
     settings = {**known.settings, "num_classes": num_classes, "seed": seed}
-    inputs = {"--vectors-of": (PathOption.FILE, classes)}
-    return _group(known.words, lambda: known.vectors, settings, inputs, output, figure, force)
+    return _group(known.words, lambda: known.vectors, settings, [classes], output, figure, force)
 
 
 def _group(
     words: tuple[str, ...],
     vectors_of: Callable[[], np.ndarray],
     settings: dict[str, Any],
-    inputs: Mapping[str, tuple[PathOption, Given]],
+    inputs: Sequence[Path],
     output: Path,
     figure: Path | None,
     force: bool,
 ) -> str:
-    """Cluster words, write a class file and its figure, both or neither, and return the summary."""
+    """Cluster words, write a class file and its figure, and return the summary."""
     # Errors that would otherwise appear after the long work.
     require("sklearn.cluster")
     num_classes, seed = settings["num_classes"], settings["seed"]
     _check_clusters(num_classes, seed)
     if num_classes > len(words):
         raise UserError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
-    outputs = {"--output": (PathOption.NEW_FILE, output), "--figure": (PathOption.NEW_FILE, figure)}
-    check_paths({**inputs, **outputs}, force)
+    outputs = [pathlib.Path(path) for path in (figure, output) if path is not None]
+    check_outputs(outputs, map(pathlib.Path, inputs), force)
     if figure is not None:
         require("matplotlib.figure")
     vectors = vectors_of()
     made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
-    with staged([pathlib.Path(path) for path in (output, figure) if path is not None]) as places:
-        made.save(places[0])
-        if figure is not None:
-            draw_sizes(made, places[1])
+    if figure is not None:
+        draw_sizes(made, figure)
+    made.save(output)
     lines = [describe_sizes(made)]
     if unseen := int((~vectors.any(axis=1)).sum()):
         lines.append(
@@ -473,19 +469,9 @@ class _Sentences:
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts:
-            for line in _lines("text", text):
+            for line in read_lines(text):
                 words = [word for word in line.split() if word in self.vocabulary]
                 for start in range(0, len(words), _LONGEST_SENTENCE):
                     if self.bar is not None:
                         self.bar.update()
                     yield words[start : start + _LONGEST_SENTENCE]
-
-
-def _lines(kind: str, path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file; raises UserError with its kind and name if it cannot be read."""
-    try:
-        yield from text_lines(pathlib.Path(path))
-    except UserError as error:
-        raise UserError(f"{kind} {error}") from None
-    except OSError as error:
-        raise UserError(f"{kind} {path}: cannot be read ({error.strerror}); check the path") from None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.reading import read_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ def read_counts(path: Path) -> dict[str, int]:
         OSError: it cannot be read.
     """
     counts: dict[str, int] = {}
-    for number, line in enumerate(text_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         entry = split_count(line) if "\t" in line else None
         if entry is None:
             raise UserError(
@@ -51,7 +52,7 @@ def count_words(paths: Sequence[Path]) -> dict[str, int]:
     """The counts of the words of texts, separated by spaces; UserError for none, or other than UTF-8."""
     counts: Counter[str] = Counter()
     for path in paths:
-        for line in text_lines(path):
+        for line in read_lines(path):
             counts.update(line.split())
     if not counts:
         raise UserError(f"text {', '.join(map(str, paths))}: has no words; name tokenized text")
@@ -78,17 +79,6 @@ def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
 
     unlisted = dict.fromkeys(sentence_marks, max(counts.values()))
     return torch.tensor([max(1, counts.get(word, unlisted.get(word, 1))) for word in words])
-
-
-def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text without line feeds, which end them; UserError names one that is not UTF-8."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                # Some editors put a byte order mark at the start of a text.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}: line {number} is not UTF-8 text; convert it") from error
 
 
 def split_count(line: str) -> tuple[str, int] | None:

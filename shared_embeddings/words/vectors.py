@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UNREADABLE, UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import UNREADABLE, first_line, replacing
+from shared_embeddings.utils.files import replacing
 
 # The first bytes of a fastText model with subwords.
 _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")

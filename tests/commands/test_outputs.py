@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import signal
 import stat
@@ -383,21 +382,3 @@ def test_a_path_option_without_a_role_is_a_bug() -> None:
     parser.add_argument("--output", type=Path)
     with pytest.raises(TypeError, match="output: its type must be a PathOption"):
         parser.parse_args([])
-
-
-@pytest.mark.parametrize("command", ["translate", "build_vocab", "train"])
-def test_upstream_path_options_are_known(command: str) -> None:
-    """A new release of OpenNMT may add some."""
-    import importlib
-
-    from nmt import options
-    from nmt.hooks import apply_patches
-
-    apply_patches()
-    parser = importlib.import_module(f"onmt.bin.{command}")._get_parser()
-    known = {*options.TRANSLATE, *options.TRAIN, *NO_FILES, "config", "save_config", "src_vocab", "tgt_vocab"}
-    of_training = {"save_model", "tensorboard_log_dir", "override_opts", "tensorboard"}
-    for action in parser._actions:
-        takes_text = action.type in (None, str) and action.nargs != 0 and not action.choices
-        if takes_text and re.search(r"\b(path|file|files|directory)\b", action.help or "", re.IGNORECASE):
-            assert action.dest in known | of_training, f"{action.dest}: {action.help}"

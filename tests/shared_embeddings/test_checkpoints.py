@@ -160,11 +160,11 @@ def test_memory_counts_each_block_once() -> None:
     funnel = se.build("funnel", num_embeddings=100, embedding_dim=8, rank=4).eval()
     own = sum(parameter.nbytes for parameter in funnel.parameters())
     with torch.no_grad():
-        assert funnel.bytes_in_memory() == own
+        assert se.accounting.bytes_in_memory(funnel) == own
         plain.logits(torch.zeros(1, 8))
         funnel.logits(torch.zeros(1, 8))
-        cached = funnel.bytes_in_memory() - own
-    assert plain.bytes_in_memory() == 4 * 100 * 8
+        cached = se.accounting.bytes_in_memory(funnel) - own
+    assert se.accounting.bytes_in_memory(plain) == 4 * 100 * 8
     assert cached >= 4 * 100 * 4
 
 

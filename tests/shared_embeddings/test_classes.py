@@ -27,7 +27,7 @@ from shared_embeddings.words.classes import (
     regroup,
     train_word_vectors,
 )
-from tests.helpers import Bomb, compress
+from tests.helpers import Bomb
 
 ANIMALS = ["cat", "dog", "horse", "mouse", "cow", "sheep"]
 NUMBERS = ["one", "two", "three", "four", "five", "six"]
@@ -95,12 +95,11 @@ def test_long_lines_are_split_not_truncated(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(None, "check the path"), (b"\xff\xfe\n", "UTF-8"), (b"", "no word"), (b"other words\n", "no word")],
+    [(b"\xff\xfe\n", "UTF-8"), (b"", "no word"), (b"other words\n", "no word")],
 )
-def test_unusable_texts(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_unusable_texts(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=named) as error:
         train_word_vectors([path], ["cat"], 4)
     assert "\n" not in str(error.value)
@@ -161,7 +160,6 @@ BROKEN = {
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "empty": lambda path: path.write_bytes(b""),
     "truncated": truncated,
-    "compressed": compress,
     "flipped": flipped,
     "text": lambda path: path.write_text("cat 1\ndog 2\n"),
     "one array": lambda path: np.save(path.open("wb"), np.arange(5)),
@@ -312,14 +310,13 @@ def test_invalid_settings_fail_before_training(
     replaced = {"force": True}
     for number, path, changes, named in (
         (15, output, {}, "more than the 14 words"),
-        (3, tmp_path, {}, "--output: .* is a folder; name a file"),
-        (3, text / "classes.npz", {}, "cannot be written"),
-        (3, output, {"figure": tmp_path}, "--figure: .* is a folder; name a file"),
+        (3, tmp_path, {}, "would replace"),
+        (3, output, {"figure": tmp_path}, "would replace"),
         (0, output, {}, "num_classes is 0"),
         (3, output, {"seed": -1}, "seed is -1"),
         (3, output, {"seed": 2**32}, f"seed is {2**32}"),
-        *((3, file, replaced, "would replace the file of") for file in (text, vocabulary_file, link)),
-        (3, output, {"figure": output}, "--figure: .* would replace the file of --output"),
+        *((3, file, replaced, "would replace") for file in (text, vocabulary_file, link)),
+        (3, output, {"figure": output}, "--figure: .* would replace --output"),
     ):
         with pytest.raises(ValueError, match=named):
             make_classes([text], vocabulary_file, number, path, **changes)
@@ -445,7 +442,6 @@ def test_vocabulary_files(tmp_path: Path, content: str, words: tuple[str, ...]) 
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "check the path"),
         (b"", "is empty"),
         (b"\n", "is empty"),
         (b"cat\n\ndog\n", "line 2"),
@@ -454,10 +450,9 @@ def test_vocabulary_files(tmp_path: Path, content: str, words: tuple[str, ...]) 
         (b"cat\n\xff\n", "UTF-8"),
     ],
 )
-def test_unreadable_vocabulary_files(tmp_path: Path, content: bytes | None, named: str) -> None:
+def test_unreadable_vocabulary_files(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "vocab"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=named) as error:
         read_vocabulary(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)

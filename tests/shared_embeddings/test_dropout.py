@@ -171,7 +171,7 @@ def test_dropout_ends_after_its_updates(make: Any) -> None:
     assert drops()
     forever = make()
     se.set_updates(forever, 10**9)
-    assert forever.draws_per_token
+    assert forever.relu_dropout.p > 0
 
 
 def test_dropout_ends_in_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_dropout_ends_in_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and self.training:
-            seen.append(self.draws_per_token)
+            seen.append(self.relu_dropout.p > 0)
         return token_rows(self, *given)
 
     monkeypatch.setattr(AloneEmbedding, "token_rows", noted)

@@ -490,7 +490,7 @@ def test_memory_stays_that_of_the_file(words: int, dim: int) -> None:
                 loaded.logits(hidden)
                 loaded.cross_entropy(hidden, ids, label_smoothing=0.1)
             assert held_bytes(loaded) <= 1.2 * size, (method, options, store)
-            assert loaded.bytes_in_memory() <= held_bytes(loaded)
+            assert se.accounting.bytes_in_memory(loaded) <= held_bytes(loaded)
 
 
 @pytest.mark.parametrize("method", sorted({*se.methods()} - {*CACHED}))

@@ -19,7 +19,7 @@ import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.modules import quantized
-from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate, rotate_back
+from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
@@ -241,7 +241,7 @@ def test_rotations_are_orthogonal(dim: int) -> None:
     matrix = rotate(torch.eye(dim, dtype=torch.float64), signs)
     torch.testing.assert_close(matrix @ matrix.t(), torch.eye(dim, dtype=torch.float64))
     torch.testing.assert_close(rotate(rows, signs), rows @ matrix)
-    torch.testing.assert_close(rotate_back(rotate(rows, signs), signs), rows)
+    torch.testing.assert_close(rotate(rotate(rows, signs), signs, is_inverted=True), rows)
     if dim > 100 and dim != 257:  # single numbers are spread over all
         assert float(matrix.abs().max()) < 2 / math.sqrt(dim)
 
@@ -343,7 +343,7 @@ def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> No
     rows[2000:, 4:8] += normal_rows(2000, 4)
     made, _ = fit("quantized", rows, codec="spectral", bits=2.0, progress=False)
     assert isinstance(made, QuantizedEmbedding) and len(made.word_counts) > 1
-    books, count = made.books(), made.codec.num_axes
+    books, count = made._shared().books, made.codec.num_axes
     assert count > 0
     reflected = made.codec.project(made._rotated(rows), books)
     for place, rate in enumerate(RATES[1:]):
@@ -375,7 +375,7 @@ def test_words_without_codes_are_multiples_of_their_mean() -> None:
         rounding = 2 * torch.finfo(torch.float32).eps * float(found.abs().max())
         torch.testing.assert_close(made(torch.arange(4001)), found, rtol=1e-5, atol=rounding)
         states = normal_rows(3, 64)
-        torch.testing.assert_close(made.block_scores(states), states @ found.t(), rtol=1e-3, atol=0.1)
+        torch.testing.assert_close(made._block_scores(states), states @ found.t(), rtol=1e-3, atol=0.1)
 
 
 @pytest.mark.parametrize("codec", codecs())

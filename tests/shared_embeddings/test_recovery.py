@@ -22,6 +22,7 @@ from shared_embeddings.compress.recovery import (
     scores_rows,
     train,
 )
+from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import in_float32
 
@@ -156,13 +157,11 @@ def test_few_words_are_scored_within_another_selection() -> None:
     hidden, first, second = torch.randn(4, 16), torch.arange(9), torch.arange(3, 30)
     assert scores_rows(embedding, first)
     scores = embedding.logits(hidden)
-    with embedding.scoring_only(first):
+    with score_only(embedding, first):
         torch.testing.assert_close(embedding.logits(hidden), scores[:, first])
-        with embedding.scoring_only(second):
+        with score_only(embedding, second):
             torch.testing.assert_close(embedding.logits(hidden), scores[:, second])
         torch.testing.assert_close(embedding.logits(hidden), scores[:, first])
-        assert embedding.scored_words is first
-    assert embedding.scored_words is None
     torch.testing.assert_close(embedding.logits(hidden), scores)
 
 
@@ -170,11 +169,11 @@ def test_rows_are_looked_up_once_without_gradients() -> None:
     embedding = se.build("standard", num_embeddings=30, embedding_dim=16)
     words, hidden, calls = torch.arange(5), torch.randn(2, 16), []
     embedding.register_forward_hook(lambda *_: calls.append(1))
-    with embedding.scoring_only(words):
+    with score_only(embedding, words):
         for _ in range(3):
             embedding.logits(hidden).sum().backward()
         assert len(calls) == 3 and embedding.weight.grad is not None
     embedding.requires_grad_(False)
-    with embedding.scoring_only(words):
+    with score_only(embedding, words):
         found: list[Tensor] = [embedding.logits(hidden) for _ in range(3)]
     assert len(calls) == 4 and torch.equal(found[0], found[2])

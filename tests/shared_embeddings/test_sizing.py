@@ -153,9 +153,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     with torch.device("meta"):
         built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **found.options)
     codes = sum(
-        built.buffer_bits(name, codes)
-        for name, codes in built.named_buffers()
-        if name.startswith(("codes", "streams"))
+        bits for name, _, bits in se.accounting.stored_buffers(built) if name.startswith(("codes", "streams"))
     )
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)

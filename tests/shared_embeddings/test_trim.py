@@ -22,7 +22,7 @@ from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hf.tokenizer import TokenizerFile
 from shared_embeddings.hf.trim import check_ids, named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.words.token_counts import text_lines
+from shared_embeddings.utils.reading import read_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
 
@@ -145,7 +145,7 @@ def test_held_out_texts_need_one_vocabulary() -> None:
 
 def test_special_tokens_are_not_part_of_a_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("\ufeffone\r\ntwo \ufeff\n".encode())
-    assert list(text_lines(tmp_path / "text")) == ["one", "two \ufeff"]
+    assert list(read_lines(tmp_path / "text")) == ["one", "two \ufeff"]
 
 
 # Of 37 words: the padding word, and some of every band, group and class.

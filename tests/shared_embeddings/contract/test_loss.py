@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings import loss as loss_module
-from shared_embeddings.loss import pad_to_multiple
 from tests.shared_embeddings.cases import PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     MemoryMeter,
@@ -161,8 +160,6 @@ def test_invalid_hidden_states_and_targets_fail(case: Case) -> None:
         emb.cross_entropy(hidden, targets[:, :2])
     with pytest.raises(ValueError):
         emb.cross_entropy(hidden, targets.flatten())
-    with pytest.raises(TypeError, match="targets are of type torch.float32"):
-        emb.cross_entropy(hidden, targets.float())
     for smoothing in (-0.1, 1.5):
         with pytest.raises(ValueError, match="smoothing"):
             emb.cross_entropy(hidden, targets, label_smoothing=smoothing)
@@ -358,15 +355,6 @@ def test_tokens_that_even_out_the_number_do_not_count(case: Case, monkeypatch: p
         torch.testing.assert_close(values, expected, rtol=1e-2, atol=1e-2)
         for name, gradient in wanted.items():
             assert (evened[name] - gradient).norm() <= 0.05 * gradient.norm() + 1e-5, name
-
-
-def test_the_number_of_tokens_is_evened_out_where_shapes_cost_time() -> None:
-    hidden, targets = torch.randn(70, 3), torch.arange(70)
-    assert pad_to_multiple(hidden, targets, -100)[0] is hidden
-    padded, ignored = pad_to_multiple(hidden.bfloat16(), targets, -100)
-    assert torch.equal(padded[:70], hidden.bfloat16()) and padded.shape == (128, 3)
-    assert torch.equal(ignored[:70], targets) and ignored[70:].eq(-100).all() and ignored.shape == (128,)
-    assert pad_to_multiple(padded[:0], targets[:0], -100)[1].shape == (0,)
 
 
 @pytest.mark.gpu
