@@ -163,9 +163,8 @@ def show(recipe: Recipe, rows: Sequence[Row]) -> None:
     source, target = (
         read_lines(recipe.data / "text" / f"test.{data[side]}") for side in ("source", "target")
     )
-    print(
-        f"\n{side_by_side(source, target, texts, EXAMPLES)}\n\n{markdown_table(records, COLUMNS)}", flush=True
-    )
+    print(f"\n{side_by_side(source, target, texts, EXAMPLES)}\n")
+    print(markdown_table(records, COLUMNS), flush=True)
     picture = recipe.home / "quality_size.png"
     quality_size_plot(records, picture, "bleu", "Quickstart: a generated corpus")
     print(f"quality against size: {picture}")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: 
     }
     assert found["good"]["measured"] == {"ms": 2.0}
     assert {"date", "git", "versions", "device"} <= found["good"].keys()
-    assert [name for name, record in found.items() if record["done"]] == ["large", "good"]
+    assert [name for name, record in found.items() if record["done"]] == ["good", "large"]
 
 
 def test_a_new_run_continues_with_failures_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,8 @@ def test_remaining_cases_run_in_a_new_process_after_a_crash(
         def wait(self, timeout: float) -> None:
             assert timeout > 60
 
-    monkeypatch.setattr(gpu.subprocess, "Popen", Dying)
+    fake = SimpleNamespace(Popen=Dying, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
     gpu.run_apart("one", argparse.Namespace(tiny=False, folder=tmp_path, minutes=8.0))
     assert len(started) == 3 and "--here" in started[0]
 

@@ -215,7 +215,6 @@ def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixt
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-17-0") == 2
     assert "no cell matches 'alone_real-17-0'" in capsys.readouterr().err
-    assert setting.run(evaluate, "--readme", setting.folder / "README.md") == 2
     setting.configure(words=50)
     assert setting.run(train, "alone_real-16-0") == 2
     assert "60 words are prepared, but the grid has 'words: 50'" in capsys.readouterr().err
