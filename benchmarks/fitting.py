@@ -73,13 +73,14 @@ def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, d
     """Find options of `methods` within a parameter budget; names the methods that cannot meet it."""
     options: dict[str, dict[str, Any]] = {}
     for suggestion in suggest(table.size(0), table.size(1), budget):
-        if suggestion.method in methods and suggestion.options is None:
+        if suggestion.method not in methods:
+            continue
+        if suggestion.options is None:
             print(f"{suggestion.method} is skipped: {suggestion.remark}", file=sys.stderr, flush=True)
-        elif suggestion.method in methods:
-            # Fitting finds better classes than random ones.
-            options[suggestion.method] = {
-                key: value for key, value in suggestion.options.items() if key != "random_classes"
-            }
+            continue
+        chosen = dict(suggestion.options)
+        chosen.pop("random_classes", None)  # fitting finds better classes than random ones
+        options[suggestion.method] = chosen
     return options
 
 
