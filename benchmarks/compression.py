@@ -27,14 +27,12 @@ from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.paths import existing_file, existing_path
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
-PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
+PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8")]
 # Methods that `compress` does not try by default.
 OTHERS = [
     ("structured", Candidate({}, "fp16")),
     ("compositional_code", Candidate({}, "fp16")),
     ("group_reduce", Candidate({}, "int8")),
-    ("group_reduce", Candidate({}, "int4")),
-    ("projective", Candidate({}, "int4")),
 ]
 
 

@@ -143,7 +143,7 @@ def record_files(records: Records, folder: Path) -> None:
             for codec in CODECS
             for bits in (4, 1.5)
         }
-        stores = ("fp32", "fp16", "int8", "int4")
+        stores = ("fp32", "fp16", "int8")
         named |= {f"standard-{store}": ["--method", "standard", "--store", store] for store in stores}
         for method in se.methods():
             options = arguments(example(method, *sizes))
@@ -162,7 +162,7 @@ def record_files(records: Records, folder: Path) -> None:
             records[f"{key} report"] = json.dumps(
                 without_changing(json.loads(report.read_text())), sort_keys=True
             )
-            if name in ("standard-fp32", "standard-int4", "quantized-uniform-4", "method-funnel"):
+            if name in ("standard-fp32", "standard-int8", "quantized-uniform-4", "method-funnel"):
                 for form in ("onnx", "onnx-embeddings", "vec", "dense"):
                     exported = place / f"{name}.{form}"
                     failed = run("export", "--model", output, "--format", form, "--output", exported)

@@ -228,7 +228,7 @@ def read_rows(model: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow_except("lm-fp32", "lm-int8")
-@pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_compress_writes_a_model_of_the_same_host(
     trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +268,7 @@ def test_trim_keeps_the_words_of_a_text(
 
 
 @pytest.mark.slow_except("*-fp32")
-@pytest.mark.parametrize("store", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("store", ["fp32", "fp16", "int8"])
 def test_flipped_bits_of_a_compressed_model_are_an_error_or_change_nothing(
     trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,8 +97,6 @@ def largest_loss(text: str) -> MaxLoss:
 
 
 REQUIRED = "required"
-# The storage dtypes whose sizes `params` prints.
-_STORES = ("fp32", "fp16", "int8", "int4")
 
 
 def _add_catalog(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -205,7 +203,7 @@ def _params(known: argparse.Namespace, rest: list[str]) -> str:
         "compression": "compression",
     }
     lines = [f"{titles[name]:<18}{value:>16,}" for name, value in rows.items()]
-    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in _STORES), "compression"]]
+    cells = [["part", "shape", "numbers", *(f"bytes {name}" for name in STORES), "compression"]]
     for part in storage_breakdown(embedding):
         shape = " x ".join(map(str, part.shape))
         factor = "" if part.compression is None else f"{part.compression:.2f}x"
@@ -237,9 +235,9 @@ def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
     from shared_embeddings.quant.storage import packed_bytes
 
     def part(name: str, kind: str, tensor: Tensor, bits: int) -> Part:
-        sizes = dict.fromkeys(_STORES, math.ceil(bits / 8))
+        sizes = dict.fromkeys(STORES, math.ceil(bits / 8))
         if tensor.is_floating_point():
-            sizes = {store: packed_bytes(tensor, store, name) for store in _STORES}
+            sizes = {store: packed_bytes(tensor, store, name) for store in STORES}
         return Part(name, kind, tuple(tensor.shape), tensor.numel(), sizes)
 
     parts = [part(name, "parameter", tensor, 0) for name, tensor in embedding.named_parameters()]
@@ -247,7 +245,7 @@ def storage_breakdown(embedding: se.SharedEmbedding) -> list[Part]:
         part(name, "buffer", tensor, bits) for name, tensor, bits in se.accounting.stored_buffers(embedding)
     ]
     trained = sum(part.count for part in parts if part.kind == "parameter")
-    total = {store: sum(part.bytes[store] for part in parts) for store in _STORES}
+    total = {store: sum(part.bytes[store] for part in parts) for store in STORES}
     plain = part(
         "plain table", "sum", torch.empty(embedding.num_embeddings, embedding.embedding_dim, device="meta"), 0
     )
@@ -318,9 +316,7 @@ def _add_compress(commands: argparse._SubParsersAction[Parser]) -> None:
     argument = command.add_argument_group("method").add_argument
     argument("--method", help="see 'shared-embeddings methods' (default: try several and keep the best)")
     argument("--embedding-output", help="the option 'output' of a method, such as table")
-    argument(
-        "--store", choices=STORES, help="storage dtype; int4 loses quality (default: depends on the method)"
-    )
+    argument("--store", choices=STORES, help="storage dtype (default: depends on the method)")
     argument("--fit-steps", type=int, help="steps of gradient descent, for methods that use it")
     argument("--seed", type=int, default=0, help="(default: 0)")
 

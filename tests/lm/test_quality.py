@@ -39,7 +39,7 @@ def evaluated(model: Path, data: Path, *arguments: object) -> float:
 
 @pytest.mark.slow_except("fp32-awd_lstm")
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
-@pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_perplexity_is_that_of_lm_evaluate(tmp_path: Path, kind: str, store: str) -> None:
     data, text = write_corpus(tmp_path / "corpus", WORDS), tmp_path / "corpus" / "test.txt"
     model = write_model(tmp_path / "model.pt", data, kind)

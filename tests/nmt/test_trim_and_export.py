@@ -151,8 +151,8 @@ def packing(path: Path) -> Packing | None:
     return packing_of_checkpoint(str(path), read_checkpoint(path))
 
 
-@pytest.mark.slow_except("safetensors-int4")
-@pytest.mark.parametrize(("save_format", "store"), [("pytorch", "int8"), ("safetensors", "int4")])
+@pytest.mark.slow_except("safetensors-int8")
+@pytest.mark.parametrize(("save_format", "store"), [("pytorch", "int8"), ("safetensors", "int8")])
 def test_packed_models_stay_packed(
     save_format: str, store: str, trained: Trained, texts: tuple[Path, Path], tmp_path: Path
 ) -> None:

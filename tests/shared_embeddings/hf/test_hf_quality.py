@@ -322,7 +322,6 @@ def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Pat
 # Kind, method with its options, storage, and the type that a tensor of words has on the disk.
 STORED = [
     ("gemma", ["projective", "--rank", 4], "int8", torch.int8),
-    ("llama", ["projective", "--rank", 4], "int4", torch.uint8),
     ("t5_untied", ["projective", "--rank", 4], "fp16", torch.float16),
     ("marian", ["compositional_code", "--num-codebooks", 4, "--codebook-size", 8], "fp32", torch.uint8),
 ]

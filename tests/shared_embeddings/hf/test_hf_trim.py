@@ -306,7 +306,7 @@ COMPRESSED: list[tuple[str, list[Any], str]] = [
     ("gpt2", ["projective", "--rank", 4], "1GB"),
     ("llama", ["projective", "--rank", 4], "6KB"),
     ("llama", ["projective", "--rank", 4, "--store", "int8"], "1GB"),
-    ("llama", ["projective", "--rank", 4, "--store", "int4"], "1GB"),
+    ("llama", ["projective", "--rank", 4, "--store", "int8"], "1GB"),
     ("marian", ["structured", "--num-groups", 4, "--num-clusters", 16, "--fit-steps", 5], "1GB"),
 ]
 
