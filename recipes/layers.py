@@ -1,14 +1,13 @@
-"""``python -m recipes.correlation_maps MODEL FOLDER``: correlation maps of embeddings (DeFINE, appendix B).
-
-Writes a picture for each layer of each embedding of a model, and prints their mean absolute correlations.
+"""``python -m recipes layers``: the layers of embeddings: DeFINE's appendix B, UnClE's section 4.6.3.
 
 Axes: ``D`` width of a layer, ``n`` tokens.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +15,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.compress.host import find_host
+from shared_embeddings.analysis import cosine
 from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.utils.command_line import Parser, align
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.paths import existing_path, output_path
 
 # Tokens per block.
 _BLOCK = 2048
@@ -105,20 +106,37 @@ def draw_map(layer: LayerCorrelation, path: Path) -> None:
         figure.savefig(temporary, format="png", metadata={"Software": None})
 
 
-def main() -> None:
-    """Draw the maps of a model."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.correlation_maps", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    _, adapter = find_host(arguments.model)
-    for embedding in adapter.read(arguments.model).embeddings():
-        for layer in layer_correlations(embedding):
-            draw_map(layer, arguments.folder / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
-            mean, between = layer.means()
-            groups = f", {between:.4f} between {layer.groups} groups" if layer.groups > 1 else ""
-            print(f"{layer.layer}: {layer.tokens:,} tokens, mean absolute correlation {mean:.4f}{groups}")
+def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[list[str]]:
+    """Return the cosine of each pair of words in each layer that both pass through, as a table."""
+    ids = {word: number for number, word in enumerate(embedding.words)}
+    rows = []
+    for pair in itertools.combinations(words, 2):
+        layers = embedding.layers(torch.tensor([ids[word] for word in pair]))
+        for layer in layers:
+            if len(layer.values) == 2:
+                value = cosine(*layer.values.float().numpy())
+                name = f"{embedding.name}: {layer.name}"
+                rows.append([", ".join(pair), name, "–" if value is None else f"{value:.4f}"])
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+@torch.no_grad()
+def layers(arguments: Sequence[str]) -> None:
+    """Plot the correlation between the dimensions of each layer; print the cosines of words in each."""
+    parser = Parser("python -m recipes layers", description=layers.__doc__)
+    parser.add_argument("--model", type=existing_path, required=True, help="a trained model of any host")
+    parser.add_argument("--output", type=output_path, help="folder for the PNG files")
+    parser.add_argument("--words", nargs="+", default=[], help="two or more words, for their cosines")
+    options = parser.parse_args(arguments)
+    from shared_embeddings.compress.host import find_host
+
+    embeddings = find_host(options.model)[1].read(options.model).embeddings()
+    rows = [["", "tokens", "mean |r|", "between groups"]]
+    for layer in (layer for table in embeddings if options.output for layer in layer_correlations(table)):
+        draw_map(layer, options.output / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
+        rows.append([layer.layer, f"{layer.tokens:,}", *(f"{mean:.4f}" for mean in layer.means())])
+    if options.output is not None:
+        print("\n".join(align(rows)))
+    if options.words:
+        cosines = [row for embedding in embeddings for row in layer_cosines(embedding, options.words)]
+        print("\n".join(align(cosines)))

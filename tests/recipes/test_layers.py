@@ -1,16 +1,14 @@
-"""Correlation maps of embeddings."""
+"""The layers of embeddings: correlation maps and cosines."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from recipes import correlation_maps
-from recipes.correlation_maps import LayerCorrelation, Moments, layer_correlations
+from recipes.layers import LayerCorrelation, Moments, layer_correlations, layers
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.words.vectors import WordVectors, write_vectors
 from tests.shared_embeddings.cases import PADDING, by_name
@@ -63,9 +61,11 @@ def test_tokens_of_a_band_or_a_group_are_counted() -> None:
     assert sum(layer.tokens for layer in groups[:-1]) == groups[-1].tokens == 36
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_vectors(tmp_path / "v.vec", WordVectors(list("abc"), np.eye(3, 4, dtype=np.float32)))
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "v.vec"), str(tmp_path / "maps")])
-    correlation_maps.main()
-    assert "words: output: 3 tokens, mean absolute correlation 0.5000" in capsys.readouterr().out
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.array([[3, 4, 0, 0], [4, 3, 0, 0], [0, 0, 0, 0]], dtype=np.float32)
+    write_vectors(tmp_path / "v.vec", WordVectors(["year", "month", "zero"], vectors))
+    asked = ["--model", tmp_path / "v.vec", "--output", tmp_path / "maps", "--words", "year", "month", "zero"]
+    layers([str(argument) for argument in asked])
+    printed = capsys.readouterr().out
+    assert "words: output" in printed and "0.9600" in printed and "year, zero" in printed
     assert (tmp_path / "maps" / "words-output.png").read_bytes().startswith(b"\x89PNG")
