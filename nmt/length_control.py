@@ -116,7 +116,8 @@ def check_positions(opt: Namespace) -> None:
     is_translator = opt.decoder_type == "transformer" and getattr(opt, "model_task", "seq2seq") == "seq2seq"
     if has_length_control(opt) and not is_translator:
         raise UserError(
-            f"{OPTION}: {' '.join(names)}: needs decoder_type: transformer, not {opt.decoder_type}, and a source"
+            f"{OPTION}: {' '.join(names)} needs decoder_type: transformer, not {opt.decoder_type}, and a "
+            "source"
         )
 
 
