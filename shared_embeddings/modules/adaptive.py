@@ -236,7 +236,7 @@ class AdaptiveOptions(EmbeddingOptions):
     fullgraph_limit = "the loss computes a cluster for the tokens with targets in it, and their number varies"
 
     cutoffs: tuple[int, ...] = option(
-        "The first word of each band but the first, ascending, each from 1 to V - 1.", minimum=1
+        "The first word of each band but the first, ascending, each from 1 to V - 1."
     )
     factor: int = option(
         "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4, minimum=1
