@@ -124,7 +124,8 @@ def test_best_hypothesis(hypotheses: list[str], best: int, tmp_path: Path) -> No
     source, lines = tmp_path / "source", tmp_path / "lines"
     source.write_text(f"{SOURCE}\n")
     lines.write_text("".join(f"{line}\n" for line in hypotheses))
-    assert list(rerank(source, lines, len(hypotheses), stop_words("en"))) == [" ".join(hypotheses[best].split())]
+    selected = list(rerank(source, lines, len(hypotheses), stop_words("en")))
+    assert selected == [" ".join(hypotheses[best].split())]
 
 
 def test_content_words() -> None:
