@@ -77,7 +77,6 @@ def test_user_errors_are_one_line_before_the_fit(
         ([wanted, target], "without --validation-source"),
         ([given, source], "without --validation-target"),
         (["--validation", source], "is a translation model"),
-        ([given, source, wanted, pieces, "--validation-subwords", "bpe"], "line 1 has subwords"),
     ]:
         capsys.readouterr()
         assert main(["compress", *map(str, [*asked, *arguments])]) == 2
