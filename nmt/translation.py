@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import random
-import re
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -173,6 +172,32 @@ class _Reader:
         drawn = random.Random(seed).choices(ids, weights, k=max(1, number // _RANDOM) * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
 
+<<<<<<< HEAD
+=======
+    def sources(
+        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
+    ) -> tuple[list[Tensor], str]:
+        """Return sentences to translate, and what they are."""
+        if type(self.model.encoder).__name__ == "GGNNEncoder":
+            raise UserError("this model reads graphs, not sentences")
+        if texts is None:
+            return self.random(seed, number), "random words; pass a text for real ones"
+        text = self.source_text(texts, seed)
+        return self.known([text], seed, number), text.name
+
+    def lines(
+        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
+    ) -> tuple[Tensor, str]:
+        """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
+        if texts is None:
+            return self.write(seed, number), "that it generated; pass a text for real ones"
+        start = torch.tensor([self.start])
+        lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
+        padding = float(self.padding)
+        read = pad_sequence(lines, batch_first=True, padding_value=padding)[..., None]
+        return read, f"of {measure.names_of(texts)}"
+
+>>>>>>> main
     def source_text(self, texts: Sequence[Path], seed: int) -> Path:
         """Return the text in the source language: the one with the fewest words that the model writes."""
         if len(texts) == 1:
@@ -243,11 +268,10 @@ def language_samples(
 BEAM_SIZE = 5
 
 
-def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> measure.Quality:
-    """Translate a tokenized text with beam 5 and without transforms, and compute BLEU against the target.
+def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> measure.Quality:
+    """Translate a tokenized text with beam 5 and without transforms, and compute the BLEU of its tokens.
 
-    `model` replaces the one in the checkpoint. With `subwords` "none", sacreBLEU does not tokenize; otherwise
-    it tokenizes the joined text, see `shared_embeddings.compress.measure.Validation`.
+    `model` replaces the one in the checkpoint.
     """
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
     wanted = list(read_lines(target))
@@ -263,13 +287,14 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
             translate_file(options, model)
         finally:
             logging.disable(before)
-        translations = [joined(line, subwords) for line in read_lines(output)]
-    metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
+        translations = list(read_lines(output))
+    metric = BLEU(tokenize="none", force=True)
     score = metric.corpus_score(translations, [wanted]).score
-    how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, subwords {subwords}, {metric.get_signature()}"
+    how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)
 
 
+<<<<<<< HEAD
 def joined(line: str, subwords: str) -> str:
     """Join the subwords of a line."""
     if subwords == "bpe":
@@ -277,3 +302,16 @@ def joined(line: str, subwords: str) -> str:
     if subwords == "sentencepiece":
         return line.replace(" ", "").replace("\N{LOWER ONE EIGHTH BLOCK}", " ").strip()
     return line
+=======
+def _translate(options: Namespace, model: nn.Module) -> None:
+    """Translate ``options.src`` into ``options.output`` with a model in memory."""
+    ArgumentParser.validate_translate_opts(options)
+    ArgumentParser._get_all_transform_translate(options)
+    ArgumentParser._validate_transforms_opts(options)
+    ArgumentParser.validate_translate_opts_dynamic(options)
+    set_random_seed(options.seed, use_gpu(options))
+    engine: Any = InferenceEnginePY(options)
+    engine.translator.model = model.eval()
+    engine.infer_file()
+    engine.terminate()
+>>>>>>> main
