@@ -172,32 +172,6 @@ class _Reader:
         drawn = random.Random(seed).choices(ids, weights, k=max(1, number // _RANDOM) * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
 
-<<<<<<< HEAD
-=======
-    def sources(
-        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
-    ) -> tuple[list[Tensor], str]:
-        """Return sentences to translate, and what they are."""
-        if type(self.model.encoder).__name__ == "GGNNEncoder":
-            raise UserError("this model reads graphs, not sentences")
-        if texts is None:
-            return self.random(seed, number), "random words; pass a text for real ones"
-        text = self.source_text(texts, seed)
-        return self.known([text], seed, number), text.name
-
-    def lines(
-        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
-    ) -> tuple[Tensor, str]:
-        """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
-        if texts is None:
-            return self.write(seed, number), "that it generated; pass a text for real ones"
-        start = torch.tensor([self.start])
-        lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
-        padding = float(self.padding)
-        read = pad_sequence(lines, batch_first=True, padding_value=padding)[..., None]
-        return read, f"of {measure.names_of(texts)}"
-
->>>>>>> main
     def source_text(self, texts: Sequence[Path], seed: int) -> Path:
         """Return the text in the source language: the one with the fewest words that the model writes."""
         if len(texts) == 1:
@@ -225,7 +199,7 @@ def translation_samples(
     if type(model.encoder).__name__ == "GGNNEncoder":
         raise UserError("this model reads graphs, not sentences")
     if texts is None:
-        sentences, of = reader.random(seed, tokens), "random words; use --text for real ones"
+        sentences, of = reader.random(seed, tokens), "random words; pass a text for real ones"
     else:
         text = reader.source_text(texts, seed)
         sentences, of = reader.known([text], seed, tokens), text.name
@@ -249,7 +223,7 @@ def language_samples(
     """Return about so many predictions of a language model along texts, or along what it generates."""
     reader = _Reader(model, vocabs)
     if texts is None:
-        lines, of = reader.write(seed, tokens), "that it generated; use --text for real ones"
+        lines, of = reader.write(seed, tokens), "that it generated; pass a text for real ones"
     else:
         start = torch.tensor([reader.start])
         sentences = [torch.cat([start, sentence]) for sentence in reader.known(texts, seed, tokens)]
@@ -292,26 +266,3 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> meas
     score = metric.corpus_score(translations, [wanted]).score
     how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)
-
-
-<<<<<<< HEAD
-def joined(line: str, subwords: str) -> str:
-    """Join the subwords of a line."""
-    if subwords == "bpe":
-        return re.sub(r"@@( |$)", "", line)
-    if subwords == "sentencepiece":
-        return line.replace(" ", "").replace("\N{LOWER ONE EIGHTH BLOCK}", " ").strip()
-    return line
-=======
-def _translate(options: Namespace, model: nn.Module) -> None:
-    """Translate ``options.src`` into ``options.output`` with a model in memory."""
-    ArgumentParser.validate_translate_opts(options)
-    ArgumentParser._get_all_transform_translate(options)
-    ArgumentParser._validate_transforms_opts(options)
-    ArgumentParser.validate_translate_opts_dynamic(options)
-    set_random_seed(options.seed, use_gpu(options))
-    engine: Any = InferenceEnginePY(options)
-    engine.translator.model = model.eval()
-    engine.infer_file()
-    engine.terminate()
->>>>>>> main
