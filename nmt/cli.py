@@ -55,26 +55,20 @@ def train() -> None:
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
 
-    from nmt.corpora import check_targets, read_corpora
     from nmt.options import parse
     from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser())
-    corpora = read_corpora(opt)
-    check_targets(corpora, opt.model_task)
-    with runs.locked_run(opt) as lock:
-        settings = runs.settings_of(opt, corpora)
-        resumes = runs.begin(opt, settings)
+    with runs.locked_run(opt):
+        record = runs.begin(opt)
         init_logger(opt.log_file)
-        if resumes and runs.is_finished(opt):
+        if record is None:
             logger.info(f"{opt.train_from} is the end of its run: nothing to do")
             return
-        if resumes:
-            logger.info(f"Resuming the run that saved {opt.train_from}")
         if opt.seed <= 0:
             opt.seed = random.SystemRandom().randrange(1, 2**31)
             logger.info(f"seed: {opt.seed}")
-        ranks.train(opt, {"settings": settings}, lock, _explain)
+        ranks.train(opt, record)
 
 
 @_command
@@ -94,11 +88,10 @@ def build_vocab() -> None:
     import onmt.bin.build_vocab
     import onmt.bin.train
 
-    from nmt.corpora import build_vocabularies, read_corpora
+    from nmt.corpora import build_vocabularies
     from nmt.options import option_names, parse
 
     opt = parse(onmt.bin.build_vocab._get_parser(), option_names(onmt.bin.train._get_parser()))
-    read_corpora(opt)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 
 

@@ -20,12 +20,14 @@ commands:
   run       Train and evaluate rows of a recipe, several at a time
   table     Write the tables of a recipe into its README, and plot its results
   report    Write a report that compares all results with the papers, as Markdown with pictures
+  layers    Plot the correlations of the layers of an embedding; print the cosines of words in each
   smoke     Run all steps of every recipe on small generated data"""
 COMMANDS = {
     "list": "common.recipe:list_rows",
     "run": "run_rows:main",
     "table": "common.table:main",
     "report": "report:main",
+    "layers": "layers:layers",
     "smoke": "smoke:main",
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 import shared_embeddings as se
 from recipes import __main__ as command
-from recipes.common import plot, table
+from recipes.common import plot, table, tools
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, not_run, read_results, write_result
 from recipes.common.table import (
@@ -230,6 +230,20 @@ def test_comparison_table(tmp_path: Path) -> None:
         "not run | not run | not run | 1 epoch |",
         "| smaller_4x | output_bias True | not run | not run | not run | – | – | – | not run | – |",
     ]
+
+
+def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(tools, "run_module", lambda *call: asked.append(" ".join(map(str, call[1]))))
+    embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
+    texts = [Path("a.txt"), Path("b.txt")]
+    for fit in ({}, {"fit_steps": 7, "store": "int8"}, {"calibrate": True, "recover_steps": 9}):
+        tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), texts, 5, tmp_path / "best.pt", fit)
+    assert asked[0].startswith(f"compress --model t.pt --method {json.dumps(embedding)} --token-counts c.tsv")
+    assert f"--report {tmp_path / 'fit.json'}" in asked[0] and "--fit-steps" not in asked[0]
+    assert asked[1].endswith("--fit-steps 7 --store int8")
+    assert "--text a.txt b.txt --seed 5" in asked[2] and asked[2].endswith("--recover 9steps")
+    assert "--token-counts" not in asked[2]
 
 
 # Pictures
