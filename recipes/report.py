@@ -157,11 +157,15 @@ def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
         quality_size_plot(scored, folder / picture, quality, recipe.title)
         parts.append(f"![{recipe.title}: quality against stored bytes]({picture})")
     printed = [key for record in records for key in record["paper"] or ()]
+
+    def columns_of(key: str, measure: Measure) -> list[Column]:
+        ours = Column(measure.title, lambda record: measure.describe(record["scores"][key]))
+        theirs = Column(f"{measure.title}, paper", lambda record: str(record["paper"][key]))
+        return [ours, theirs] if key in printed else [ours]
+
     columns: list[str | Column] = ["row"]
-    for key, (title, *_) in measures.items():
-        columns.append(Column(title, lambda r, key=key: measures[key].describe(r["scores"][key])))
-        if key in printed:
-            columns.append(Column(f"{title}, paper", lambda r, key=key: str(r["paper"][key])))
+    for key, measure in measures.items():
+        columns += columns_of(key, measure)
     columns += ["stored", "smaller", "minutes", "method", "options"]
     if printed:
         columns.append(Column("source", lambda r: str(r["paper"]["source"])))

@@ -6,10 +6,8 @@ Small models leave most of a GPU, and all but one core of a CPU, to others.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -98,13 +96,12 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
             time.sleep(0.2)
     finally:
         for _, process in running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            process.terminate()
         for _, process in running.values():
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
     return [row for row in rows if find_result(recipe.home, row) is None]
 
 

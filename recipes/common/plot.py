@@ -106,12 +106,18 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     best = min((record["metrics"][quality] for record in plain), default=math.inf)
     limit = HIGHEST * best if quality == "perplexity" else math.inf
 
+    def is_copy(record: Record) -> bool:  # a second training of the plain table with the same outcome
+        size, score = place(record, quality)
+        same_size = [place(other, quality)[1] for other in plain if place(other, quality)[0] == size]
+        is_close = any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
+        return record not in plain and shown_method(record) == PLAIN and is_close
+
     used = [name for name in STAGES if by_stage[name]]
     figure, panels = new_figure(len(used), title)
     for axes, name in zip(panels, used, strict=True):
         wholes = [*teachers(by_stage[name], by_name), *(row for row in plain if not row["config"].get("fit"))]
         shown = {record["row"]: record for record in [*plain, *wholes, *by_stage[name]]}
-        points = best_of_each_size([*shown.values()], quality, plain)
+        points = [p for p in best_of_each_size([*shown.values()], quality, plain) if not is_copy(p)]
         # Rows above the limit would squeeze all others together; a corner says what they reach.
         above = sorted((p for p in points if p["metrics"][quality] > limit), key=lambda p: str(p["row"]))
         lines = [
@@ -286,8 +292,8 @@ def finish(
         if texts:
             places = [np.asarray(points.get_offsets())[0] for points in axes.collections]
             corner = [text for text in axes.texts if text not in texts]
-            where = {"objects": corner, "ax": axes, "expand": (1.5, 2.0), "iter_lim": 500}
-            adjust_text(texts, *zip(*places), **where, arrowprops=_LEADER)
+            options: Any = {"objects": corner or None, "expand": (1.5, 2.0), "iter_lim": 500}
+            adjust_text(texts, *zip(*places), ax=axes, arrowprops=_LEADER, **options)
     write_png(figure, path)
 
 

@@ -234,7 +234,7 @@ def test_comparison_table(tmp_path: Path) -> None:
 
 def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(tools, "run_module", lambda *call: asked.append(" ".join(map(str, call[1]))))
+    monkeypatch.setattr(tools, "run_command", lambda *call: asked.append(" ".join(map(str, call[1]))))
     embedding = {"method": "define", "output": "table", "map_dim": 3, "shape": [2, 3]}
     texts = [Path("a.txt"), Path("b.txt")]
     for fit in ({}, {"fit_steps": 7, "store": "int8"}, {"calibrate": True, "recover_steps": 9}):
@@ -309,6 +309,6 @@ def test_bleu_of_known_cases() -> None:
     # Matches: 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; no brevity penalty.
     scores = corpus_scores(["the cat sat on a mat"], ["the cat sat on the mat"])
     assert scores["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
-    for hypotheses, message in ((["a"], "1 translations for 2 references"), ([], "empty")):
+    for hypotheses, message in ((["a"], "1 translations for 2 references"), ([], "0 references")):
         with pytest.raises(UserError, match=message):
             corpus_scores(hypotheses, ["a", "b"] if hypotheses else [])

@@ -197,17 +197,15 @@ def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (gzip.compress(b"a line\n" * 100, mtime=0)[:-10], "truncated"),
-        (b"plain text\n", "not gzip"),
-        (gzip.compress("Männer\n".encode("latin-1"), mtime=0), "not UTF-8 at byte 1"),
-        (None, "No such file"),
+        gzip.compress(b"a line\n" * 100, mtime=0)[:-10],
+        b"plain text\n",
+        gzip.compress("Männer\n".encode("latin-1"), mtime=0),
     ],
 )
-def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_unreadable_text_fails(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "text.gz"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="text.gz"):
         tools.read_lines(path)
