@@ -173,14 +173,12 @@ def check_output(option: str, path: str | os.PathLike[str]) -> None:
         )
 
 
-class DivergedError(UserError):
-    """Training has diverged; earlier checkpoints are unchanged."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(
-            f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or "
-            "max_grad_norm and train with another save_model, optionally with train_from"
-        )
+def diverged(step: int, reason: str) -> UserError:
+    """Return the error of a training that has diverged."""
+    return UserError(
+        f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or max_grad_norm "
+        "and train with another save_model, optionally with train_from"
+    )
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
