@@ -9,7 +9,7 @@ that the ``--output`` file already has are skipped, so an interrupted command ca
 With ``--size`` it measures the time and the memory of fits to a drawn table of this size instead, each fit in
 a process of its own. The table has normal numbers with a decaying spectrum and rows of different lengths;
 words have counts by Zipf's law. Options of `quantized` are in the name of a fit, those of other methods are
-found as by `compress --target-ratio`.
+found as by `compress --size`.
 
     python -m benchmarks.fitting --size 262144x640 --output benchmarks/results.jsonl
 """

@@ -32,7 +32,7 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.files import UNREADABLE
-from tests.helpers import arguments, example, hosts_of_this_tree
+from tests.helpers import as_method, example, hosts_of_this_tree
 from tests.test_hosts import MAKERS, opened
 
 # A value is a text or a list of numbers; numbers may differ by rounding.
@@ -146,9 +146,9 @@ def record_files(records: Records, folder: Path) -> None:
         stores = ("fp32", "fp16", "int8")
         named |= {f"standard-{store}": ["--method", "standard", "--store", store] for store in stores}
         for method in se.methods():
-            options = arguments(example(method, *sizes))
-            named[f"method-{method}"] = ["--method", method, *options, "--fit-steps", 5]
-        named["choice"] = ["--target-ratio", 4, "--text", text]
+            options = as_method(method, example(method, *sizes))
+            named[f"method-{method}"] = ["--method", options, "--fit-steps", 5]
+        named["choice"] = ["--size", "4x", "--text", text]
         named["counts"] = ["--method", "quantized", "--bits", 2, "--text", text]
         for name, options in named.items():
             output, report = place / f"{name}.pt", place / f"{name}.json"

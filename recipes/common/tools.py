@@ -257,15 +257,14 @@ def fit_model(
     ``shared-embeddings compress`` does it, with the word counts in a file or on the training texts, and
     writes its report to ``fit.json`` next to the copy.
     """
-    arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
+    # JSON is YAML.
+    arguments: list[str | Path] = ["compress", "--model", teacher, "--method", json.dumps(dict(embedding))]
     arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
     arguments += ["--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
-    for key in ("fit_steps", "recover_steps", "store"):
+    for key in ("fit_steps", "store"):
         if key in fit:
             arguments += [f"--{key.replace('_', '-')}", str(fit[key])]
-    for name, value in embedding.items():
-        if name != "method":
-            text = value if isinstance(value, str) else json.dumps(value)
-            arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
+    if "recover_steps" in fit:
+        arguments += ["--recover", f"{fit['recover_steps']}steps"]
     run_command("shared-embeddings", arguments)

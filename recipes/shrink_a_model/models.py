@@ -223,10 +223,15 @@ def _compress(model: Path, text: Path, output: Path, row: ShrinkRow, more: Seque
     """Replace the table of a model; `more` are further arguments of `compress`."""
     arguments: list[str | Path] = ["compress", "--model", model, "--text", text, "--output", output]
     arguments += ["--report", output.with_suffix(".json"), "--force", *more]
-    asked = {"target-ratio": row.ratio, "calibrate": row.calibrate, "recover": row.recover}
-    for name, value in {**asked, **row.embedding}.items():
-        if value is not None:
-            arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    settings = {
+        "size": None if row.ratio is None else f"{row.ratio:g}x",
+        "calibrate": row.calibrate,
+        "recover": None if row.recover is None else f"{row.recover:g}min",
+    }
+    for name, value in settings.items():
+        arguments += [] if value is None else [f"--{name}", value]
+    for name, value in row.embedding.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
     run_command(COMMAND, arguments)
 
