@@ -133,7 +133,7 @@ class CheckpointModel:
         from nmt.translation import bleu
 
         source, target = validation.two_sides()
-        return bleu(self.path, self.module, source, target, validation.subwords)
+        return bleu(self.path, self.module, source, target)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return the model's predictions in its translations or, for a language model, in texts."""
@@ -181,8 +181,7 @@ class CheckpointModel:
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
-        kept = checkpoints.subword_files_of(self.checkpoint)
-        saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
+        saved = {**checkpoints.released(self.checkpoint), "opt": self.options}
         if self.is_safetensors:
             checkpoints.write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
             return

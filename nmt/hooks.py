@@ -31,14 +31,11 @@ from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 from shared_embeddings.utils.layers import Dropout
 
 
 def apply_patches() -> None:
     """Apply all hooks and fixes; later calls do nothing."""
-    checkpoints.allow_checkpoint_types()
     apply_registered()
 
 
@@ -135,7 +132,7 @@ def load_state_dict(
         original(self, checkpoint, precision, torch.device(device), strict, offset)
         return
     embeddings.load_unique_state(
-        self, checkpoints.joined_generator(checkpoint["model"], checkpoint.get("generator"))
+        self, checkpoints.join_generator(checkpoint["model"], checkpoint.get("generator"))
     )
     if precision != torch.int8:
         self.to(precision)
@@ -152,32 +149,24 @@ def load_safe_state_dict(
     offset: int = 0,
 ) -> None:
     """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
-    body, head = checkpoints.split_generator(
-        embeddings.fill_aliases(self, checkpoints.read_safetensors(f"{model_path}.pt", hold))
-    )
+    stored = checkpoints.read_safetensors(f"{model_path}.pt", hold)
+    body, head = checkpoints.split_generator(embeddings.fill_aliases(self, stored))
     parts = {"model": body, "generator": head}
     self.load_state_dict(parts, precision, torch.device(device), strict, offset)
 
 
 @wrap("load_checkpoint", model_saver)
 def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | None:
-    """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
+    """Keep packed tables packed, and turn errors while reading into one line."""
     if not ckpt_path:
         return None
-    checkpoints.verify_checkpoint(ckpt_path)
-    with checkpoints.reading_checkpoint(ckpt_path):
-        checkpoint = checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
+    with checkpoints.checkpoint_errors(ckpt_path):
+        checkpoint = original(ckpt_path)
+        checkpoints.check_weights(ckpt_path, checkpoint)
+        checkpoint = checkpoints.open_weights(checkpoint, hold)
     if (models := _translated.get()) is not None:
         models.append(transforms.Recorded.of(ckpt_path, checkpoint))
     return checkpoint
-
-
-@wrap("load_test_model", onmt.model_builder)
-def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
-    """Turn the errors of a checkpoint that does not match its own options into one line."""
-    path = opt.models[0] if model_path is None else model_path
-    with checkpoints.checkpoint_errors(path):
-        return original(opt, device_id, path)
 
 
 @wrap("save", model_saver.ModelSaverBase)
@@ -185,8 +174,9 @@ def keep_trained(original: Any, self: Any, step: int, moving_average: list[Tenso
     """Keep the parameters that OpenNMT-py replaces by their averages while it saves them."""
     named = dict(self.model.named_parameters()) if moving_average else {}
     # The first average is the parameter itself.
-    is_own = all(mean.data_ptr() == own.data_ptr() for mean, own in zip(moving_average or [], named.values()))
-    self.trained = None if is_own else {name: own.detach() for name, own in named.items()}
+    pairs = zip(moving_average or [], named.values())
+    is_first = all(mean.data_ptr() == parameter.data_ptr() for mean, parameter in pairs)
+    self.trained = None if is_first else {name: parameter.detach() for name, parameter in named.items()}
     try:
         return original(self, step, moving_average)
     finally:
@@ -210,19 +200,13 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         "trained": getattr(self, "trained", None),
         **transforms.stored_files(self.model_opt),
     }
-    checkpoints.check_finite(model, step)
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        raise checkpoints.DivergedError(step, "a parameter is not finite")
     distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
     files: tuple[str | None, str | None] = (None, None)
     if not distributed or torch.distributed.get_rank() == 0:
         logger.info(f"Saving checkpoint {base}.pt")
-        try:
-            with signals_delayed():
-                files = checkpoints.write_step(model, saved, base, self.save_format)
-        except OSError as error:
-            raise UserError(
-                f"save_model: {base} cannot be written ({error.strerror or error}); earlier checkpoints are "
-                f"unchanged; make room on the disk and {RESUME}"
-            ) from error
+        files = checkpoints.write_step(model, saved, base, self.save_format)
     if distributed:
         torch.distributed.barrier()
     return files
@@ -317,16 +301,11 @@ def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args
     return original(self, src, tgt, *args, **kwargs)
 
 
-def _positions_of(decoder: Any) -> length_control.LengthControlledPositions | None:
-    positions = getattr(decoder.embeddings.make_embedding, "pe", None)
-    return positions if isinstance(positions, length_control.LengthControlledPositions) else None
-
-
 @wrap("init_state", TransformerDecoderBase)
 def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
     """Start decoding with the desired lengths of the batch."""
     original(self, src, enc_out, enc_final_hs)
-    if (positions := _positions_of(self)) is not None:
+    for positions in length_control.positions_of(self):
         positions.start(len(src))
 
 
@@ -334,5 +313,5 @@ def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs
 def map_lengths(original: Any, self: Any, change: Any) -> None:
     """Repeat, reorder and drop lengths like the other rows of the decoder state."""
     original(self, change)
-    if (positions := _positions_of(self)) is not None:
+    for positions in length_control.positions_of(self):
         positions.map_rows(change)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoints import allow_checkpoint_types
+import nmt.checkpoints  # noqa: F401  # lets torch read the options
 from shared_embeddings.checkpoints import KEY, with_checksum
 from shared_embeddings.compress.measure import Samples, ScoredWords
 from shared_embeddings.compress.session import Session
@@ -28,18 +28,9 @@ def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     return next(iter(get_method_config(method).examples(num_embeddings, embedding_dim).values()))
 
 
-def arguments(options: Options) -> list[str]:
-    """Options of a method as arguments of `shared-embeddings compress`."""
-    # The command has an option --output of its own.
-    names = {"output": "embedding_output"}
-    return [
-        text
-        for name, value in options.items()
-        for text in (
-            "--" + names.get(name, name).replace("_", "-"),
-            value if isinstance(value, str) else json.dumps(value),
-        )
-    ]
+def as_method(method: str, options: Options) -> str:
+    """A method with its options as a value of ``--method``."""
+    return json.dumps({"method": method, **options})
 
 
 HOSTS = {
@@ -87,7 +78,6 @@ class Trap:
 
 def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path | None = None) -> Path:
     """Change the content of a checkpoint and update its checksum, if any; returns its path."""
-    allow_checkpoint_types()
     content = torch.load(path, map_location="cpu", weights_only=True)
     change(content)
     target = target or path

@@ -46,11 +46,8 @@ CALLS = {
     "--token-counts {<counts} --report {>report}",
     "shared-embeddings compress after trimming": "compress --model {<<model} --method standard "
     "--trim-to {<kept} {<more} --output {>output} --report {>report}",
-    "shared-embeddings correlation": "correlation --model {<<model} --output elsewhere",
-    "shared-embeddings cosines": "cosines --model {<<model} --words a b",
     "shared-embeddings similarity": "similarity --vectors {<vectors} --pairs {<pairs} {<more}",
     "shared-embeddings similarity of a model": "similarity --model {<<model} --pairs {<pairs}",
-    "shared-embeddings suggest": "suggest --vocab-size 9 --dim 4 --html {>page}",
     "shared-embeddings trim": "trim --model {<<model} --text {<text} --source-text {<source} "
     "--target-text {<target} --keep {<keep} --held-out {<held} --output {>output}",
     "lm_prepare": "-train {<train} {<more} -valid {<valid} -test {<test} -output elsewhere",
@@ -245,10 +242,6 @@ WRITERS = {
     "compress a language model": Writer("shared-embeddings", f"{_COMPRESS} {{inputs}}/lm.pt"),
     "compress a translation model": Writer("shared-embeddings", f"{_COMPRESS} {{inputs}}/nmt.pt"),
     "compress a folder": Writer("shared-embeddings", f"{_COMPRESS} {{inputs}}/gpt2", is_folder=True),
-    "correlation": Writer(
-        "shared-embeddings", "correlation --model {inputs}/lm.pt --output @pictures", is_folder=True
-    ),
-    "suggest": Writer("shared-embeddings", "suggest --vocab-size 9 --dim 4 --html @page.html"),
     "trim": Writer("shared-embeddings", "trim --model {inputs}/lm.pt --text {inputs}/text --output @small"),
     "trim a translation model": Writer(
         "shared-embeddings", "trim --model {inputs}/nmt.pt --text {inputs}/test.src --output @small"

@@ -73,12 +73,10 @@ def of(name: str, folder: Path) -> Command:
             **output,
         },
         "compress": {**model, "--method": ["funnel"], **output, "--rank": ["2"], "--fit-steps": ["1"]},
-        "correlation": {**model, **output},
-        "cosines": {**model, "--words": ["a", "b"]},
         "similarity": {"--vectors": [str(folder / "vectors.txt")], "--pairs": [str(folder / "pairs.txt")]},
         "trim": {**model, **text, **output},
     }
-    least = {"--seed": 0, "--keep-first": 0}
+    least = {"--seed": 0}
     return Command(f"shared-embeddings {name}", main, options[name], head=[name], least=least)
 
 
@@ -106,7 +104,7 @@ def size_cases(command: Command) -> Iterator[Case]:
             yield Case(f"{name} {text}", arguments_of(command, {name: [text]}))
 
 
-NAMES = "methods params suggest classes compress correlation cosines similarity trim".split()
+NAMES = "methods params suggest classes compress similarity trim".split()
 
 
 @pytest.mark.slow_except("suggest")

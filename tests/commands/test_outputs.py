@@ -217,7 +217,7 @@ def test_planted_files_have_no_effect(name: str, inputs: Path, tmp_path: Path) -
     folder = tmp_path / "outputs"
     folder.mkdir()
     outputs = [output for output in WRITERS[name].outputs(folder) if output.name != "samples"]
-    if name.startswith(("lm_prepare", "correlation")):  # they write files in a folder
+    if name.startswith("lm_prepare"):  # they write files in a folder
         outputs[0].mkdir()
         outputs += [outputs[0] / path.name for path in (tmp_path / "clean" / outputs[0].name).iterdir()]
     for output in outputs:
@@ -228,7 +228,7 @@ def test_planted_files_have_no_effect(name: str, inputs: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow_except("lm_prepare")
-@pytest.mark.parametrize("name", ["lm_prepare", "correlation", "trim"])
+@pytest.mark.parametrize("name", ["lm_prepare", "trim"])
 def test_names_that_the_command_chose_replace_links(name: str, inputs: Path, tmp_path: Path) -> None:
     """Only a link that an option names is followed."""
     clean, folder, home = tmp_path / "clean", tmp_path / "outputs", tmp_path / "home"

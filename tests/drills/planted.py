@@ -189,8 +189,7 @@ SIZES = {
     "config.json": ("n_layer", "n_embd", "n_inner", "n_head", "n_positions", "vocab_size"),
 }  # fmt: skip
 WRITING = sorted(
-    COMMANDS.keys()
-    - {"onmt_characters", "onmt_rerank", "onmt_character_vocab", "correlation", "classes again"}
+    COMMANDS.keys() - {"onmt_characters", "onmt_rerank", "onmt_character_vocab", "classes again"}
 )
 CODE = {"auto_map": {"AutoTokenizer": ["other/repository--code.Tokenizer", None]}}
 OUTSIDE = ("an index with a path", "an index upwards", "an index by a link", "link model.safetensors")

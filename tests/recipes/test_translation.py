@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +22,8 @@ import torch
 import yaml
 
 from nmt.checkpoints import read_checkpoint, read_weights
+from recipes.common import tools
 from recipes.common.recipe import Row, find_recipe
-from recipes.common.results import REPOSITORY
 from recipes.common.tools import option_value
 from recipes.translation import train
 from recipes.translation.preprocess import (
@@ -33,11 +32,11 @@ from recipes.translation.preprocess import (
     locate,
     read_pairs,
     read_settings,
-    shards,
     write_smoke_texts,
 )
-from recipes.translation.subwords import count_words, learn_bpe
-from recipes.translation.train import Data, Machines, batch_size, complete_checkpoints, read_machines
+from recipes.translation.preprocess import main as preprocess
+from recipes.translation.subwords import count_words
+from recipes.translation.train import Machines, batch_size, complete_checkpoints, read_machines
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import Host, run
@@ -59,8 +58,8 @@ def test_checkpoints_sort_by_step_without_partial_ones(tmp_path: Path) -> None:
     newest = save(tmp_path, 1250)
     newest.write_bytes(newest.read_bytes()[:500])
     (tmp_path / "model_step_best.pt").touch()
-    assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [9, 250, 1000]
-    assert complete_checkpoints(tmp_path / "absent") == []
+    assert list(complete_checkpoints(tmp_path)) == [9, 250, 1000]
+    assert complete_checkpoints(tmp_path / "absent") == {}
 
 
 def test_time_after_the_last_checkpoint_is_not_counted() -> None:
@@ -79,9 +78,9 @@ class Tools:
         self.calls: list[list[str]] = []
         self.fails = False
         self.run = run
-        monkeypatch.setattr(train, "run_tool", self)
+        monkeypatch.setattr(train, "run_command", self)
 
-    def __call__(self, name: str, arguments: list[Any], keep_open: list[int] | None = None) -> None:
+    def __call__(self, name: str, arguments: list[Any], log: Path | None = None) -> None:
         self.calls.append([name, *map(str, arguments)])
         if name == "onmt_average_models":
             Path(arguments[-1]).write_text("averaged")
@@ -92,19 +91,19 @@ class Tools:
             raise UserError("failed")
 
 
-DATA = train.Data({"data": {}}, "checksum")
+DATA: dict[str, Any] = {"data": {}}
 ROW = Row(name="row", embedding={"method": "standard"}, train={"train_steps": 8}, average=2)
 
 
 def test_training_averages_and_finishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = Tools(monkeypatch, tmp_path)
-    train.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, "checksum", [])
     assert "-train_from" not in tools.calls[0]
     assert tools.calls[1][2:4] == [str(tmp_path / f"checkpoints/model_step_{n}.pt") for n in (6, 8)]
     assert json.loads((tmp_path / "training.json").read_text())["seconds"] >= 0
-    train.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, "checksum", [])
     assert [call[0] for call in tools.calls].count("onmt_train") == 1
-    train.train_row(ROW, tmp_path, DATA, ["-train_steps", "12"], 2)
+    train.train_row(ROW, tmp_path, DATA, "checksum", ["-train_steps", "12"])
     assert tools.calls[-2][-4:-2] == ["-train_steps", "12"]
     assert tools.calls[-2][-1].endswith("model_step_8.pt")
 
@@ -113,32 +112,29 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tools = Tools(monkeypatch, tmp_path)
     tools.fails = True
     with pytest.raises(UserError):
-        train.train_row(ROW, tmp_path, DATA, [], 2)
+        train.train_row(ROW, tmp_path, DATA, "checksum", [])
     assert json.loads((tmp_path / "training.json").read_text())["finished"] is None
     assert not (tmp_path / train.AVERAGED).exists()
     tools.fails = False
-    train.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, "checksum", [])
     assert tools.calls[1][-1].endswith("model_step_8.pt")
     assert (tmp_path / train.AVERAGED).read_text() == "averaged"
     with (
         locked(tmp_path / "lock"),
         pytest.raises(BlockingIOError, match="another process is running here"),
     ):
-        train.train_row(ROW, tmp_path, DATA, [], 2)
-    with pytest.raises(UserError, match="train_steps is 'many'"):
-        train.train_row(ROW, tmp_path, DATA, ["-train_steps", "many"], 2)
+        train.train_row(ROW, tmp_path, DATA, "checksum", [])
 
 
 def test_changed_settings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tools(monkeypatch, tmp_path)
-    train.train_row(ROW, tmp_path, DATA, [], 2)
+    train.train_row(ROW, tmp_path, DATA, "checksum", [])
     other = Row(name="row", embedding={"method": "funnel"}, train={"train_steps": 9}, average=2)
     with pytest.raises(UserError, match="started with a different embedding;"):
-        train.train_row(other, tmp_path, DATA, [], 2)
+        train.train_row(other, tmp_path, DATA, "checksum", [])
     with pytest.raises(UserError, match="started with a different data;"):
-        train.train_row(ROW, tmp_path, DATA._replace(checksum="other"), [], 2)
-    elsewhere = DATA._replace(options={"data": {"train": {}}})
-    train.train_row(ROW, tmp_path, elsewhere, [], 2)
+        train.train_row(ROW, tmp_path, DATA, "other", [])
+    train.train_row(ROW, tmp_path, {"data": {"train": {}}}, "checksum", [])
 
 
 def test_option_value_parses_every_spelling() -> None:
@@ -242,7 +238,7 @@ def test_a_gpu_trains_and_translates_if_there_is_one(
     settings = yaml.safe_load((run / "train.yaml").read_text())
     assert settings.get("gpu_ranks") == ([0] if there else None)
     assert json.loads((run / "training.json").read_text())["options"] == []
-    monkeypatch.setattr(train, "run_tool", lambda name, arguments: None)
+    monkeypatch.setattr(train, "run_command", lambda *_: None)
     with pytest.raises(FileNotFoundError):  # nothing was translated
         train.translate(recipe, recipe.row("standard"), tmp_path / "source", [], "output")
     assert yaml.safe_load((run / "translate.yaml").read_text())["gpu"] == (0 if there else -1)
@@ -254,7 +250,7 @@ def test_another_machine_joins_an_unfinished_run(
 ) -> None:
     called: list[list[str]] = []
     monkeypatch.setenv("RUNS", str(tmp_path))
-    monkeypatch.setattr(train, "run_tool", lambda name, arguments: called.append([name, *arguments]))
+    monkeypatch.setattr(train, "run_command", lambda name, arguments: called.append([name, *arguments]))
     recipe = find_recipe("iwslt_pten")
     row = replace(recipe.row("distilled_table3_standard"), train={"train_steps": 4})
     run = recipe.home / row.name
@@ -262,7 +258,7 @@ def test_another_machine_joins_an_unfinished_run(
     newest = run / "checkpoints" / "model_step_2.pt"
     zipfile.ZipFile(newest, "w").close()
     (run / "training.json").write_text(json.dumps({"finished": finished}))
-    train.join_training(run, row, Data({"src_vocab": "v"}, "sum"), 1, ["-world_size", "2"])
+    train.join_training(run, row, {"src_vocab": "v"}, 1, ["-world_size", "2"])
     if finished == 4:
         assert called == []
         return
@@ -332,14 +328,8 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"corpora": None}, "corpora is None; expected a nonempty list"),
-        ({"pieces": {}}, r"pieces is \{\}; expected a nonempty dict"),
-        ({"max_ratio": 0.5}, "max_ratio is 0.5; expected a number of at least 1"),
-        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "a: option 'size' is 'x'"),
-        (
-            {"pieces": {"a": {"kind": "bpe", "size": 9, "classes": [0]}}},
-            "classes is 0; it must be at least 1",
-        ),
+        ({"corpora": None}, "'corpora' is None"),
+        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "pieces.a.size"),
     ],
 )
 def test_invalid_settings_fail(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -387,12 +377,11 @@ def test_archive_formats_are_read(tmp_path: Path) -> None:
         list(read_pairs(locate(tags, ("pt", "en"), [tmp_path])))
 
 
-def test_pairs_are_cleaned_and_sharded() -> None:
+def test_pairs_are_cleaned() -> None:
     settings = read_settings(IWSLT)
     pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
     kept = list(clean(pairs, settings))
     assert kept == [("a", "b"), ("c", "d e")]
-    assert list(shards(kept * 2, 3)) == [[*kept, kept[0]], [kept[1]]]
 
 
 def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:
@@ -401,121 +390,45 @@ def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:
     assert count_words([text], 3) == {"a": 3}
     assert len(count_words([text], 3)) <= 3
     assert count_words([text], 9) == {"a": 3, "b": 2, "c": 1, "d": 1}
-    text.write_text("a b c\n")
-    with pytest.raises(UserError, match="no word has two characters; give more text"):
-        learn_bpe([text], tmp_path / "codes", 10)
 
 
-RECIPE = "wmt14_ende"
-# Runs a module that kills itself, or is killed by its workers, once a line is printed: a reader of its output
-# could be too late.
-KILLED = """
-import os, runpy, signal, sys
-from recipes.common import tools
-module, last = sys.argv.pop(1), sys.argv.pop(1)
-process, print_line = os.getpid(), tools.print_line
-def print_and_die(line):
-    print_line(line)
-    if line == last:
-        os.kill(process, signal.SIGKILL)
-tools.print_line = print_and_die
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
-MODULE = "recipes.__main__"
 PIECES = {"bpe": {"kind": "bpe", "size": 150}, "plain": {"kind": "sentencepiece", "size": 240}}
 
 
-class Preparation:
-    """preprocess.sh on a generated text of five shards, with settings and runs in a folder."""
+@pytest.mark.slow
+def test_stopped_preprocessing_resumes_from_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The data are the same after three interruptions in different steps, of which some are in a worker."""
+    recipe, settings = find_recipe("wmt14_ende"), tmp_path / "data.yaml"
+    write_smoke_texts(tmp_path / "raw" / recipe.name, read_settings(recipe))
+    content = {**recipe.data_settings()[1], "shard": 50, "sentences": 500, "pieces": PIECES}
+    settings.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "raw"))
+    print_line = tools.print_line
 
-    def __init__(self, folder: Path) -> None:
-        recipe = find_recipe(RECIPE)
-        write_smoke_texts(folder / "raw" / RECIPE, read_settings(recipe))
-        _, content = recipe.data_settings()
-        content.update(shard=50, sentences=500, pieces=PIECES)
-        (folder / "data.yaml").write_text(yaml.safe_dump(content))
-        self.folder = folder
+    def prepare(name: str, last: str) -> list[str]:
+        """Prepare below the folder `name` until a step begins; returns what was printed."""
 
-    def start(
-        self, name: str, processes: int, program: Sequence[str] = ("-m", MODULE)
-    ) -> subprocess.Popen[str]:
-        """Prepare the data below the folder `name`."""
-        command = [sys.executable, *program, RECIPE, "preprocess"]
-        command += ["--settings", str(self.folder / "data.yaml"), "--processes", str(processes)]
-        own = {"RUNS": str(self.folder / name), "DATA_DIR": str(self.folder / "raw")}
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
-        with (self.folder / "errors").open("w") as errors:
-            return subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+        def print_and_stop(line: str) -> None:
+            print_line(line)
+            if line == f"{last}: running":
+                raise KeyboardInterrupt
 
-    def data(self, name: str) -> Path:
-        """Where the data are."""
-        return self.folder / name / RECIPE / "data"
+        monkeypatch.setenv("RUNS", str(tmp_path / name))
+        monkeypatch.setattr(tools, "print_line", print_and_stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            preprocess(recipe, ["--settings", str(settings)])
+        return capfd.readouterr().out.splitlines()
 
-    def killed(self, name: str, processes: int, step: str) -> list[str]:
-        """Prepare, and be killed when `step` begins; returns the names of the earlier steps."""
-        process = self.start(name, processes, ("-c", KILLED, MODULE, f"{step}: running"))
-        printed = process.communicate(timeout=SECONDS)[0]
-        assert process.returncode == -signal.SIGKILL
-        assert not (self.data(name) / "plain" / "data.json").exists()
-        states = [line.partition(": ") for line in printed.splitlines()]
-        before = states[: states.index((step, ": ", "running"))]
-        # The step "text" ends with those of its shards.
-        return [begun for begun, _, state in before if state and begun != "text"]
-
-    def finished(self, name: str, processes: int) -> list[str]:
-        """Prepare to the end; returns the output."""
-        process = self.start(name, processes)
-        printed = process.communicate(timeout=SECONDS)[0]
-        assert process.returncode == 0, (self.folder / "errors").read_text()
-        return printed.splitlines()
-
-    def files(self, name: str) -> dict[str, bytes]:
-        """The content of all files, stamps included."""
-        home = self.data(name)
+    def files(name: str) -> dict[str, bytes]:
+        home = tmp_path / name / recipe.name / "data"
         return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
-
-@pytest.fixture(scope="module")
-def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
-    """An uninterrupted preparation in the folder ``whole``."""
-    made = Preparation(tmp_path_factory.mktemp("killed"))
-    made.finished("whole", processes=1)
-    assert len(made.files("whole")) > 60
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [("text-00002",), ("bpe-learn", "plain-train-00003.de")])
-def test_killed_preprocessing_resumes_from_its_last_step(
-    preparation: Preparation, steps: Sequence[str]
-) -> None:
-    name = steps[-1]
-    for step in steps:
-        done = preparation.killed(name, 1, step)
-        assert len(done) > 3
-    # As left by a run that is killed while it writes a file.
-    remains = [preparation.data(name) / folder / ".train.en.1.tmp" for folder in ("bpe", "text")]
-    for path in remains:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("half of ")
-    remains[0].with_name(".train.de.1.tmp").mkdir()
-    printed = preparation.finished(name, processes=1)
-    assert {f"{step}: up to date" for step in done} <= set(printed)
-    assert f"{steps[-1]}: running" in printed or f"{steps[-1]}: up to date" in printed
-    assert preparation.files(name) == preparation.files("whole")
-
-
-@pytest.mark.slow
-def test_workers_exit_if_their_parent_is_killed(preparation: Preparation) -> None:
-    preparation.killed("workers", 2, "tokens-train-00001.en")
-    # They hold the lock until they exit.
-    for _ in range(50):
-        process = preparation.start("workers", processes=2)
-        process.communicate(timeout=SECONDS)
-        if "another process is running" not in (preparation.folder / "errors").read_text():
-            break
-        time.sleep(1)
-    assert process.returncode == 0, (preparation.folder / "errors").read_text()
-    assert preparation.files("workers") == preparation.files("whole")
+    prepare("whole", "")
+    for last in ("text-00002", "bpe-learn", "plain-train-00003.de"):
+        printed = prepare("stopped", last)
+        assert f"{last}: running" in printed and "plain-vocabulary: running" not in printed
+    printed = prepare("stopped", "")
+    assert "bpe-learn: up to date" in printed and "plain-vocabulary: running" in printed
+    assert files("stopped") == files("whole") and len(files("whole")) > 60

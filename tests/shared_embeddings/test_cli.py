@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.cli.main import main, percentage
-from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, finite_number, run
+from shared_embeddings.cli.main import main
+from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.interrupts import (
     SIGNALS,
@@ -53,10 +52,9 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "methods")
     for method in se.methods():
         assert f"\n{method}: " in f"\n{text}"
-    assert "cutoffs: a list whose items are each a whole number (required)" in text
-    assert "factor: a whole number (default: 4)" in text
-    rows = printed(capsys, "methods", "--format", "markdown").splitlines()
-    assert len(rows) == len(se.methods()) + 2
+    assert "cutoffs: list[int] (required)" in text
+    assert "factor: int (default: 4)" in text
+    assert printed(capsys, "methods", "adaptive").startswith("adaptive: ")
 
 
 def test_params(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,24 +86,16 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
 
 
-def test_numbers_are_written_in_decimal_digits() -> None:
-    for text in ("1_0", "\u0663", "nan", "1e999"):
-        for kind, name in ((finite_number, "number"), (percentage, "percentage")):
-            with pytest.raises(argparse.ArgumentTypeError, match=name):
-                kind(text)
-    assert finite_number("-1e3") == -1000.0 and (percentage("1.5%"), percentage(".5")) == (0.015, 0.5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["params", "--method", "projectiv", *SIZES], ["projective"]),
         (["params", "--method", "projective", *SIZES], ["rank", "missing"]),
-        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank", "no value"]),
+        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank"]),
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
         (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["num_embeddings"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["methods", "--all"], ["--all"]),
         (
@@ -163,10 +153,8 @@ def raising(error: BaseException):
         (RecursionError("maximum"), "tool: the input is nested too deeply"),
         (MemoryError(), "tool: not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), "tool: not enough memory"),
-        (UnicodeEncodeError("ascii", "caf\xe9", 3, 4, "no"), "tool: the output encoding ascii cannot encode"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried"), "tool: not enough memory"),
         (ModuleNotFoundError("No module named 'x'"), "tool: No module named 'x'; install"),
-        (UserError("x" * 100_000), "tool: xxx"),
     ],
 )
 def test_user_errors_are_one_line(

