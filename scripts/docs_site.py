@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
     *("recipes/README.md", "recipes/*/README.md", "benchmarks/README.md", "docker/README.md"),
-    *("tests/drills/README.md", "recipes/*/*.png", "benchmarks/*.png"),
+    *("recipes/*/*.png", "benchmarks/*.png"),
 )
 NOTEBOOKS = "notebooks"
 _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")

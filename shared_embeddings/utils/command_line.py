@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
@@ -90,10 +91,8 @@ def run(
     if list(arguments) == ["--version"]:
         print(f"{program} {metadata.version('shared-embeddings')}")
         return 0
-    try:
-        signal.signal(signal.SIGTERM, raise_terminated)
-    except ValueError:
-        pass  # not in the main thread, which gets the signals
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, raise_terminated) if is_main_thread else None
     try:
         if isinstance(main, str):
             module, _, function = main.partition(":")
@@ -116,6 +115,9 @@ def run(
             raise
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
+    finally:
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, previous)
 
 
 class Parser(argparse.ArgumentParser):

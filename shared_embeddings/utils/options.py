@@ -62,8 +62,8 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
         hint, parse, text = hints[field.name], field.metadata["parse"], field.metadata["description"]
-        if types.NoneType in typing.get_args(hint):
-            hint = typing.get_args(hint)[0]
+        if _is_union(hint):
+            hint = [part for part in typing.get_args(hint) if part is not types.NoneType][-1]
         settings: dict[str, Any] = {"type": parse or hint}
         if hint is bool:
             settings = {"action": argparse.BooleanOptionalAction}
@@ -206,12 +206,16 @@ def require_effect(options: Any, names: Iterable[str], condition: str) -> None:
         require(name not in names, message)
 
 
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
 def describe_type(hint: Any) -> str:
     """Describe the values that an annotation accepts, such as ``int | list[int] | null``."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(repr, arguments))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if _is_union(hint):
         return " | ".join(map(describe_type, arguments))
     if typing.get_origin(hint) is tuple:
         return f"list[{describe_type(arguments[0])}]"

@@ -15,7 +15,7 @@ from lm.checkpoint import load_model, read_checkpoint, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant.storage import pack
-from tests.commands.harness import content
+from tests.helpers import content
 from tests.lm.runs import command, compress, tool, write_corpus, write_model
 from tests.lm.test_compression import wide_model
 

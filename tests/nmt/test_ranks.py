@@ -16,9 +16,9 @@ import torch
 from nmt.checkpoints import read_checkpoint, read_weights
 from shared_embeddings.utils.command_line import lost_group
 from shared_embeddings.utils.errors import UserError
-from tests.drills.runner import Running, error_lines, run
 from tests.nmt.conftest import FUNNEL, SECONDS, Host, free_port
 from tests.nmt.conftest import run as run_here
+from tests.processes import Running, error_lines, run
 
 
 def two_ranks() -> dict[str, Any]:

@@ -20,7 +20,6 @@ from nmt.hooks import apply_patches
 from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
 from shared_embeddings.utils.files import locked
-from tests.commands.harness import content, plant
 from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, run
 
 apply_patches()  # before a test patches a function
@@ -273,30 +272,6 @@ def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
         (host.folder / f".{name}.4999999.tmp").write_bytes(b"half")
     host.train("model", embedding=FUNNEL, train_steps=1)
     assert [path.name for path in host.folder.glob(".*.tmp")] == [".other_step_3.pt.4999999.tmp"]
-
-
-def test_links_and_journals_in_a_run_lead_nowhere(host: Host, error_line: ErrorLine) -> None:
-    home, folder = host.folder / "home", host.folder / "run"
-    home.mkdir(), folder.mkdir()
-    (home / "precious").write_text("mine")
-    saved, weights, lock = (
-        folder / name for name in ("model_step_2.pt", "model_step_2.safetensors", ".model.lock")
-    )
-    options = {"embedding": FUNNEL, "save_model": str(folder / "model"), "train_steps": 2}
-    options |= {"save_checkpoint_steps": 2, "save_format": "safetensors"}
-    for path in (saved, weights):
-        plant(path, home)
-    for path in (weights, lock):
-        path.symlink_to(home / "precious")
-    config = host.config("model", **options)
-    assert ".model.lock: is a symbolic link" in error_line("onmt_train -config", config)
-    lock.unlink()
-    host.train("model", **options)
-    assert content(home) == {"precious": b"mine"}
-    assert not weights.is_symlink() and is_intact(saved)
-    saved.rename(home / saved.name)
-    saved.symlink_to(home / saved.name)
-    assert "model_step_2.pt: is a symbolic link" in error_line("onmt_train -config", config)
 
 
 def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:

@@ -316,7 +316,7 @@ def test_invalid_settings_fail_before_training(
         (3, output, {"seed": -1}, "seed is -1"),
         (3, output, {"seed": 2**32}, f"seed is {2**32}"),
         *((3, file, replaced, "would replace") for file in (text, vocabulary_file, link)),
-        (3, output, {"figure": output}, "--figure: .* would replace --output"),
+        (3, output, {"figure": output}, "would replace"),
     ):
         with pytest.raises(ValueError, match=named):
             make_classes([text], vocabulary_file, number, path, **changes)
