@@ -28,7 +28,7 @@ setup-any: ## like setup, but a .venv made with LIGHT=1 stays as it is (tests an
 demo: setup ## train, run and compare several small translators, about five minutes on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" recipes/quickstart/run.sh
 
-report: setup ## all results next to the papers' figures, in runs/report/report.html (RUNS=... for other runs)
+report: setup ## all results next to the papers' figures, in runs/report/report.md (RUNS=... for other runs); also a page of the docs
 	@$(BIN)/python -m recipes report
 
 docs: setup ## build the documentation into site/ (open site/index.html)
@@ -66,7 +66,7 @@ format: setup-any ## fix lint and formatting
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
-readme: setup-any ## update tables and picture of README.md and stored help, after methods, results or options changed
+readme: setup-any ## update tables and pictures of all READMEs and stored help, after methods, results or options changed
 	@$(BIN)/python scripts/update_readme.py
 
 pins: ## resolve requirements/pins.in again

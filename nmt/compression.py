@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
@@ -113,10 +114,10 @@ class CheckpointModel:
             whole = embeddings.stored_settings(new)
         plan = self._plan({table: whole})
         stored = self._stored_options(plan)
-        plans.check_combinations(plan, stored)
         sized: Namespace = ArgumentParser.ckpt_model_opts(stored)
         ArgumentParser.update_model_opts(sized)
-        plans.check_sizes(plan, sized, self.vocabs)
+        with torch.device("meta"):  # checks the options against the sizes
+            plans.build_embeddings(plan, sized, self.vocabs)
         return plans.method_options(table, settings, is_scored)
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
@@ -180,8 +181,7 @@ class CheckpointModel:
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
-        kept = checkpoints.subword_files_of(self.checkpoint)
-        saved = {"vocab": self.checkpoint["vocab"], "opt": self.options, "optim": None, **kept}
+        saved = {**checkpoints.released(self.checkpoint), "opt": self.options}
         if self.is_safetensors:
             checkpoints.write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
             return

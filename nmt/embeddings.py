@@ -38,21 +38,6 @@ class SharedGenerator(nn.Module):
         return self.embedding.cross_entropy_and_predictions(hidden, targets, **options)
 
 
-def insert_embeddings(model: Any, plan: plans.EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Replace the model's tables by the planned embeddings, tied as planned."""
-    if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
-        raise UserError(
-            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) and "
-            f"target ({len(vocabs['tgt'])}) differ; build it with -share_vocab, or remove share_embeddings"
-        )
-    built = {}
-    for side, settings in plan.sides().items():
-        words, padding = plans.words_of(vocabs, side), plans.padding_of(vocabs, side)
-        width, is_scored = plans.side_width(opt, side), plan.is_scored(side)
-        built[side] = plans.build_embedding(side, settings, words, width, padding, is_scored)
-    place_embeddings(model, plan, built)
-
-
 def place_embeddings(model: Any, plan: plans.EmbeddingPlan, built: dict[str, se.SharedEmbedding]) -> None:
     """Insert the embeddings of `EmbeddingPlan.sides` into a model; tables of word features are kept."""
     if "target" in built:
@@ -102,7 +87,7 @@ def options_without_files(opt: Namespace, model: Any) -> Namespace:
     """Return options that rebuild a model from its checkpoint without other files."""
     stored = copy.copy(opt)
     for name in plans.OPTION_NAMES:
-        settings = plans.parse_settings(name, getattr(opt, name, None))
+        settings = getattr(opt, name, None)
         module = words_module(model, _SIDES.get(name, "target"))
         if settings is not None and isinstance(module, se.SharedEmbedding):
             if any(name in settings for name in se.get_method_config(module.method).file_options):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
+from contextvars import ContextVar
 from typing import Any
 
 import onmt.model_builder
 import onmt.opts
 import onmt.utils.loss
 import torch
-from onmt.decoders import ensemble
 from onmt.decoders.transformer import TransformerDecoderBase
 from onmt.models import model_saver
 from onmt.models.model import BaseModel, NMTModel
@@ -26,23 +26,16 @@ from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from nmt import checkpoints, embeddings, length_control
+from nmt import checkpoints, embeddings, length_control, options, transforms
+from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
-from nmt.options import check_gpu, check_translator
-from nmt.plan import EXAMPLE, OPTION_NAMES, check_combinations, check_sizes, read_plan
-from nmt.train.runs import CHOICES
-from nmt.transforms import NEEDING_TARGETS, NONE, stored_files
-from shared_embeddings.compress import distillation
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.interrupts import RESUME, signals_delayed
 from shared_embeddings.utils.layers import Dropout
 
 
 def apply_patches() -> None:
     """Apply all hooks and fixes; later calls do nothing."""
-    checkpoints.allow_checkpoint_types()
     apply_registered()
 
 
@@ -53,36 +46,14 @@ def apply_patches() -> None:
 def add_model_options(original: Any, parser: Any) -> None:
     """Add the options of shared embeddings, distillation and length control."""
     original(parser)
-    add = parser.add_argument_group("Shared embeddings").add_argument
-    uses = {
-        "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
-        "src_embedding": "Embedding of the source if different",
-        "tgt_embedding": "Embedding of the target if different",
-        "output_embedding": "Embedding of a separate output layer (without share_decoder_embeddings)",
-    }
-    for name in OPTION_NAMES:
-        text = f"{uses[name]}, such as '{EXAMPLE}'; `shared-embeddings methods` lists them all"
-        add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    name = distillation.OPTION
-    text = f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'"
-    add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    length_control.add_model_options(parser)
+    options.add_model_options(parser)
 
 
 @wrap("_add_train_general_opts", onmt.opts)
 def add_training_options(original: Any, parser: Any) -> None:
-    """Add the training options for mixed precision, logging and existing runs."""
+    """Add the options of mixed precision, logging and existing runs."""
     original(parser)
-    add = parser.add_argument_group("Training of shared embeddings").add_argument
-    text = "Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32"
-    add("--autocast", "-autocast", choices=["none", "bf16"], default="none", help=text)
-    text = "Project of Weights & Biases that gets what TensorBoard gets"
-    add("--wandb", "-wandb", default=None, metavar="PROJECT", help=text)
-    text = (
-        "If save_model already has a run: auto resumes it if its settings are the same, never fails, "
-        "overwrite deletes its checkpoints and starts over"
-    )
-    add("--resume", "-resume", choices=CHOICES, default="auto", help=text)
+    options.add_training_options(parser)
 
 
 @wrap("translate_opts", onmt.opts)
@@ -91,10 +62,11 @@ def add_translation_options(original: Any, parser: Any) -> None:
     original(parser)
     length_control.add_translation_options(parser)
     (action,) = (action for action in parser._actions if action.dest == "transforms")
-    action.choices = [name for name in action.choices if name not in NEEDING_TARGETS] + [NONE]
+    action.choices = [name for name in action.choices if name not in transforms.NEEDING_TARGETS]
+    action.choices.append(transforms.NONE)
     action.help = (
         "Transforms of the source, undone on the output (default: those of the training). "
-        f"{NONE}: the text is tokenized."
+        f"{transforms.NONE}: the text is tokenized."
     )
 
 
@@ -105,16 +77,14 @@ def add_translation_options(original: Any, parser: Any) -> None:
 def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]) -> nn.Module:
     """Build the model with plain, untied tables, then insert embeddings, positions and fast dropout."""
     length_control.check_positions(model_opt)
-    plan, built_opt = read_plan(model_opt), model_opt
+    plan, built_opt = plans.read_plan(model_opt), model_opt
     if plan is not None:
-        check_combinations(plan, model_opt)
-        check_sizes(plan, model_opt, vocabs)
         built_opt = copy.copy(model_opt)
         built_opt.share_embeddings = False
         built_opt.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
     model: nn.Module = original(built_opt, vocabs)
     if plan is not None:
-        embeddings.insert_embeddings(model, plan, model_opt, vocabs)
+        embeddings.place_embeddings(model, plan, plans.build_embeddings(plan, model_opt, vocabs))
     length_control.insert_positions(model, model_opt)
     # The masks of nn.Dropout take a sixth of the training time on CPUs.
     for module in list(model.modules()):
@@ -140,6 +110,9 @@ def build_model(
 
 # Checkpoints
 
+# The models that `build_translator` reads.
+_translated: ContextVar[list[transforms.Recorded] | None] = ContextVar("translated", default=None)
+
 
 @wrap("load_state_dict", BaseModel)
 def load_state_dict(
@@ -159,7 +132,7 @@ def load_state_dict(
         original(self, checkpoint, precision, torch.device(device), strict, offset)
         return
     embeddings.load_unique_state(
-        self, checkpoints.joined_generator(checkpoint["model"], checkpoint.get("generator"))
+        self, checkpoints.join_generator(checkpoint["model"], checkpoint.get("generator"))
     )
     if precision != torch.int8:
         self.to(precision)
@@ -185,27 +158,16 @@ def load_safe_state_dict(
 
 @wrap("load_checkpoint", model_saver)
 def load_checkpoint(original: Any, ckpt_path: str | None) -> dict[str, Any] | None:
-    """Verify checkpoints, keep packed tables packed, and turn errors while reading into one line."""
+    """Keep packed tables packed, and turn errors while reading into one line."""
     if not ckpt_path:
         return None
-    checkpoints.verify_checkpoint(ckpt_path)
-    with checkpoints.reading_checkpoint(ckpt_path):
-        return checkpoints.with_unpacked_tensors(ckpt_path, original(ckpt_path), hold)
-
-
-@wrap("load_test_model", onmt.model_builder)
-def load_test_model(original: Any, opt: Any, device_id: int = 0, model_path: str | None = None) -> Any:
-    """Turn the errors of a checkpoint that does not match its own options into one line."""
-    path = opt.models[0] if model_path is None else model_path
-    with checkpoints.checkpoint_errors(path):
-        return original(opt, device_id, path)
-
-
-@wrap("load_test_model", ensemble)
-def load_ensemble(original: Any, opt: Any, device_id: int = 0) -> Any:
-    """Check that the models of an ensemble fit together; OpenNMT-py compares the source words only."""
-    checkpoints.check_ensemble(opt.models)
-    return original(opt, device_id)
+    with checkpoints.checkpoint_errors(ckpt_path):
+        checkpoint = original(ckpt_path)
+        checkpoints.check_weights(ckpt_path, checkpoint)
+        checkpoint = checkpoints.open_weights(checkpoint, hold)
+    if (models := _translated.get()) is not None:
+        models.append(transforms.Recorded.of(ckpt_path, checkpoint))
+    return checkpoint
 
 
 @wrap("save", model_saver.ModelSaverBase)
@@ -236,21 +198,15 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         "resume": resume_state() if resume_state else None,
         "run": getattr(self, "run", None),
         "trained": getattr(self, "trained", None),
-        **stored_files(self.model_opt),
+        **transforms.stored_files(self.model_opt),
     }
-    checkpoints.check_finite(model, step)
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        raise checkpoints.DivergedError(step, "a parameter is not finite")
     distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
     files: tuple[str | None, str | None] = (None, None)
     if not distributed or torch.distributed.get_rank() == 0:
         logger.info(f"Saving checkpoint {base}.pt")
-        try:
-            with signals_delayed():
-                files = checkpoints.write_step(model, saved, base, self.save_format)
-        except OSError as error:
-            raise UserError(
-                f"save_model: {base} cannot be written ({error.strerror or error}); earlier checkpoints are "
-                f"unchanged; make room on the disk and {RESUME}"
-            ) from error
+        files = checkpoints.write_step(model, saved, base, self.save_format)
     if distributed:
         torch.distributed.barrier()
     return files
@@ -318,10 +274,15 @@ def count_updates(original: Any, self: Any, step: int) -> None:
 
 @wrap("build_translator", translator)
 def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -> Any:
-    """Check the options against the model and the machine, and pass desired lengths to the translator."""
-    check_gpu(opt)
-    built = original(opt, *args, **kwargs)
-    check_translator(opt, built.model, built.vocabs)
+    """Complete the transforms with those of the models, and pass desired lengths to the translator."""
+    models: list[transforms.Recorded] = []
+    token = _translated.set(models)
+    try:
+        built = original(opt, *args, **kwargs)
+    finally:
+        _translated.reset(token)
+    transforms.complete(opt, models)
+    built.tgt_file_prefix = opt.tgt_file_prefix
     length_control.prepare_translator(built, opt)
     return built
 

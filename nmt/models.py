@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from argparse import Namespace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from onmt.utils.parse import ArgumentParser
 from torch import nn
 
 import shared_embeddings as se
-from nmt.checkpoints import checkpoint_errors
 from nmt.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.hooks import apply_patches
 from nmt.length_control import has_length_control
@@ -30,16 +28,15 @@ def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespa
     """Build the model of a checkpoint on the CPU; return it, its vocabularies, options and the checkpoint."""
     apply_patches()
     checkpoint = onmt.model_builder.load_checkpoint(path)
-    with checkpoint_errors(path):
-        options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
-        ArgumentParser.update_model_opts(options)
-        vocabs = dict_to_vocabs(checkpoint["vocab"])
-        model = onmt.model_builder.build_base_model(options, vocabs)
-        if "model" in checkpoint:
-            parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
-            model.load_state_dict(parts)
-        else:
-            model.load_safe_state_dict(path.removesuffix(".pt"))
+    options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
+    ArgumentParser.update_model_opts(options)
+    vocabs = dict_to_vocabs(checkpoint["vocab"])
+    model = onmt.model_builder.build_base_model(options, vocabs)
+    if "model" in checkpoint:
+        parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
+        model.load_state_dict(parts)
+    else:
+        model.load_safe_state_dict(path.removesuffix(".pt"))
     return model.eval(), vocabs, options, checkpoint
 
 
@@ -50,10 +47,6 @@ def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     optimizer = checkpoint.get("optim") or {}
     step = optimizer.get("training_step")
     return {"step": None if step is None else step - 1, **count_model(model), "config": config}
-
-
-# Files that CTranslate2 writes.
-OWN_FILES = ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt", "*_vocabulary*.txt")
 
 
 @torch.no_grad()
@@ -98,14 +91,6 @@ def export_ctranslate2(path: str, output: str, quantization: str | None) -> None
     """Write a CTranslate2 model directory, or replace one, once it is complete."""
     import ctranslate2
 
-    if os.path.isfile(output):
-        raise UserError(f"output: {output} is a file, but CTranslate2 needs a folder; choose another one")
-    for name in sorted(os.listdir(output)) if os.path.isdir(output) else ():
-        if not any(fnmatch(name, own) for own in OWN_FILES):
-            raise UserError(
-                f"output: {output} has {name}, which does not belong to a CTranslate2 model and would be "
-                "deleted; choose another folder"
-            )
     checkpoint = dense_checkpoint(path)
     if has_length_control(checkpoint["opt"]):
         shown = " ".join(checkpoint["opt"].decoder_positions)

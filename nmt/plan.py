@@ -1,8 +1,8 @@
 """The plan of a model's embeddings: which embedding the source, the target and the output use.
 
-It is read from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding`` and
-from OpenNMT-py's ``share_embeddings`` and ``share_decoder_embeddings``. Unsupported combinations fail before
-training.
+It follows from the options ``embedding``, ``src_embedding``, ``tgt_embedding`` and ``output_embedding``,
+which `nmt.options.parse` makes mappings, and from OpenNMT-py's ``share_embeddings`` and
+``share_decoder_embeddings``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 import shared_embeddings as se
-from shared_embeddings.registry import EXAMPLE, parse_embedding
-from shared_embeddings.utils.command_line import EXPONENT
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.reading import DocumentError, parse_yaml
 
 OPTION_NAMES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding")
 PADDING = "<blank>"
@@ -50,10 +45,25 @@ class EmbeddingPlan:
     output: dict[str, Any] | None = None  # of an untied output layer
 
     def fits(self, other: EmbeddingPlan) -> bool:
-        """Return whether a checkpoint trained with the plan `other` matches this plan."""
-        ties = (self.share_inputs, self.share_output) == (other.share_inputs, other.share_output)
-        sides = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
-        return ties and all(_same(wanted, found) for wanted, found in sides)
+        """Return whether a checkpoint trained with the plan `other` matches this plan.
+
+        Checkpoints have the contents of files in place of their names, and a list of levels in place of one.
+        """
+        if (self.share_inputs, self.share_output) != (other.share_inputs, other.share_output):
+            return False
+        pairs = ((self.source, other.source), (self.target, other.target), (self.output, other.output))
+        for wanted, trained in pairs:
+            if wanted == trained:
+                continue
+            if wanted is None or trained is None:
+                return False
+            files = se.get_method_config(wanted["method"]).file_options
+            rest = {name: value for name, value in wanted.items() if name not in files}
+            if not any(name in trained for name in files):
+                return False
+            if any(trained.get(name) not in (value, [value]) for name, value in rest.items()):
+                return False
+        return True
 
     def options(self) -> dict[str, dict[str, Any] | None]:
         """Return the options that describe the plan."""
@@ -71,75 +81,33 @@ class EmbeddingPlan:
 
         If one option describes both sides, its `output` and `output_bias` apply to the target only.
         """
-        built = {}
+        settings = {}
         if self.target is not None:
-            built["target"] = self.target
+            settings["target"] = self.target
         if self.source is not None and not self.share_inputs:
-            both = self.source == self.target and self.share_output
-            built["source"] = for_input(self.source) if both else self.source
+            describes_both = self.source == self.target and self.share_output
+            settings["source"] = for_input(self.source) if describes_both else self.source
         if self.output is not None:
-            built["output"] = self.output
-        return built
-
-
-def parse_text(name: str, value: Any, example: str) -> Any:
-    """Parse the value of an option, which may be YAML text; messages have its name and an example."""
-    if not isinstance(value, str):
-        return _with_numbers(value)
-    try:
-        return _with_numbers(parse_yaml(value, name))
-    except DocumentError as error:
-        raise UserError(f"{error}; write it like {example}") from error
-
-
-def _with_numbers(value: Any) -> Any:
-    """Convert texts such as 1e-3 to numbers at any depth, which the YAML reader does not."""
-    if isinstance(value, dict):
-        return {key: _with_numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(one) for one in value]
-    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
-
-
-def parse_mapping(name: str, value: Any, example: str) -> dict[str, Any] | None:
-    """Parse the value of an option that is a mapping, see `parse_text`; None if it is not set."""
-    given = parse_text(name, value, example)
-    if given is not None and not isinstance(given, dict):
-        raise UserError(f"{name}: {value!r} is not a mapping; write it like {example}")
-    return given
+            settings["output"] = self.output
+        return settings
 
 
 def for_input(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings without options of the output."""
-    kept = {name: value for name, value in settings.items() if name != "output_bias"}
-    return {**kept, "output": "none"} if "output" in kept else kept
-
-
-def parse_settings(name: str, value: Any) -> dict[str, Any] | None:
-    """Parse one embedding option, a mapping or its text, to a mapping with at least the key ``method``."""
-    settings = parse_text(name, value, EXAMPLE)
-    if settings is None:
-        return None
-    parse_embedding(name, settings)
-    return dict(settings)
-
-
-def _same(wanted: dict[str, Any] | None, found: dict[str, Any] | None) -> bool:
-    """Return whether settings match those of a checkpoint, which has contents in place of files."""
-    if wanted is None or found is None or wanted == found or wanted["method"] not in se.methods():
-        return wanted == found
-    files = se.get_method_config(wanted["method"]).file_options
-    # A number for the only level of classes is stored as a list.
-    return any(name in found for name in files) and all(
-        found.get(name) in (value, [value]) for name, value in wanted.items() if name not in files
-    )
+    of_input = {name: value for name, value in settings.items() if name != "output_bias"}
+    return {**of_input, "output": "none"} if "output" in of_input else of_input
 
 
 def read_plan(opt: Namespace) -> EmbeddingPlan | None:
-    """Return the plan of the options, or ``None`` for a model with OpenNMT-py's tables only."""
-    both, source, target, output = (parse_settings(name, getattr(opt, name, None)) for name in OPTION_NAMES)
+    """Return the plan of a model's options, or ``None`` for a model with OpenNMT-py's tables only."""
+    both, source, target, output = (getattr(opt, name, None) for name in OPTION_NAMES)
     if both is None and source is None and target is None and output is None:
         return None
+    for name, remedy in UNSUPPORTED.items():
+        if getattr(opt, name, None):
+            raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
+    if getattr(opt, "parallel_mode", "") == "tensor_parallel":
+        raise UserError("parallel_mode: tensor_parallel does not work with `embedding`; use data_parallel")
     if both is not None:
         if source is not None and target is not None:
             raise UserError("embedding: has no effect with src_embedding and tgt_embedding; remove one")
@@ -158,19 +126,6 @@ def read_plan(opt: Namespace) -> EmbeddingPlan | None:
     return EmbeddingPlan(source, target, share_inputs, share_output and target is not None, output)
 
 
-def check_combinations(plan: EmbeddingPlan, opt: Namespace) -> None:
-    """Check that the options work with shared embeddings."""
-    for name, remedy in UNSUPPORTED.items():
-        if getattr(opt, name, None):
-            raise UserError(f"{name}: cannot be combined with `embedding`: {remedy}")
-    if getattr(opt, "parallel_mode", "data_parallel") == "tensor_parallel":
-        raise UserError("parallel_mode: tensor_parallel does not work with `embedding`; use data_parallel")
-    if getattr(opt, "optim", "") == "sparseadam":
-        raise UserError("optim: sparseadam does not support the dense gradients of `embedding`; use adam")
-    if plan.share_inputs and not getattr(opt, "share_vocab", True):
-        raise UserError("share_embeddings: true needs one vocabulary for both sides; set share_vocab: true")
-
-
 def words_of(vocabs: dict[str, Any], side: str) -> list[str]:
     """Return the words of one side, ordered by id."""
     return vocabs["src" if side == "source" else "tgt"].ids_to_tokens  # type: ignore[no-any-return]
@@ -181,74 +136,67 @@ def padding_of(vocabs: dict[str, Any], side: str) -> int | None:
     return None if side == "output" else vocabs["src" if side == "source" else "tgt"][PADDING]
 
 
-def check_sizes(plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]) -> None:
-    """Check the embeddings against vocabularies and widths."""
-    hidden = int(opt.dec_hid_size)
+def build_embeddings(
+    plan: EmbeddingPlan, opt: Namespace, vocabs: dict[str, Any]
+) -> dict[str, se.SharedEmbedding]:
+    """Build the embedding of each side for the words and the widths of a model."""
+    if plan.share_inputs and vocabs["src"].ids_to_tokens != vocabs["tgt"].ids_to_tokens:
+        raise UserError(
+            f"share_embeddings: true needs one vocabulary, but source ({len(vocabs['src'])} words) and "
+            f"target ({len(vocabs['tgt'])}) differ; set share_vocab: true, or share_embeddings: false"
+        )
+    hidden, width = int(opt.dec_hid_size), int(getattr(opt, "word_vec_size", -1))
+    widths = {
+        "source": width if width > 0 else int(opt.src_word_vec_size),
+        "target": width if width > 0 else int(opt.tgt_word_vec_size),
+        "output": hidden,
+    }
+    built = {}
     for side, settings in plan.sides().items():
         is_scored = plan.is_scored(side)
-        with torch.device("meta"):
-            words, width = words_of(vocabs, side), side_width(opt, side)
-            embedding = build_embedding(side, settings, words, width, None, is_scored)
-        if not is_scored:
-            continue
-        if not embedding.has_output:
-            asked, other = "output_embedding", "another `output`"
-            if side == "target":
-                asked = "share_decoder_embeddings: true"
-                other = "share_decoder_embeddings: false, or another `output`"
-            raise UserError(f"{asked} needs an output side, but {settings} has none; set {other}")
-        if embedding.score_dim != hidden:
-            raise UserError(
-                f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
-                f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
-                "them, or word_vec_size equal to hidden_size"
+        try:
+            embedding = se.build(
+                settings["method"],
+                num_embeddings=len(words_of(vocabs, side)),
+                embedding_dim=widths[side],
+                padding_idx=padding_of(vocabs, side),
+                words=words_of(vocabs, side),
+                **method_options(side, settings, is_scored),
             )
-        scoring = {id(parameter) for parameter in embedding.output_parameters()}
-        unused = sum(tensor.numel() for tensor in embedding.parameters() if id(tensor) not in scoring)
-        if side == "output" and unused:
+        except TypeError as error:
+            raise UserError(f"{side} embedding: {error}") from error
+        if is_scored:
+            _check_output(side, settings, embedding, hidden)
+        elif embedding.output_bias() is not None:
             raise UserError(
-                f"output_embedding: {settings} has {unused:,} parameters that an output layer does not use; "
-                "set another `output` or method"
+                f"{side} embedding: output_bias has no effect because the output layer is not tied to it; "
+                "set share_decoder_embeddings: true, or remove `output_bias`"
             )
+        built[side] = embedding
+    return built
 
 
-def side_width(opt: Namespace, side: str) -> int:
-    """Return the word vector size of one side; for the output, the decoder's width."""
-    if side == "output":
-        return int(opt.dec_hid_size)
-    size = int(getattr(opt, "word_vec_size", -1))
-    if size > 0:
-        return size
-    return int(opt.src_word_vec_size if side == "source" else opt.tgt_word_vec_size)
-
-
-def build_embedding(
-    side: str,
-    settings: dict[str, Any],
-    words: list[str],
-    embedding_dim: int,
-    padding_idx: int | None,
-    with_output: bool,
-) -> se.SharedEmbedding:
-    """Build the embedding of one side for its words, ordered by id."""
-    options = method_options(side, settings, with_output)
-    try:
-        embedding = se.build(
-            settings["method"],
-            num_embeddings=len(words),
-            embedding_dim=embedding_dim,
-            padding_idx=padding_idx,
-            words=words,
-            **options,
-        )
-    except TypeError as error:
-        raise UserError(f"{side} embedding: {error}") from error
-    if not with_output and embedding.output_bias() is not None:
+def _check_output(side: str, settings: dict[str, Any], embedding: se.SharedEmbedding, hidden: int) -> None:
+    """Check that an embedding scores words for the decoder's states of width `hidden`."""
+    if not embedding.has_output:
+        asked, other = "output_embedding", "another `output`"
+        if side == "target":
+            asked = "share_decoder_embeddings: true"
+            other = "share_decoder_embeddings: false, or another `output`"
+        raise UserError(f"{asked} needs an output side, but {settings} has none; set {other}")
+    if embedding.score_dim != hidden:
         raise UserError(
-            f"{side} embedding: output_bias has no effect because the output layer is not tied to it; "
-            "set share_decoder_embeddings: true, or remove `output_bias`"
+            f"the output side of {settings} needs {embedding.score_dim} dimensions, but the decoder has "
+            f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
+            "them, or word_vec_size equal to hidden_size"
         )
-    return embedding
+    scoring = {id(parameter) for parameter in embedding.output_parameters()}
+    unused = sum(tensor.numel() for tensor in embedding.parameters() if id(tensor) not in scoring)
+    if side == "output" and unused:
+        raise UserError(
+            f"output_embedding: {settings} has {unused:,} parameters that an output layer does not use; "
+            "set another `output` or method"
+        )
 
 
 def method_options(side: str, settings: dict[str, Any], with_output: bool) -> dict[str, Any]:

@@ -1,81 +1,27 @@
-"""Transforms, their options and subword files."""
+"""Transforms in translation: those of the training, which the checkpoint records with its subword files."""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
+import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from onmt.transforms import AVAILABLE_TRANSFORMS
+from onmt.utils.logging import logger
+from onmt.utils.parse import ArgumentParser
 
 from nmt.checkpoints import SUBWORDS as STORED
-from nmt.checkpoints import peek
-from nmt.options import SUBWORD_FILES
-from nmt.plan import parse_mapping
+from nmt.options import parse_mapping
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import parse_options
 
+SUBWORD_FILES = ("src_subword_model", "tgt_subword_model", "src_subword_vocab", "tgt_subword_vocab")
 TOKENIZER_OPTIONS = ("src_onmttok_kwargs", "tgt_onmttok_kwargs")
-EXAMPLE = "{mode: aggressive, joiner_annotate: true}"
-_LONGEST = 10_000
-
-
-@dataclass(frozen=True)
-class TokenizerOptions:
-    """Keyword arguments of ``pyonmttok.Tokenizer``, except those that OpenNMT-py's subword options set."""
-
-    mode: Literal["aggressive", "char", "conservative", "none", "space"] = "none"
-    allow_isolated_marks: bool = False
-    case_feature: bool = False
-    case_markup: bool = False
-    joiner: str = ""
-    joiner_annotate: bool = False
-    joiner_new: bool = False
-    lang: str = ""
-    no_substitution: bool = False
-    preserve_placeholders: bool = False
-    preserve_segmented_tokens: bool = False
-    segment_alphabet: tuple[str, ...] = ()
-    segment_alphabet_change: bool = False
-    segment_case: bool = False
-    segment_numbers: bool = False
-    soft_case_regions: bool = False
-    spacer_annotate: bool = False
-    spacer_new: bool = False
-    support_prior_joiners: bool = False
-    vocabulary: tuple[str, ...] = ()
-    with_separators: bool = False
-
-
-_OF_SUBWORDS = {
-    **dict.fromkeys(("bpe_model_path", "sp_model_path"), "subword_model"),
-    **dict.fromkeys(("bpe_dropout", "sp_alpha"), "subword_alpha"),
-    **dict.fromkeys(("vocabulary_path", "bpe_vocab_path"), "subword_vocab"),
-    **dict.fromkeys(("vocabulary_threshold", "bpe_vocab_threshold"), "vocab_threshold"),
-    "sp_nbest_size": "subword_nbest",
-}
-
-
-def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
-    """Parse the options of a tokenizer, a mapping or its text in YAML, JSON or Python, as literals."""
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise UserError(f"{name}: has {len(value)} characters; expected a mapping such as {EXAMPLE}")
-    try:
-        found = parse_mapping(name, value, EXAMPLE) or {}
-    except (RecursionError, MemoryError) as error:
-        raise UserError(f"{name}: is nested too deeply; expected a mapping such as {EXAMPLE}") from error
-    for key in found:
-        if key in _OF_SUBWORDS:
-            raise UserError(f"{name}: {key} is set by {name[:3]}_{_OF_SUBWORDS[key]}; remove it here")
-    parse_options(name, TokenizerOptions, found)
-    return {"mode": "none", **found}
-
-
 NONE = "none"  # value of -transforms for tokenized text
 APPLIED = ("normalize", "prefix", "suffix", "inferfeats", "onmt_tokenize", "sentencepiece", "bpe")
 NEEDING_TARGETS = ("clean", "filtertoolong", "inlinetags", "terminology")  # not available in translation
@@ -93,12 +39,12 @@ _OF_CORPUS = {
 _SHARED = ("subword_model", "subword_type", "onmttok_kwargs")
 
 
-class Recorded(NamedTuple):
-    """The transforms recorded in a checkpoint."""
+def parse_tokenizer(name: str, value: Any) -> dict[str, Any]:
+    """Parse the options of pyonmttok, a mapping or its text in YAML, JSON or Python, as literals."""
+    return {"mode": "none", **(parse_mapping(name, value, "{mode: aggressive}") or {})}
 
-    path: Path
-    options: dict[str, Any]  # of its training
-    files: dict[str, bytes]  # content of its subword files, by option
+
+# In checkpoints
 
 
 def stored_files(opt: Namespace) -> dict[str, Any]:
@@ -107,175 +53,145 @@ def stored_files(opt: Namespace) -> dict[str, Any]:
     if names.isdisjoint(SUBWORDS):
         return {}
     paths = {name: getattr(opt, name, None) for name in SUBWORD_FILES}
-    found = {name: Path(path) for name, path in paths.items() if path and os.path.isfile(path)}
-    stored = {name: torch.tensor(list(path.read_bytes()), dtype=torch.uint8) for name, path in found.items()}
+    stored = {
+        name: torch.tensor(list(Path(path).read_bytes()), dtype=torch.uint8)
+        for name, path in paths.items()
+        if path and os.path.isfile(path)
+    }
     return {STORED: stored} if stored else {}
 
 
 def record_transforms(opt: Namespace, saved: Namespace) -> None:
     """Set the data and the transforms of a run in the options for its checkpoints, after ``train_from``."""
-    from onmt.transforms import AVAILABLE_TRANSFORMS
-    from onmt.utils.parse import ArgumentParser
-
     kinds = AVAILABLE_TRANSFORMS.values()
     options = {name for kind in kinds for name in vars(ArgumentParser.defaults(kind.add_options))}
     for name in {"data", "transforms", "_all_transform", *options} & vars(opt).keys():
         setattr(saved, name, getattr(opt, name))
 
 
-def read_recorded(path: str) -> Recorded:
-    """Read the transforms recorded in a checkpoint, without its weights."""
-    checkpoint = peek(path)
-    options, stored = vars(checkpoint["opt"]), checkpoint.get(STORED, {})
-    kept = [name for name in SUBWORD_FILES if name in stored]
-    files = {name: stored[name].byte().flatten().numpy().tobytes() for name in kept}
-    return Recorded(Path(path), dict(options), files)
+class Recorded(NamedTuple):
+    """What a translation needs of a checkpoint beside its model."""
+
+    path: str
+    options: dict[str, Any]  # of its training
+    vocab: dict[str, Any]
+    files: dict[str, bytes]  # content of its subword files, by option
+
+    @classmethod
+    def of(cls, path: str, checkpoint: Mapping[str, Any]) -> Recorded:
+        """Take it from the content of a checkpoint."""
+        stored = checkpoint.get(STORED, {})
+        files = {name: stored[name].numpy().tobytes() for name in SUBWORD_FILES if name in stored}
+        return cls(path, dict(vars(checkpoint["opt"])), checkpoint["vocab"], files)
 
 
-@contextlib.contextmanager
-def applied(opt: Namespace) -> Iterator[str]:
-    """Complete the transforms of a translation from the checkpoint, and yield a description of them.
+# In translation
 
-    ``opt.transforms`` and options in ``opt.given`` take precedence over the checkpoint.
+
+def complete(opt: Namespace, models: Sequence[Recorded]) -> None:
+    """Complete the transforms of a translation with those that its models were trained with.
+
+    Transforms that are asked for, and options that differ from their defaults, take precedence.
     """
-    asked = list(opt.transforms)
-    if NONE in asked:
-        if len(asked) > 1:
-            raise UserError(f"transforms: {' '.join(asked)}: {NONE} cannot be combined with others")
-        opt.transforms = []
-        yield "transforms: none: the text is tokenized"
-        return
-    recorded = read_recorded(opt.models[0])
-    for path in opt.models[1:]:
-        other = read_recorded(path)
-        if _trained(recorded) != _trained(other) or recorded.files != other.files:
+    first = models[0]
+    for other in models[1:]:
+        if other.vocab["tgt"] != first.vocab["tgt"]:  # OpenNMT-py only compares the source words
             raise UserError(
-                f"model: {path} was trained with other transforms than {recorded.path}; translate tokenized "
-                f"text with -transforms {NONE}"
+                f"models: {other.path} has another vocabulary than {first.path}; an ensemble needs models "
+                "with the same vocabularies"
             )
-    names, of_corpus = _trained(recorded) if not asked else (asked, {})
-    opt.transforms = names
-    with tempfile.TemporaryDirectory() as folder:
-        values = {**recorded.options, **of_corpus, **_files(recorded, opt, names, Path(folder))}
-        _fill(opt, names, values, recorded)
-        _check_complete(opt)
-        yield _describe(names, recorded, bool(asked))
+        is_same = _trained(first) == _trained(other) and first.files == other.files
+        if not is_same and NONE not in opt.transforms:
+            raise UserError(
+                f"models: {other.path} was trained with other transforms than {first.path}; translate "
+                f"tokenized text with -transforms {NONE}"
+            )
+    if NONE in opt.transforms:
+        opt.transforms = []
+        logger.info(f"transforms: {NONE}: the text is tokenized")
+    else:
+        of_corpus: dict[str, Any] = {}
+        if not opt.transforms:
+            opt.transforms, of_corpus = _trained(first)
+        _set_options(opt, {**first.options, **of_corpus, **_subword_files(first, opt)})
+    if opt.transforms:
+        logger.info(
+            f"transforms: {', '.join(opt.transforms)} on the source, and undone on the output; "
+            f"for tokenized text, add -transforms {NONE}"
+        )
+    ArgumentParser._get_all_transform_translate(opt)
+    ArgumentParser._validate_transforms_opts(opt)
+    ArgumentParser.validate_translate_opts_dynamic(opt)
 
 
 def _names_by_corpus(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    default = options.get("transforms") or []
-    data = options.get("data")
+    default, data = options.get("transforms") or [], options.get("data")
     corpora = data if isinstance(data, dict) and data else {"": {}}
-    found = {}
-    for name, corpus in corpora.items():
-        names = corpus.get("transforms") if isinstance(corpus, dict) else None
-        found[str(name)] = default if names is None else names
-    for names in found.values():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"checkpoint: transforms is {str(names)[:80]!r}; expected a list of names")
-    return found
+    names = {name: corpus.get("transforms") for name, corpus in corpora.items()}
+    return {name: default if transforms is None else transforms for name, transforms in names.items()}
 
 
 def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
     """Return the transforms of a model in translation, and the options that corpora set for them."""
     data = recorded.options.get("data")
     ways: dict[str, tuple[list[str], dict[str, Any]]] = {}
-    for corpus, names in _names_by_corpus(recorded.options).items():
-        kept = [name for name in names if name in APPLIED]
-        own = (data if isinstance(data, dict) else {}).get(corpus)
-        options = [option for name in kept for option in _OF_CORPUS.get(name, ())]
-        ways[corpus] = kept, {option: own[option] for option in options if own and option in own}
-    of_training = [way for corpus, way in ways.items() if corpus != "valid"] or list(ways.values())
+    for name, transforms in _names_by_corpus(recorded.options).items():
+        applied = [transform for transform in transforms if transform in APPLIED]
+        corpus = data.get(name, {}) if isinstance(data, dict) else {}
+        options = [option for transform in applied for option in _OF_CORPUS.get(transform, ())]
+        ways[name] = applied, {option: corpus[option] for option in options if option in corpus}
+    of_training = [way for name, way in ways.items() if name != "valid"] or list(ways.values())
     if all(way == of_training[0] for way in of_training):
         return of_training[0]
     if "valid" in ways:
         return ways["valid"]
-    listed = "; ".join(
-        f"{corpus}: {' '.join(names) or NONE} {own or ''}".rstrip() for corpus, (names, own) in ways.items()
-    )
+    listed = "; ".join(f"{name}: {' '.join(applied)} {options}" for name, (applied, options) in ways.items())
     raise UserError(
         f"checkpoint {recorded.path}: its corpora have different transforms ({listed}); set -transforms and "
         f"their options for this text, or -transforms {NONE} for tokenized text"
     )
 
 
-def _files(recorded: Recorded, opt: Namespace, names: list[str], folder: Path) -> dict[str, str]:
+def _subword_files(recorded: Recorded, opt: Namespace) -> dict[str, str]:
     """Return the paths of the subword files by option: from the checkpoint, the original, or next to it."""
-    if set(names).isdisjoint(SUBWORDS):
+    if set(opt.transforms).isdisjoint(SUBWORDS):
         return {}
-    found = {}
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    paths = {}
     for name in SUBWORD_FILES:
         trained = recorded.options.get(name)
-        if getattr(opt, name) or not (trained and isinstance(trained, str)):
+        if getattr(opt, name) or not trained:
             continue
+        places = [Path(trained), Path(recorded.path).parent / Path(trained).name]
         if name in recorded.files:
-            (folder / name).write_bytes(recorded.files[name])
-            found[name] = str(folder / name)
-            continue
-        places = [Path(trained), recorded.path.parent / Path(trained).name]
+            places = [Path(folder, name)]
+            places[0].write_bytes(recorded.files[name])
         existing = next((place for place in places if place.is_file()), None)
         if existing is None:
             raise UserError(
                 f"{name}: the file {trained} of the training is not found, nor stored in the checkpoint or "
                 f"next to it; name it with -{name}, or add -transforms {NONE} for tokenized text"
             )
-        found[name] = str(existing)
-    return found
+        paths[name] = str(existing)
+    return paths
 
 
-def _fill(opt: Namespace, names: list[str], values: Mapping[str, Any], recorded: Recorded) -> None:
-    """Set the options of transforms that are not given to the values of the training."""
-    from onmt.transforms import AVAILABLE_TRANSFORMS
-    from onmt.utils.parse import ArgumentParser
-
+def _set_options(opt: Namespace, values: Mapping[str, Any]) -> None:
+    """Set the options of transforms that have their defaults to the values of the training."""
     defaults: dict[str, Any] = {}
-    for name in names:
-        if name not in AVAILABLE_TRANSFORMS:
-            raise UserError(f"checkpoint {recorded.path}: its transform {name[:80]!r} is unknown")
+    for name in opt.transforms:
         defaults.update(vars(ArgumentParser.defaults(AVAILABLE_TRANSFORMS[name].add_options)))
-    source, target = (
-        (recorded.options.get(f"{side}_subword_vocab"), recorded.options.get(f"{side}_vocab_threshold"))
+    restrictions = [
+        (values.get(f"{side}_subword_vocab"), values.get(f"{side}_vocab_threshold"))
         for side in ("src", "tgt")
-    )
-    is_shared = values.get("share_vocab") and source == target
+    ]
+    is_shared = values.get("share_vocab") and restrictions[0] == restrictions[1]
     of_source = {f"tgt_{name}": f"src_{name}" for name in _SHARED} if is_shared else {}
     # Options copied from the source come after those of the source.
     for name in sorted(defaults, key=of_source.__contains__):
-        default = defaults[name]
         value = getattr(opt, of_source[name]) if name in of_source else values.get(name)
-        if value is None or name in opt.given:
-            continue
-        wanted = (int, float) if type(default) is float else str if default is None else type(default)
-        if name not in TOKENIZER_OPTIONS and not isinstance(value, wanted):  # those are checked later
-            raise UserError(f"checkpoint {recorded.path}: {name} is {str(value)[:80]!r}, of the wrong type")
-        setattr(opt, name, value)
-    if "prefix" in names and opt.tgt_prefix and not opt.tgt:
+        if value is not None and getattr(opt, name) == defaults[name]:
+            setattr(opt, name, value)
+    if "prefix" in opt.transforms and opt.tgt_prefix and not opt.tgt:
         opt.tgt_file_prefix = True  # the transform passes it as a target prefix
-
-
-def _check_complete(opt: Namespace) -> None:
-    subwords = [name for name in opt.transforms if name in SUBWORDS]
-    for name in subwords:
-        for side in ("src", "tgt"):
-            needed = name != "onmt_tokenize" or getattr(opt, f"{side}_subword_type") != NONE
-            if needed and not getattr(opt, f"{side}_subword_model"):
-                raise UserError(
-                    f"transforms: {name} needs a subword model; name it with -{side}_subword_model"
-                )
-    if subwords and opt.report_align:
-        raise UserError(
-            f"report_align: aligns tokens, but {subwords[0]} joins them in the output; translate tokenized "
-            f"text with -transforms {NONE}"
-        )
-
-
-def _describe(names: list[str], recorded: Recorded, is_asked: bool) -> str:
-    if not names:
-        return ""
-    left = {name for names in _names_by_corpus(recorded.options).values() for name in names} - set(APPLIED)
-    origin = "as requested" if is_asked else f"as in the training of {recorded.path.name}"
-    unused = f"; {', '.join(sorted(left))} in training only" if left and not is_asked else ""
-    return (
-        f"transforms: {', '.join(names)} on the source, {origin}, and undone on the output{unused}; "
-        f"for tokenized text, add -transforms {NONE}"
-    )

@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.checkpoints import check_output
 from nmt.corpora import check_parallel, read_lines
 from nmt.embeddings import scoring_layer
 from nmt.hooks import apply_patches
@@ -35,47 +34,49 @@ from nmt.plan import PADDING
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN
 from shared_embeddings.compress import measure
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import naming, write_text
+from shared_embeddings.utils.files import write_lines
+from shared_embeddings.utils.path_options import check_outputs
 
 
-def translate_file(opt: Namespace, translate: Callable[[Namespace], None]) -> None:
-    """Translate ``opt.src`` with OpenNMT-py's `translate` and write ``opt.output`` atomically."""
-    check_output("output", opt.output)
-    if not os.path.isfile(opt.src):
-        raise UserError(f"src: no such file: {opt.src}")
-    sides = {"src": opt.src, **({"tgt": opt.tgt} if opt.tgt else {})}
-    if os.path.getsize(opt.src):
-        check_parallel("translation", sides)
-    texts = {side: list(read_lines(path)) for side, path in sides.items()}
+def translate_file(opt: Namespace, model: nn.Module | None = None) -> None:
+    """Translate ``opt.src`` with OpenNMT-py and write ``opt.output``; a `model` replaces the checkpoint's.
+
+    Whitespace is normalized, and empty lines, which OpenNMT-py cannot translate, stay empty.
+    """
+    inputs = {"src": opt.src, "tgt": opt.tgt, **{f"model {path}": path for path in opt.models}}
+    check_outputs({"output": opt.output}, inputs, force=True)
+    texts = {"src": list(read_lines(opt.src)), **({"tgt": list(read_lines(opt.tgt))} if opt.tgt else {})}
+    if len(texts.get("tgt", texts["src"])) != len(texts["src"]):
+        raise UserError(f"tgt: {opt.tgt} has {len(texts['tgt'])} lines, but src has {len(texts['src'])}")
     desired = read_desired_lengths(opt, len(texts["src"]))
     filled = [number for number, line in enumerate(texts["src"]) if line]
-    for number in filled:
-        if not texts.get("tgt", texts["src"])[number]:
-            raise UserError(f"tgt: {opt.tgt}: line {number + 1} is empty, but that of src is not; add text")
-    with tempfile.TemporaryDirectory() as folder, naming({Path(folder): Path(folder)}):
+    empty = "\t0.0" if opt.with_score else ""
+    lines = [[empty] * opt.n_best for _ in texts["src"]]
+    with tempfile.TemporaryDirectory() as folder:
         changed = Namespace(**vars(opt))
         if isinstance(desired, list):
             changed.desired_lengths = [desired[number] for number in filled]
-        for side, lines in texts.items():
-            path = os.path.join(folder, side)
-            Path(path).write_text("".join(f"{lines[number]}\n" for number in filled), encoding="utf-8")
-            setattr(changed, side, path)
+        for side, text in texts.items():
+            path = Path(folder, side)
+            write_lines(path, (text[number] for number in filled))
+            setattr(changed, side, str(path))
         changed.output = os.path.join(folder, "output")
-        translations: list[str] = []
         if filled:
-            translate(changed)
+            ArgumentParser.validate_translate_opts(changed)
+            set_random_seed(changed.seed, use_gpu(changed))
+            engine: Any = InferenceEnginePY(changed)
+            if model is not None:
+                engine.translator.model = model.eval()
+            engine.infer_file()
             translations = Path(changed.output).read_text(encoding="utf-8").split("\n")[:-1]
-        per_line = opt.n_best
-        if len(translations) != per_line * len(filled):
-            raise RuntimeError(
-                f"{len(filled)} lines gave {len(translations)} translations, not {per_line} each"
-            )
-        empty = ["\t0.0" if opt.with_score else ""] * per_line
-        pieces = [empty] * len(texts["src"])
-        for rank, number in enumerate(filled):
-            pieces[number] = translations[rank * per_line : (rank + 1) * per_line]
-    text = "".join(f"{line}\n" for piece in pieces for line in piece)
-    write_text(Path(opt.output), text)
+            if len(translations) != opt.n_best * len(filled):
+                raise UserError(
+                    f"src: {len(filled)} lines gave {len(translations)} translations, not {opt.n_best} each; "
+                    "fill empty lines of tgt"
+                )
+            for rank, number in enumerate(filled):
+                lines[number] = translations[rank * opt.n_best : (rank + 1) * opt.n_best]
+    write_lines(Path(opt.output), (line for of_text in lines for line in of_text))
 
 
 # Maximum words of a sentence, words of a random source, and words of a text generated by a language model.
@@ -272,18 +273,18 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
     apply_patches()
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "translation")
-        asked = ["-model", os.fspath(checkpoint), "-src", os.fspath(source), "-output", output]
-        parser = onmt.bin.translate._get_parser()
-        options = parser.parse_args([*asked, "-beam_size", str(BEAM_SIZE)])
+        files = ["-model", os.fspath(checkpoint), "-src", os.fspath(source), "-output", output]
+        search = ["-transforms", "none", "-beam_size", str(BEAM_SIZE)]
+        options = onmt.bin.translate._get_parser().parse_args([*files, *search])
         before = logging.root.manager.disable
         logging.disable(logging.INFO)  # OpenNMT-py's log of translations
         try:
-            translate_file(options, lambda changed: _translate(changed, model))
+            translate_file(options, model)
         finally:
             logging.disable(before)
-        found = [joined(line, subwords) for line in read_lines(output)]
+        translations = [joined(line, subwords) for line in read_lines(output)]
     metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
-    score = metric.corpus_score(found, [wanted]).score
+    score = metric.corpus_score(translations, [wanted]).score
     how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, subwords {subwords}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)
 
@@ -295,16 +296,3 @@ def joined(line: str, subwords: str) -> str:
     if subwords == "sentencepiece":
         return line.replace(" ", "").replace(_MARKS[subwords], " ").strip()
     return line
-
-
-def _translate(options: Namespace, model: nn.Module) -> None:
-    """Translate ``options.src`` into ``options.output`` with a model in memory."""
-    ArgumentParser.validate_translate_opts(options)
-    ArgumentParser._get_all_transform_translate(options)
-    ArgumentParser._validate_transforms_opts(options)
-    ArgumentParser.validate_translate_opts_dynamic(options)
-    set_random_seed(options.seed, use_gpu(options))
-    engine: Any = InferenceEnginePY(options)
-    engine.translator.model = model.eval()
-    engine.infer_file()
-    engine.terminate()

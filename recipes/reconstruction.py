@@ -684,7 +684,7 @@ def table(grid: Grid, summary: Sequence[Record], source: Mapping[str, Any]) -> s
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
     """Plot rho over the width, one panel per set (ALONE, Figure 3); bars are one standard deviation."""
     figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
-    color, marker, _ = style("alone")
+    color, marker = style("alone")
     for axes, (name, found) in zip(panels, source.items(), strict=True):
         for number, row in enumerate(grid.alone):
             points = [

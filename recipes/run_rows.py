@@ -6,6 +6,7 @@ Small models leave most of a GPU, and all but one core of a CPU, to others.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -21,15 +22,14 @@ from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.tools import python_path
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.interrupts import signals_delayed
 
-STEPS, QUALITIES = ("train", "eval"), ("bleu", "perplexity")
+QUALITIES = ("bleu", "perplexity")
 # Seconds after which a process that was told to stop, and saves its state, is killed.
 _GRACE = 60.0
 
 
 def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
-    """The rows without a result whose names match a pattern, and their teachers, which come first."""
+    """Return the rows without a result whose names match a pattern, and their teachers, which come first."""
     names: list[str] = []
     for pattern in patterns:
         matching = [name for name in recipe.rows if fnmatchcase(name, pattern)]
@@ -44,86 +44,75 @@ def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
 
 
 def without_result(recipe: Recipe, rows: Sequence[str]) -> list[str]:
-    """Those of the rows that have not been evaluated."""
+    """Return those of the rows that have not been evaluated."""
     file = recipe.home / FILE
-    found = {record["row"] for record in read_results(file)} if file.is_file() else set()
-    return [row for row in rows if row not in found]
-
-
-class Job:
-    """The process of one step of a row; its output goes to ``STEP.output`` in the row's folder."""
-
-    def __init__(self, recipe: Recipe, row: str, step: str) -> None:
-        self.row, self.step = row, step
-        self.output = recipe.home / row / f"{step}.output"
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "recipes", recipe.name, step, row, *[SMOKE] * recipe.is_smoke]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": python_path()}
-        with self.output.open("ab") as file:
-            # Its own group: an interrupt of the terminal is passed on once, by `stop`.
-            self.process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
-
-    def last_line(self) -> str:
-        """The last line that it printed."""
-        lines = self.output.read_text("utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+    evaluated = {record["row"] for record in read_results(file)} if file.is_file() else set()
+    return [row for row in rows if row not in evaluated]
 
 
 def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) -> list[str]:
     """Run the steps of rows, `count` at a time, until the time is over; return the rows that have no result.
 
-    Trainings that are stopped save their state and resume next time.
+    The output of a process goes to ``STEP.output`` in the row's folder. Trainings that are stopped save their
+    state and resume next time.
     """
     started, waiting, failed = time.monotonic(), list(rows), set[str]()
-    running: list[Job] = []
+    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:7.0f} s  {text}", flush=True)
 
+    def start(row: str, step: str) -> None:
+        command = [sys.executable, "-m", "recipes", recipe.name, step, row, *[SMOKE] * recipe.is_smoke]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": python_path()}
+        output = recipe.home / row / f"{step}.output"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as file:
+            # Its own group: an interrupt of the terminal is passed on once, at the end.
+            running[row] = (
+                step,
+                subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                ),
+            )
+
     def is_ready(row: str) -> bool:
-        teacher = recipe.rows[row].teacher
-        return teacher is None or teacher not in (*waiting, *failed, *(job.row for job in running))
+        return recipe.rows[row].teacher not in (*waiting, *failed, *running)
 
     try:
         while (waiting or running) and time.monotonic() - started < seconds:
             for row in [row for row in waiting if is_ready(row)][: count - len(running)]:
                 waiting.remove(row)
-                with signals_delayed():  # until `stop` knows the process
-                    running.append(Job(recipe, row, STEPS[0]))
+                start(row, "train")
                 say(f"{row}: training")
-            for job in [job for job in running if job.process.poll() is not None]:
-                running.remove(job)
-                if job.process.returncode:
-                    failed.add(job.row)
-                    say(f"{job.row}: {job.step} failed: {job.last_line()} (all of it: {job.output})")
-                elif job.step == STEPS[0]:
-                    with signals_delayed():
-                        running.append(Job(recipe, job.row, STEPS[1]))
+            for row, (step, process) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[row]
+                if process.returncode:
+                    failed.add(row)
+                    output = recipe.home / row / f"{step}.output"
+                    last = ["", *output.read_text("utf-8", errors="replace").strip().splitlines()][-1]
+                    say(f"{row}: {step} failed: {last} (all of it: {output})")
+                elif step == "train":
+                    start(row, "eval")
                 else:
-                    metrics = (find_result(recipe.home, job.row) or {"metrics": {}})["metrics"]
+                    metrics = (find_result(recipe.home, row) or {"metrics": {}})["metrics"]
                     numbers = [f"{name} {metrics[name]:.1f}" for name in QUALITIES if name in metrics]
-                    say(f"{job.row}: {', '.join(numbers) or 'done'}")
-            if not running and waiting and not any(map(is_ready, waiting)):
+                    say(f"{row}: {', '.join(numbers) or 'done'}")
+            if not running and not any(map(is_ready, waiting)):
                 break  # their teachers failed
             time.sleep(0.2)
     finally:
-        stop(running)
+        for _, process in running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for _, process in running.values():
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
     return without_result(recipe, rows)
-
-
-def stop(jobs: Sequence[Job]) -> None:
-    """Let the processes save their states and end."""
-    for job in jobs:
-        if job.process.poll() is None:
-            os.killpg(job.process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE
-    for job in jobs:
-        try:
-            job.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(job.process.pid, signal.SIGKILL)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,12 +13,14 @@ import os
 import posixpath
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from unittest import mock
 
+import pandas as pd
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -31,7 +33,6 @@ PAGES = (
     *("recipes/README.md", "recipes/*/README.md", "benchmarks/README.md", "docker/README.md"),
     *("recipes/*/*.png", "benchmarks/*.png"),
 )
-NOTEBOOKS = "notebooks"
 _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
@@ -41,14 +42,21 @@ _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages outside of ``docs/`` and those of notebooks."""
+    """Add pages outside of ``docs/``, notebooks, and the report of all results."""
+    from recipes.common.recipe import runs_folder
+    from recipes.report import write_report
+
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
             files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
-    for notebook in sorted((ROOT / "docs" / NOTEBOOKS).glob("*.ipynb")):
-        page = f"{NOTEBOOKS}/{notebook.stem}.md"
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        page = f"notebooks/{notebook.stem}.md"
         files.append(File.generated(config, page, content=notebook_markdown(notebook)))
+    with TemporaryDirectory() as folder:
+        write_report(Path(folder), runs_folder())
+        for path in sorted(Path(folder).iterdir()):
+            files.append(File.generated(config, f"report/{path.name}", content=path.read_bytes()))
     return files
 
 
@@ -62,18 +70,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     ]
     rows = sum(table[0].count("\n") for part in parts[::2] for table in _TABLE.finditer(part))
     most = _SHORT if rows > _LONG_PAGE else _LONG
-    parts[::2] = [_TABLE.sub(lambda table: folded(table[0], most), part) for part in parts[::2]]
+
+    def folded(table: re.Match[str]) -> str:
+        rows = table[0].count("\n") - 2
+        summary = f'<details markdown="1"><summary>{rows} rows</summary>'
+        return table[0] if rows <= most else f"{summary}\n\n{table[0]}\n</details>\n"
+
+    parts[::2] = [_TABLE.sub(folded, part) for part in parts[::2]]
     return "".join(parts)
-
-
-def folded(table: str, most: int) -> str:
-    """A table, which is shown on a click if it has more than `most` rows."""
-    rows = table.count("\n") - 2
-    return (
-        table
-        if rows <= most
-        else f'<details markdown="1"><summary>{rows} rows</summary>\n\n{table}\n</details>\n'
-    )
 
 
 def repository_path(page: str) -> str:
@@ -82,13 +86,7 @@ def repository_path(page: str) -> str:
 
 
 def site_link(link: re.Match[str], page: str, on_site: dict[str, str]) -> str:
-    """Convert a link of a page for the site.
-
-    Args:
-        link: a match of a Markdown link to a file.
-        page: the page of the site that has it.
-        on_site: the files of the site by their paths in the repository.
-    """
+    """Convert a Markdown link of a page for the site, given the files of the site by their paths."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(repository_path(page)), link["target"]))
     if target in on_site:
         relative = posixpath.relpath(on_site[target], posixpath.dirname(page) or ".")
@@ -101,11 +99,8 @@ def notebook_markdown(path: Path) -> str:
     parts = [f"<!-- {path.name} -->"]
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            parts.append(source)
-            continue
-        parts.append(f"```python\n{source}\n```")
-        for output in cell["outputs"]:
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
             if output.get("name") == "stdout":
                 parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
@@ -113,90 +108,59 @@ def notebook_markdown(path: Path) -> str:
 
 def methods() -> str:
     """Return a table of all methods, and a section for each with docstring and options."""
+    from recipes.common.table import markdown
     from shared_embeddings import registry
     from shared_embeddings.cli.main import methods_table, options_of
 
     parts = [methods_table()]
     for name in registry.methods():
-        method = registry.options(name).embedding_class
-        lines = ["| option | value | default | meaning |", "| --- | --- | --- | --- |"]
-        for option, *columns in options_of(name):
-            accepted, default, description = (column or "" for column in columns)
-            lines.append(f"| `{option}` | {accepted} | {default} | {description} |")
-        parts += [
-            f"## {name}",
-            inspect.cleandoc(method.__doc__ or "").replace("\nArgs:", "\n\nArgs:"),
-            "\n".join(lines),
-        ]
+        docstring = inspect.cleandoc(registry.get_method_config(name).embedding_class.__doc__ or "")
+        options = pd.DataFrame(options_of(name), columns=["option", "value", "default", "meaning"])
+        options["option"] = "`" + options["option"] + "`"
+        parts += [f"## {name}", docstring.replace("\nArgs:", "\n\nArgs:"), markdown(options.fillna(""))]
     return "\n\n".join(parts)
 
 
 def commands() -> str:
-    """Return ``--help`` of all commands."""
-    from lm.data import prepare
-    from lm.evaluate import command as evaluate
-    from lm.evaluate import generate
-    from lm.train import command as train
-    from shared_embeddings.cli.main import main
+    """Return ``--help`` of all commands, except OpenNMT-py's."""
 
-    os.environ["COLUMNS"] = "100"
-    listed = help_of(main)
-    names = re.findall(r"^    ([a-z]+) ", listed, re.MULTILINE)
-    parts = [("shared-embeddings", listed)]
-    parts += [(f"shared-embeddings {name}", help_of(main, name)) for name in names]
-    modules = {"lm_prepare": prepare, "lm_train": train, "lm_evaluate": evaluate, "lm_generate": generate}
-    parts += [(name, help_of(module.main)) for name, module in modules.items()]
-    return "\n\n".join(f"### {name}\n\n```text\n{text.rstrip()}\n```" for name, text in parts)
+    def help_of(command: metadata.EntryPoint, *arguments: str) -> str:
+        printed, words = io.StringIO(), [command.name, *arguments, "--help"]
+        with mock.patch.object(sys, "argv", words), redirect_stdout(printed), suppress(SystemExit):
+            command.load()()
+        return f"### {' '.join(words[:-1])}\n\n```text\n{printed.getvalue().rstrip()}\n```"
 
-
-def help_of(main: Callable[[list[str]], Any], *arguments: str) -> str:
-    """Return the output of a command with ``--help``."""
-    printed = io.StringIO()
-    with redirect_stdout(printed), suppress(SystemExit):
-        main([*arguments, "--help"])
-    return printed.getvalue()
+    parts = []
+    with mock.patch.dict(os.environ, COLUMNS="100"):
+        for command in sorted(metadata.entry_points(group="console_scripts"), reverse=True):
+            if command.module.split(".")[0] in ("lm", "shared_embeddings"):
+                listed = help_of(command)
+                names = re.findall(r"^    ([a-z]+) ", listed, re.MULTILINE)
+                parts += [listed, *(help_of(command, name) for name in names)]
+    return "\n\n".join(parts)
 
 
 def papers() -> str:
     """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree."""
-    from recipes.papers import figures, read_papers
+    from recipes.paper_sizes import papers_table
+    from recipes.papers import read_papers
+    from recipes.report import read_all
 
-    measured = _measured_rows()
-    lines = [
-        "| paper | rows | trained by a recipe | measured here | sizes in print | agree | differ | quoted |",
-        "| --- |" + " --: |" * 7,
-    ]
-    for paper in read_papers():
-        cells = [cell for table in paper.tables for cell in table.cells]
-        trained = [cell.trained_by for cell in cells if cell.trained_by]
-        sizes = Counter(figure.agreement.split(" ")[0] for figure in figures([paper]))
-        counts = [len(cells), len(trained), sum(row in measured for row in trained)]
-        counts += [sum(sizes.values()), sizes["agrees"], sizes["differs"], sizes["quoted"]]
-        lines.append(" | ".join([f"| {paper.title}", *map(str, counts)]) + " |")
-    return "\n".join(lines)
+    measured = {f"{task}/{row['row']}" for task, rows in read_all().items() for row in rows if row["metrics"]}
+    return papers_table(read_papers(), measured)
 
 
-def _measured_rows() -> set[str]:
-    """Return ``RECIPE/ROW`` of all rows with committed results."""
-    from recipes.common.results import FILE, read_results
-
-    return {
-        f"{path.parent.name}/{record['row']}"
-        for path in (ROOT / "recipes").glob(f"*/{FILE}")
-        for record in read_results(path)
-    }
-
-
-def ledger() -> str:
+def sizes() -> str:
     """Return the comparison of every size in the papers with ours."""
-    from recipes.papers import describe_ledger, read_papers
+    from recipes.paper_sizes import sizes_tables
+    from recipes.papers import read_papers
 
-    return describe_ledger(read_papers())
+    return sizes_tables(read_papers())
 
 
 GENERATED: dict[str, Callable[[], str]] = {
     "methods": methods,
     "commands": commands,
     "papers": papers,
-    "ledger": ledger,
+    "sizes": sizes,
 }

@@ -1,69 +1,114 @@
-"""Parts common to the checkpoints of all hosts: checksums, identifying a file, reading it, and checking it.
+"""Files of tensors: read without running code, and their checksums.
 
-Checksums of tensors and plain values are written with every checkpoint and verified on loading.
-
-They detect corrupted bytes and mixed files of different runs. They do not protect against attackers, who can
-compute them, too.
+A checksum is written with every checkpoint; only `verify` compares it. It detects damaged files, and files of
+which another program changed a part; not attackers, who can compute it, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import pickle
-import threading
 import zipfile
-import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from safetensors.torch import save_file
+from torch import Tensor
 
-from shared_embeddings.quant.packed_tensor import PackedTensor
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import check_archive, first_line
+from shared_embeddings.utils.errors import UserError, first_line
 
+AnyPath = str | os.PathLike[str]
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
 KEY = "checksum"
-# Environment variable; 0 disables the checks for checksums and finite numbers.
-SWITCH = "SHARED_EMBEDDINGS_VERIFY"
-REMEDY = f"copy or create it again, or set {SWITCH}=0 to load it anyway"
 _PLAIN = (bytes, int, float, complex, bool, type(None), torch.dtype, torch.Size)
-_WORKERS = min(4, os.cpu_count() or 1)
+# How much of a file's pickle `contains_strings` searches, in bytes.
+_SEARCHED_BYTES = 2**26
+
+
+# Reading.
+
+
+def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
+    """Return the content of a safetensors file, or of a mapping that ``torch.save`` wrote.
+
+    Tensors are mapped into memory, and no code in the file is run.
+
+    Args:
+        name: what the file is, for the error, such as "checkpoint model.pt".
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        if _is_safetensors(path):
+            with safe_open(path, "pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}
+        can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
+        with torch.serialization.safe_globals([Namespace]):  # type: ignore[no-untyped-call]
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
+        if not isinstance(content, dict):
+            raise UserError(f"it is a {type(content).__name__}")
+        return content
+    except Exception as error:  # torch.load raises many kinds for other files
+        # torch's message for a pickle that may contain code recommends running it.
+        has_code = isinstance(error, pickle.UnpicklingError)
+        reason = "damaged, or it could run code" if has_code else first_line(error)
+        raise UserError(
+            f"{name}: cannot be read ({reason}); it is truncated, or not a checkpoint; copy it again"
+        ) from error
+
+
+def _is_safetensors(path: AnyPath) -> bool:
+    with open(path, "rb") as file:
+        return file.read(9)[8:] == b"{"  # the length of the header, and the header in JSON
+
+
+def contains_strings(path: Path, *texts: str) -> bool:
+    """Return whether a file of ``torch.save`` contains strings, such as keys, without unpickling it."""
+    if not path.is_file():
+        return False
+    with contextlib.suppress(OSError, zipfile.BadZipFile), contextlib.ExitStack() as opened:
+        file: Any = opened.enter_context(path.open("rb"))
+        if zipfile.is_zipfile(path):
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            if not names:
+                return False
+            file = opened.enter_context(archive.open(names[0]))
+        pickled = file.read(_SEARCHED_BYTES)
+        return all(b"X" + len(text).to_bytes(4, "little") + text.encode() in pickled for text in texts)
+    return False
+
+
+# Checksums.
 
 
 def state_digest(content: object) -> str:
-    """The SHA-256, in 64 hexadecimal digits, of tensors and plain values, independent of the file format.
+    """Return the SHA-256, in 64 hexadecimal digits, of tensors and plain values in any file format.
 
     It covers the names, dtypes, shapes and bytes of tensors on any device, and names and values of plain
     values, in mappings, lists, tuples, sets and namespaces; not the order of mappings, the memory layout, or
     the content of other objects.
     """
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(_WORKERS) as pool:  # hashlib releases the GIL
-        parts = [part if isinstance(part, bytes) else pool.submit(part) for part in _parts(content)]
-        for part in parts:
-            piece = part if isinstance(part, bytes) else part.result()
-            digest.update(len(piece).to_bytes(8, "little") + piece)
+    for part in _parts(content):
+        digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
 
-def _parts(content: object) -> Iterator[bytes | Callable[[], bytes]]:
-    """The parts of the digest of `content` in order; for tensors, functions that compute them."""
+def _parts(content: object) -> Iterator[bytes]:
     if isinstance(content, Tensor):
-        yield functools.partial(_tensor_digest, content)
+        digest = hashlib.sha256(f"{content.dtype} {tuple(content.shape)} {content.layout}".encode())
+        if content.layout == torch.strided and not content.is_meta and not content.is_quantized:
+            flat = content.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        yield digest.digest()
     elif isinstance(content, Namespace):
         yield from _parts(vars(content))
     elif isinstance(content, Mapping):
@@ -88,42 +133,14 @@ def _text(value: object) -> str:
     return f"{type(value).__name__} {value!r}" if type(value) in _PLAIN else type(value).__name__
 
 
-def _tensor_digest(tensor: Tensor) -> bytes:
-    """The SHA-256 of a tensor's dtype, shape and bytes; without bytes for sparse and meta tensors."""
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
-    if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.digest()
-
-
-def is_verified() -> bool:
-    """Whether files are verified on loading; the variable ``SHARED_EMBEDDINGS_VERIFY=0`` disables it."""
-    return os.environ.get(SWITCH, "1") != "0"
-
-
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint with the checksum of its content."""
+    """Return a checkpoint with the checksum of its content."""
     rest = {name: value for name, value in content.items() if name != KEY}
     return {**rest, KEY: state_digest(rest)}
 
 
-def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Verify and remove the checksum, if any, of a checkpoint; the inverse of `with_checksum`.
-
-    Raises:
-        UserError: the content does not match its checksum; the message names the file.
-    """
-    rest = {key: value for key, value in content.items() if key != KEY}
-    if KEY in content and is_verified() and content[KEY] != state_digest(rest):
-        raise UserError(
-            f"{name}: does not match its checksum: it is damaged or was modified by another program; {REMEDY}"
-        )
-    return rest
-
-
 def save_safetensors(
-    tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, Tensor], path: AnyPath, metadata: Mapping[str, str] | None = None
 ) -> str:
     """Write a safetensors file with the checksum of its tensors in its metadata; return the checksum.
 
@@ -134,95 +151,82 @@ def save_safetensors(
         OSError: it cannot be written.
     """
     checksum = state_digest(tensors)
+    with open(path, "wb") as file:
+        mode = os.fstat(file.fileno()).st_mode
     try:
         save_file(dict(tensors), path, {"format": "pt", **(metadata or {}), KEY: checksum})
-    except SafetensorError as error:
+    except SafetensorError as error:  # for example on a full disk
         raise OSError(str(error)) from error
+    os.chmod(path, mode)  # safetensors makes files readable by the owner only
     return checksum
 
 
-def load_safetensors(path: str | os.PathLike[str], name: str) -> dict[str, Tensor]:
-    """Read a safetensors file, `name` in messages, and verify any checksum; UserError if it is damaged."""
-    try:
-        tensors = load_file(path)
-        checksum = recorded_checksum(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{name}: cannot be read ({error}); it is truncated or damaged") from error
-    return tensors if checksum is None else verified({**tensors, KEY: checksum}, name)
-
-
-def recorded_checksum(path: str | os.PathLike[str]) -> str | None:
-    """The checksum in the header of a safetensors file, or None; SafetensorError if it cannot be read."""
-    with safe_open(path, "pt") as opened:
-        return (opened.metadata() or {}).get(KEY)
+def recorded_checksum(path: AnyPath) -> str | None:
+    """Return the checksum in the header of a safetensors file, if it has one."""
+    with safe_open(path, "pt") as file:
+        return (file.metadata() or {}).get(KEY)
 
 
 def stamp_safetensors(path: Path) -> None:
     """Add a checksum to a safetensors file that another program wrote; OSError if it cannot be written."""
-    with safe_open(path, "pt") as opened:
-        metadata = opened.metadata()
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
     stamped = path.with_name(f"{path.name}.stamped")
-    save_safetensors(tensors, stamped, metadata)
+    save_safetensors(load_tensors(path, path.name), stamped, metadata)
     os.replace(stamped, path)
 
 
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# The type of a part of a checkpoint: its description for messages, and a test.
+def verify(path: Path) -> list[Path]:
+    """Compare a file, or the files in a folder, with the checksums that were written with them.
+
+    Returns:
+        The files that match; other files have no checksum.
+
+    Raises:
+        UserError: a file cannot be read or does not match, or none has a checksum.
+    """
+    intact = []
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file == path or file.suffix in (".safetensors", ".pt"):
+            content = load_tensors(file, f"file {file}")
+            checksum = recorded_checksum(file) if _is_safetensors(file) else content.pop(KEY, None)
+            if checksum is not None and checksum != state_digest(content):
+                raise UserError(
+                    f"{file}: does not match its checksum: it is damaged, or another program changed it; "
+                    "copy or create it again"
+                )
+            intact += [file] if checksum is not None else []
+    if not intact:
+        raise UserError(f"{path}: has no file with a checksum; name a model that this program wrote")
+    return intact
+
+
+# Used by nmt and lm until they read with `load_tensors`.
+
 PartType = tuple[str, Callable[[Any], bool]]
 
-# Elementwise optimizer states.
-_PER_NUMBER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg")
-# The first bytes of ``torch.save``'s format before torch 1.6, which is not a zip archive.
-_LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# Tensors are checked in parts of this many values.
-_VALUES_AT_ONCE = 2**22
-# The maximum number of bytes of a pickle that `contains_strings` searches, and the size of its blocks.
-_SEARCHED_BYTES, _BLOCK = 2**26, 2**20
-_NOT_AN_ARCHIVE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError)
+
+def load_safetensors(path: AnyPath, name: str) -> dict[str, Tensor]:
+    """See above."""
+    return load_tensors(path, name)
 
 
-def contains_strings(path: Path, *texts: str) -> bool:
-    """Whether a file of ``torch.save`` contains all given strings, such as the keys of a checkpoint.
-
-    Searches its pickle up to a fixed size, without unpickling or reading tensors.
-    """
-    if not path.is_file():
-        return False
-    missing = {b"X" + len(text).to_bytes(4, "little") + text.encode() for text in texts}
-    longest = max(map(len, missing))
-    with contextlib.suppress(OSError, *_NOT_AN_ARCHIVE), contextlib.ExitStack() as opened:
-        file: IO[bytes] = opened.enter_context(path.open("rb"))
-        if zipfile.is_zipfile(path):
-            archive = opened.enter_context(zipfile.ZipFile(path))
-            pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-            if not pickles:
-                return False
-            file = opened.enter_context(archive.open(pickles[0]))
-        elif file.read(len(_LEGACY_MAGIC)) != _LEGACY_MAGIC:
-            return False
-        last = b""
-        for _ in range(_SEARCHED_BYTES // _BLOCK):
-            block = file.read(_BLOCK)
-            missing = {text for text in missing if text not in last + block}
-            if not missing or not block:
-                return not missing
-            last = block[-longest:]
-    return False
+def is_verified() -> bool:
+    """See above."""
+    return True
 
 
-def mapped(path: str | os.PathLike[str]) -> Any:
-    """The content of a file of ``torch.save``, memory-mapped; raises `UNREADABLE` errors of `utils.files`."""
-    # The format before torch 1.6 cannot be mapped.
-    can_be_mapped = zipfile.is_zipfile(path)
-    check_archive(path)
-    return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=can_be_mapped)
+def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """See above."""
+    return {key: value for key, value in content.items() if key != KEY}
 
 
-def loaded(path: str | os.PathLike[str]) -> Any:
-    """The content of a file of ``torch.save`` with tensors in memory; raises the errors of `mapped`."""
-    check_archive(path)
-    return torch.load(os.fspath(path), map_location="cpu", weights_only=True)
+def mapped(path: AnyPath) -> Any:
+    """See above."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+loaded = mapped
 
 
 def unreadable(name: str, error: BaseException, program: str) -> UserError:
@@ -295,72 +299,14 @@ def is_optimizer(value: object) -> bool:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UserError if a shape in an optimizer's loaded state, which torch does not check, is wrong."""
-    for parameter, own in optimizer.state.items():
-        for name in _PER_NUMBER:
-            found = own.get(name)
-            if isinstance(found, Tensor) and found.shape != parameter.shape:
-                raise UserError(
-                    f"{name} of the optimizer is {tuple(found.shape)}, but the parameter is "
-                    f"{tuple(parameter.shape)}"
-                )
+    """See above."""
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
-    """Raise UserError if a tensor in the state of a model in the file `name` has NaN or infinity."""
-    if not is_verified():
-        return
-    for key, tensor in state.items():
-        if tensor.dtype in _FLOATS and not _is_finite(tensor):
-            raise UserError(
-                f"{name}: its tensor {key} contains NaN or infinity, perhaps because training diverged; use "
-                "an earlier checkpoint"
-            )
+    """See above."""
 
 
 @contextlib.contextmanager
 def building(tensors: int, size: int) -> Iterator[None]:
-    """Limit the model that is built meanwhile in this thread to some times what its file holds.
-
-    The settings in a file may claim any number of layers, and any widths. Building a model takes a few more
-    parameters than its file has tensors: tied ones, and those that are replaced, such as the tables of a
-    model with compressed ones.
-
-    Args:
-        tensors, size: how many tensors and bytes the file has.
-
-    Raises:
-        UserError: the model has more parameters, or more values in its parameters and buffers.
-    """
-    thread, parameters, values = threading.get_ident(), 0, 0
-
-    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal parameters, values
-        if tensor is None or threading.get_ident() != thread:
-            return
-        parameters, values = parameters + 1, values + tensor.numel()
-        if parameters > 4 * tensors + 1000 or values > 8 * size + 2**29:
-            raise UserError(
-                f"its settings claim more layers or larger ones than the file has ({tensors:,} tensors, "
-                f"{size:,} bytes); use another one"
-            )
-
-    hooks = [
-        register_module_parameter_registration_hook(count),
-        register_module_buffer_registration_hook(count),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if isinstance(tensor, PackedTensor):
-        return all(map(_is_finite, tensor.blocks()))
-    # The sum is a fast check, but may overflow; of a whole table in 16 bits, torch would make a copy.
-    return all(
-        bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
-        for part in tensor.reshape(-1).split(_VALUES_AT_ONCE)
-    )
+    """See above."""
+    yield

@@ -64,9 +64,8 @@ def describe_file(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return {"json": json.dumps(without_changing(json.loads(path.read_text())), sort_keys=True)}
     if zipfile.is_zipfile(path):
-        from nmt.checkpoints import allow_checkpoint_types
+        import nmt.checkpoints  # noqa: F401  # lets torch read the options
 
-        allow_checkpoint_types()
         with contextlib.suppress(*UNREADABLE):
             content = torch.load(path, map_location="cpu", weights_only=True)
             return {name: describe(tensor) for name, tensor in tensors_of(content)}

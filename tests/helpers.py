@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoints import allow_checkpoint_types
+import nmt.checkpoints  # noqa: F401  # lets torch read the options
 from shared_embeddings.checkpoints import KEY, with_checksum
 from shared_embeddings.compress.measure import Samples, ScoredWords
 from shared_embeddings.compress.session import Session
@@ -100,7 +100,6 @@ class Trap:
 
 def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path | None = None) -> Path:
     """Change the content of a checkpoint and update its checksum, if any; returns its path."""
-    allow_checkpoint_types()
     content = torch.load(path, map_location="cpu", weights_only=True)
     change(content)
     target = target or path

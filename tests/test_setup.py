@@ -255,7 +255,6 @@ def test_modules_of_extras_are_their_packages() -> None:
         "ahocorasick": "pyahocorasick",
         "fasttext": "fasttext-wheel",
         "sklearn": "scikit-learn",
-        "vl_convert": "vl-convert-python",
     }
     for extra, modules in extras.EXTRAS.items():
         names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"huggingface-hub", "tokenizers"}

@@ -36,7 +36,7 @@ from lm.models import LanguageModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.layers import evaluating
-from shared_embeddings.utils.options import option, parse_options, require, require_at_least
+from shared_embeddings.utils.options import option, parse_options, require
 
 # Maximum number of dot products, and of query positions, that the pointer computes at a time.
 _SCORES = 2**22
@@ -167,15 +167,15 @@ def segments(size: int, reading: Reading) -> Iterator[tuple[list[Span], int]]:
 
 @dataclasses.dataclass(frozen=True)
 class PointerOptions:
-    """Settings of the pointer; raises `UserError` for values out of range."""
+    """Settings of the pointer; see `parse`."""
 
-    window: int = option("number of positions in the cache.")
-    theta: float = option("inverse temperature of the similarities; 0 weighs all positions equally.")
+    window: int = option("number of positions in the cache.", minimum=1)
+    theta: float = option(
+        "inverse temperature of the similarities; 0 weighs all positions equally.", minimum=0
+    )
     weight: float = option("lambda, the weight of the cache in the mixture.")
 
     def __post_init__(self) -> None:
-        require_at_least("window", self.window, 1)
-        require_at_least("theta", self.theta, 0)
         require(0.0 < self.weight < 1.0, f"lambda is {self.weight}; it must be above 0 and below 1")
 
     @classmethod

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.utils.layers import keep_mask
-from shared_embeddings.utils.options import option, require_at_least
+from shared_embeddings.utils.options import option
 
 # A dropped matrix is not in the parameters' chunk of memory, so cuDNN copies the weights of a layer for every
 # segment, which is cheap compared to the matrix products.
@@ -29,33 +29,31 @@ warnings.filterwarnings("ignore", message="RNN module weights are not part of si
 class AWDLSTMOptions:
     """Options of `awd_lstm`; defaults are the paper's for the Penn Treebank."""
 
-    embedding_dim: int = option("D, the width of the word vectors.", 400)
+    embedding_dim: int = option("D, the width of the word vectors.", 400, minimum=1)
     hidden_dim: int = option(
-        "width of all layers but the last, whose width is the embedding's score_dim.", 1150
+        "width of all layers but the last, whose width is the embedding's score_dim.", 1150, minimum=1
     )
-    num_layers: int = option("number of LSTM layers.", 3)
-    embedding_dropout: float = option("probability of dropping a word type from the whole batch.", 0.1)
-    input_dropout: float = option("variational dropout of the word vectors.", 0.4)
-    hidden_dropout: float = option("variational dropout between layers.", 0.3)
-    output_dropout: float = option("variational dropout of the last layer's outputs.", 0.4)
-    weight_drop: float = option("DropConnect of the recurrent matrices, one mask per segment.", 0.5)
+    num_layers: int = option("number of LSTM layers.", 3, minimum=1)
+    embedding_dropout: float = option(
+        "probability of dropping a word type from the whole batch.", 0.1, minimum=0, below=1
+    )
+    input_dropout: float = option("variational dropout of the word vectors.", 0.4, minimum=0, below=1)
+    hidden_dropout: float = option("variational dropout between layers.", 0.3, minimum=0, below=1)
+    output_dropout: float = option(
+        "variational dropout of the last layer's outputs.", 0.4, minimum=0, below=1
+    )
+    weight_drop: float = option(
+        "DropConnect of the recurrent matrices, one mask per segment.", 0.5, minimum=0, below=1
+    )
     ar_weight: float = option(
-        "alpha, weight of activation regularization: the mean square of the dropped outputs.", 2.0
+        "alpha, weight of activation regularization: the mean square of the dropped outputs.", 2.0, minimum=0
     )
     tar_weight: float = option(
         "beta, weight of temporal activation regularization: the mean square of the differences between "
         "successive outputs.",
         1.0,
+        minimum=0,
     )
-
-    def __post_init__(self) -> None:
-        for name in ("embedding_dim", "hidden_dim"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("num_layers", self.num_layers, 1)
-        for name in ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"):
-            require_at_least(name, getattr(self, name), 0, below=1)
-        for name in ("ar_weight", "tar_weight"):
-            require_at_least(name, getattr(self, name), 0)
 
 
 class LSTMLayer(nn.LSTM):

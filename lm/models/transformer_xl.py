@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State, register
 from shared_embeddings.utils.layers import Dropout
-from shared_embeddings.utils.options import OptionError, option, require, require_at_least
+from shared_embeddings.utils.options import OptionError, option, require
 
 Kernel = Literal["sdpa", "flex"]
 _flex_attention: Callable[..., Tensor] = flex_attention  # type: ignore[assignment]  # overloaded
@@ -32,31 +32,35 @@ _WEIGHT_STD = 0.02
 class TransformerXLOptions:
     """Options of `transformer_xl`; defaults are the published ones for WikiText-103 ("base" model)."""
 
-    embedding_dim: int = option("D, width of the embedding and the layers; even.", 410)
-    num_layers: int = option("number of layers.", 16)
-    num_heads: int = option("H, number of attention heads.", 10)
-    head_dim: int = option("C, dimension of a head; H times C may differ from D.", 41)
-    feed_forward_dim: int = option("inner width of the feed-forward networks.", 2100)
+    embedding_dim: int = option("D, width of the embedding and the layers; even.", 410, minimum=1)
+    num_layers: int = option("number of layers.", 16, minimum=1)
+    num_heads: int = option("H, number of attention heads.", 10, minimum=1)
+    head_dim: int = option("C, dimension of a head; H times C may differ from D.", 41, minimum=1)
+    feed_forward_dim: int = option("inner width of the feed-forward networks.", 2100, minimum=1)
     dropout: float = option(
         "dropout of word vectors, position encodings, both outputs of a layer, inside the feed-forward "
         "networks, and of the last hidden states.",
         0.1,
+        minimum=0,
+        below=1,
     )
-    attention_dropout: float = option("dropout of the attention weights.", 0.0)
+    attention_dropout: float = option("dropout of the attention weights.", 0.0, minimum=0, below=1)
     norm: Literal["post", "pre"] = option(
         'layer normalization after each residual connection ("post") or before each sublayer ("pre", '
         "without a final one, as published).",
         "post",
     )
     memory_length: int = option(
-        "M, number of positions of earlier segments in the memory of each layer.", 150
+        "M, number of positions of earlier segments in the memory of each layer.", 150, minimum=0
     )
     same_length: bool = option(
         "limit every position to the `memory_length` positions before it; otherwise, later "
         "positions of a segment have a longer context than earlier ones.",
         False,
     )
-    clamp_length: int | None = option("treat larger distances as this one; null for no limit.", None)
+    clamp_length: int | None = option(
+        "treat larger distances as this one; null for no limit.", None, minimum=1
+    )
     attention: Kernel = option(
         'the implementation of the attention: scaled dot-product attention ("sdpa") or flex attention '
         '("flex", without attention_dropout), which skips masked keys and does not copy the scores of '
@@ -65,12 +69,6 @@ class TransformerXLOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("embedding_dim", "num_heads", "head_dim", "feed_forward_dim", "clamp_length"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("num_layers", self.num_layers, 1)
-        require_at_least("memory_length", self.memory_length, 0)
-        for name in ("dropout", "attention_dropout"):
-            require_at_least(name, getattr(self, name), 0, below=1)
         require(
             self.embedding_dim % 2 == 0,
             f"option 'embedding_dim' is {self.embedding_dim}, but sinusoids need an even number",

@@ -22,10 +22,10 @@ from shared_embeddings.utils.options import (
     OptionError,
     check_known,
     option,
+    option_metadata,
     parse_options,
     parse_words,
     require,
-    require_at_least,
 )
 from shared_embeddings.utils.reading import read_yaml
 
@@ -49,19 +49,23 @@ class TrainingOptions:
     model: str = option("architecture of the language model.", "awd_lstm")
     optimizer: str = option("update rule.", "sgd")
     schedule: str = option("learning rate schedule.", "constant")
-    epochs: int | None = option("length of training in epochs; set this or 'steps'.", None)
-    steps: int | None = option("length of training in optimizer steps; set this or 'epochs'.", None)
-    batch_size: int = option("text columns per process.", 20)
-    grad_accum_steps: int = option(
-        "number of parts that each batch is split into; same result with less memory.", 1
+    epochs: int | None = option("length of training in epochs; set this or 'steps'.", None, minimum=1)
+    steps: int | None = option(
+        "length of training in optimizer steps; set this or 'epochs'.", None, minimum=1
     )
-    sequence_length: int = option("tokens per segment (truncated backpropagation through time).", 70)
+    batch_size: int = option("text columns per process.", 20, minimum=1)
+    grad_accum_steps: int = option(
+        "number of parts that each batch is split into; same result with less memory.", 1, minimum=1
+    )
+    sequence_length: int = option(
+        "tokens per segment (truncated backpropagation through time).", 70, minimum=1
+    )
     random_bptt: bool = option(
         "vary the segment length as in AWD-LSTM: 'sequence_length', or half of it with probability 0.05, "
         "plus Gaussian noise with std 5; the learning rate scales with the length.",
         False,
     )
-    warmup_steps: int = option("steps of linear learning rate warmup.", 0)
+    warmup_steps: int = option("steps of linear learning rate warmup.", 0, minimum=0)
     max_grad_norm: float | None = option(
         "gradient clipping threshold over all parameters; null disables clipping.", 0.25
     )
@@ -70,7 +74,7 @@ class TrainingOptions:
     )
     compile: bool = option("compile the model with torch.compile.", False)
     device: Literal["auto", "cpu", "cuda"] = option("cpu, cuda, or auto (CUDA if available).", "auto")
-    seed: int = option("for initialization, dropout and segment lengths.", 1)
+    seed: int = option("for initialization, dropout and segment lengths.", 1, minimum=0, below=SEEDS)
     embedding_distillation: Mapping[str, Any] | None = option(
         "{teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a trained model, starts from "
         "its network, and keeps the table close (Distilled Embedding).",
@@ -79,33 +83,28 @@ class TrainingOptions:
     init_from: str | None = option(
         "checkpoint to initialize the parameters from, such as best.pt of another run.", None
     )
-    evaluate_every: int | None = option("steps between validations; null validates after every epoch.", None)
+    evaluate_every: int | None = option(
+        "steps between validations; null validates after every epoch.", None, minimum=1
+    )
     valid_batch_size: int = option(
-        "number of equal chunks of the validation text, each starting without context.", 10
+        "number of equal chunks of the validation text, each starting without context.", 10, minimum=1
     )
     patience: int | None = option(
         "stop after this many validations without improvement, counted as for 'nonmono'; null disables "
         "early stopping.",
         None,
+        minimum=1,
     )
     save_every: int | None = option(
-        "steps between saves of last.pt; null saves only after validations.", None
+        "steps between saves of last.pt; null saves only after validations.", None, minimum=1
     )
-    log_every: int = option("steps between log lines.", 100)
+    log_every: int = option("steps between log lines.", 100, minimum=1)
     wandb: str | None = option("Weights & Biases project for logging; null disables it.", None)
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "steps", "batch_size", "grad_accum_steps", "sequence_length", "valid_batch_size")
-        for name in (*counts, "evaluate_every", "save_every", "log_every", "patience"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("warmup_steps", self.warmup_steps, 0)
         require(
             (self.epochs is None) != (self.steps is None),
             f"'epochs' is {self.epochs} and 'steps' is {self.steps}; give exactly one of them",
-        )
-        require(
-            0 <= self.seed < SEEDS,
-            f"option 'seed' is {self.seed}, but it must be at least 0 and below 2**63; choose another number",
         )
         require(
             self.max_grad_norm is None or self.max_grad_norm > 0,
@@ -223,9 +222,7 @@ def help_text() -> str:
     for title, options in all_groups().items():
         lines += ["", f"{title}:"]
         for field in dataclasses.fields(options):
-            # Subclasses that only change a default inherit the description.
-            owners = (getattr(owner, "__dataclass_fields__", {}).get(field.name) for owner in options.__mro__)
-            about = next(filter(None, (own.metadata.get("description") for own in owners if own is not None)))
+            about = option_metadata(options, field.name)["description"]
             default = "required"
             if field.default is not dataclasses.MISSING:
                 shown = yaml.safe_dump(plain(field.default), default_flow_style=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,11 @@ class OptimizerOptions:
     """Options of all optimizers."""
 
     learning_rate: float = option("base learning rate.")
-    weight_decay: float = option("L2 penalty.", 0.0)
+    weight_decay: float = option("L2 penalty.", 0.0, minimum=0)
 
     def __post_init__(self) -> None:
         rate = self.learning_rate
         require(rate > 0, f"option 'learning_rate' is {rate}, but it must be above 0; raise it")
-        require_at_least("weight_decay", self.weight_decay, 0)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Build the optimizer (default: SGD)."""
@@ -43,11 +42,7 @@ class OptimizerOptions:
 class SGDOptions(OptimizerOptions):
     """Stochastic gradient descent."""
 
-    momentum: float = option("momentum factor.", 0.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("momentum", self.momentum, 0, below=1)
+    momentum: float = option("momentum factor.", 0.0, minimum=0, below=1)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         decay = self.weight_decay
@@ -70,11 +65,8 @@ class NTASGDOptions(OptimizerOptions):
         "averaging starts when a validation is worse than the best one before the last `nonmono` "
         "validations.",
         5,
+        minimum=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("nonmono", self.nonmono, 0)
 
     def starts_averaging(self, scores: Sequence[float]) -> bool:
         """Whether validation has stalled, see `is_stalled`."""
@@ -85,21 +77,13 @@ class NTASGDOptions(OptimizerOptions):
 class AdamOptions(OptimizerOptions):
     """Adam (Kingma & Ba, 2015)."""
 
-    betas: tuple[float, ...] = option("decay rates of the first and second moments.", (0.9, 0.999))
-    eps: float = option("term added to the denominator.", 1e-8)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-            f"option 'betas' is {list(self.betas)}, but it must be two numbers of at least 0 and below 1",
-        )
-        require(self.eps > 0, f"option 'eps' is {self.eps}, but it must be above 0; raise it")
+    betas: tuple[float, float] = option(
+        "decay rates of the first and second moments.", (0.9, 0.999), minimum=0, below=1
+    )
+    eps: float = option("term added to the denominator.", 1e-8, minimum=0)
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        first, second = self.betas
-        decay = self.weight_decay
-        return torch.optim.Adam(parameters, self.learning_rate, (first, second), self.eps, decay)
+        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, self.weight_decay)
 
 
 OPTIMIZERS: dict[str, type] = {
@@ -190,13 +174,9 @@ class ConstantOptions:
 class CosineOptions(ConstantOptions):
     """Cosine decay."""
 
-    min_lr_ratio: float = option("final learning rate as a fraction of the base learning rate.", 0.0)
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.min_lr_ratio <= 1,
-            f"option 'min_lr_ratio' is {self.min_lr_ratio}, but it must be from 0 to 1",
-        )
+    min_lr_ratio: float = option(
+        "final learning rate as a fraction of the base learning rate.", 0.0, minimum=0, below=1
+    )
 
     def factor(self, progress: Progress) -> float:
         wave = (1 + math.cos(math.pi * min(progress.done, 1.0))) / 2
@@ -208,10 +188,7 @@ class StepOptions(ConstantOptions):
     """Step decay at given epochs."""
 
     decay_epochs: tuple[float, ...] = option("epochs after which the learning rate is divided.")
-    decay_factor: float = option("divisor of the learning rate.", 10.0)
-
-    def __post_init__(self) -> None:
-        _check_decay(self.decay_factor)
+    decay_factor: float = option("divisor of the learning rate.", 10.0, minimum=1)
 
     def factor(self, progress: Progress) -> float:
         return float(self.decay_factor ** -sum(progress.epochs >= epoch for epoch in self.decay_epochs))
@@ -221,14 +198,10 @@ class StepOptions(ConstantOptions):
 class PlateauOptions(ConstantOptions):
     """Decay when the validation loss stops improving."""
 
-    decay_factor: float = option("divisor of the learning rate.", 4.0)
+    decay_factor: float = option("divisor of the learning rate.", 4.0, minimum=1)
     decay_patience: int = option(
-        "number of validations without improvement before the learning rate is divided.", 1
+        "number of validations without improvement before the learning rate is divided.", 1, minimum=1
     )
-
-    def __post_init__(self) -> None:
-        _check_decay(self.decay_factor)
-        require_at_least("decay_patience", self.decay_patience, 1)
 
     def factor(self, progress: Progress) -> float:
         best, waited, divisions = math.inf, 0, 0
@@ -246,7 +219,3 @@ SCHEDULES: dict[str, type] = {
     "step": StepOptions,
     "plateau": PlateauOptions,
 }
-
-
-def _check_decay(factor: float) -> None:
-    require(factor > 1, f"option 'decay_factor' is {factor}, but it must be above 1; raise it")

@@ -1,70 +1,20 @@
-"""Resumable batches, and the worker processes that load them."""
+"""Batches that training can resume, and the worker processes that load them."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
-import sys
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import resource_tracker
-from types import TracebackType
 from typing import Any
 
 from onmt.inputters.dynamic_iterator import DynamicDatasetIter
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
 from nmt.fixes import apply_registered
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.interrupts import SIGNALS
-
-
-@contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in this thread and in processes that are started meanwhile."""
-    resource_tracker.ensure_running()  # else started with the first process, which unblocks them
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def end_with_parent() -> None:
-    """End this worker at a SIGTERM of its parent only; it was started with signals blocked.
-
-    Terminals and schedulers signal all processes, but training needs its workers until the step is complete.
-    """
-    parent = os.getppid()
-
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
-
-    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The training process has closed the connection.
-        if not issubclass(kind, (ConnectionError, EOFError)):
-            sys.__excepthook__(kind, error, trace)
-
-    threading.Thread(target=wait, daemon=True).start()
-    sys.excepthook = report
-
-
-class QuietLoader(DataLoader[Any]):
-    """A data loader whose workers are not ended by signals to the whole process group."""
-
-    def __iter__(self) -> Any:
-        """Start the workers."""
-        with signals_blocked():
-            # Without this reference, an interrupted iterator would wait seconds for each busy worker.
-            self.batches = super().__iter__()
-        return self.batches
 
 
 def end_workers() -> None:
@@ -78,11 +28,10 @@ def end_workers() -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a batch: the state before its bucket was read, and the number of its batches used."""
+    """Position of a batch: the state before its bucket was read, and ``used``, its batches so far."""
 
     worker: int
-    bucket: dict[str, Any]
-    used: int
+    state: dict[str, Any]
 
 
 class Batches(DynamicDatasetIter):  # type: ignore[misc]
@@ -90,7 +39,8 @@ class Batches(DynamicDatasetIter):  # type: ignore[misc]
 
     def _init_datasets(self, worker_id: int) -> None:
         if get_worker_info() is not None:
-            end_with_parent()
+            for number in (signal.SIGINT, signal.SIGTERM):  # training needs its workers to end the step
+                signal.signal(number, signal.SIG_IGN)
             apply_registered()
         super()._init_datasets(worker_id)
 
@@ -118,8 +68,8 @@ class ResumableBatches(Batches):
         self.bucket_state = {key: saved[key] for key in ("drawn", "cycle", "index")}
         self.skip = saved["used"]
         self.bucket_idx = saved["index"]
-        self.saved_random = _as_state(saved["random"])
-        self.random_shuffler._random_state = _as_state(saved["shuffler"])
+        self.saved_random = saved["random"]
+        self.random_shuffler._random_state = saved["shuffler"]
 
     def _bucketing(self) -> Iterator[tuple[Any, int]]:
         """Yield buckets of numericalized examples, and store the state before each."""
@@ -150,19 +100,17 @@ class ResumableBatches(Batches):
                     ended.add(name)
                 drawn[name], cycle = position, cycle + 1
                 bucket.append(example)
-            kept = self._tuple_to_json_with_tokIDs(bucket)
-            if kept:
+            examples = self._tuple_to_json_with_tokIDs(bucket)
+            if examples:
                 ended.clear()
             elif ended == set(names):
                 raise UserError(
                     "data: the transforms drop all training examples; change them (filtertoolong drops those "
                     "longer than src_seq_length or tgt_seq_length)"
                 )
-            yield kept, self.bucket_idx
+            yield examples, self.bucket_idx
             self.bucket_idx += 1
-            size = (
-                min(self.bucket_size, size + self.bucket_size_increment) if size < self.bucket_size else size
-            )
+            size = min(self.bucket_size, size + self.bucket_size_increment)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Position]]:
         """Yield batches with their positions; batches used before the start position are skipped."""
@@ -172,7 +120,7 @@ class ResumableBatches(Batches):
             if self.skip:
                 self.skip -= 1
                 continue
-            yield batch, Position(self.worker, self.bucket_state, used)
+            yield batch, Position(self.worker, {**self.bucket_state, "used": used})
 
 
 def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
@@ -184,11 +132,6 @@ def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
         if number == 0:
             raise UserError("data: a training corpus has no pair with text on both sides")
         start = 0
-
-
-def _as_state(saved: Any) -> tuple[Any, ...]:
-    version, numbers, gauss = saved
-    return version, tuple(numbers), gauss
 
 
 class TrackedBatches:
@@ -204,14 +147,9 @@ class TrackedBatches:
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Position]]:
         for batch, position in self.batches:
-            self.positions[position.worker] = {**position.bucket, "used": position.used}
-            self.last_worker = position.worker
+            self.positions[position.worker], self.last_worker = position.state, position.worker
             yield batch, position
 
     def mark(self) -> None:
-        """Mark all batches so far as used, before their step begins."""
+        """Mark all batches so far as used, before their step begins; `ResumableBatches` continues there."""
         self.marked = {"last_worker": self.last_worker, "workers": dict(self.positions)}
-
-    def state(self) -> dict[str, Any]:
-        """Return the state from which `ResumableBatches` continues after the last used batch."""
-        return self.marked

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from nmt import embeddings
 from nmt import plan as plans
-from nmt.checkpoints import peek
 from nmt.models import build_from_checkpoint
 from nmt.vocabulary import SENTENCE_MARKS, vocabulary_counts
 from shared_embeddings.compress import distillation
@@ -37,32 +36,8 @@ REQUESTED = "embeddings_before_fit"
 
 
 def parse_distillation(value: Any) -> distillation.Distillation | None:
-    """Return the option ``embedding_distillation``, a mapping or YAML text, with its defaults."""
-    given = plans.parse_mapping(OPTION, value, distillation.EXAMPLE)
-    return None if given is None else distillation.parse_distillation(given)
-
-
-def check_new_student(
-    asked: distillation.Distillation, plan: plans.EmbeddingPlan | None, vocabs: dict[str, Any]
-) -> None:
-    """Check the distillation of a new model, as far as possible without building it."""
-    if plan is None:
-        raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
-    for settings in plan.sides().values():
-        distillation.check_seed(asked, settings)
-    path = asked.teacher
-    try:
-        checkpoint = peek(path)
-    except UserError as error:
-        raise UserError(f"{OPTION}: teacher: {error}") from error
-    _check_words(asked, plan, checkpoint["vocab"], vocabs)
-    shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
-    for name, is_shared in shared.items():
-        if is_shared and not getattr(checkpoint["opt"], name, False):
-            raise UserError(
-                f"{name}: true, but the teacher {path} was trained with {name}: false, and its "
-                f"tables cannot be merged; set {name}: false, or use another teacher"
-            )
+    """Return the option ``embedding_distillation``, a mapping, with its defaults."""
+    return None if value is None else distillation.parse_distillation(value)
 
 
 def _check_words(
@@ -112,6 +87,7 @@ class Teacher:
 
     path: str  # its checkpoint, for messages
     model: Any
+    opt: Namespace  # of its training
     vocab: dict[str, Any]  # in the checkpoint
     tables: dict[str, Tensor]  # (V, D) of each side, including the output
     table_tensors: frozenset[str]  # names of the tensors of its embeddings
@@ -137,7 +113,8 @@ def read_teacher(path: str) -> Teacher:
     if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
         bias = None
     names = _names_of(model, list(parts.values()))
-    return Teacher(path, model, checkpoint["vocab"], tables, names, None if bias is None else bias.detach())
+    bias = None if bias is None else bias.detach()
+    return Teacher(path, model, checkpoint["opt"], checkpoint["vocab"], tables, names, bias)
 
 
 def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
@@ -154,8 +131,10 @@ def prepare_student(
     The embeddings of a new model are replaced, and the sizes of fitted ones set in its options.
     """
     asked, plan = parse_distillation(getattr(opt, OPTION, None)), plans.read_plan(opt)
-    if asked is None or plan is None:
+    if asked is None:
         return distillation.TeacherLosses()
+    if plan is None:
+        raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time
         if asked.soft_targets > 0 and getattr(opt, name, False):
             raise UserError(
@@ -167,7 +146,16 @@ def prepare_student(
         return distillation.TeacherLosses()
     teacher = read_teacher(asked.teacher)
     _check_words(asked, plan, teacher.vocab, vocabs)
-    for side in plan.sides():
+    shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
+    for name, is_shared in shared.items() if is_new else ():
+        if is_shared and not getattr(teacher.opt, name, False):
+            raise UserError(
+                f"{name}: true, but the teacher {teacher.path} was trained with {name}: false, and its "
+                f"tables cannot be merged; set {name}: false, or use another teacher"
+            )
+    for side, settings in plan.sides().items():
+        if is_new:
+            distillation.check_seed(asked, settings)
         embedding: Any = embeddings.words_module(model, side)
         wanted = (embedding.num_embeddings, embedding.embedding_dim)
         found = tuple(teacher.tables[side].shape) if side in teacher.tables else None

@@ -1,22 +1,6 @@
 """Recipes: folders of scripts and a ``rows.yaml`` with the settings of experiments and what papers print.
 
-``rows.yaml`` contains
-
-- ``kind``: the steps of the recipe, see `KINDS`;
-- ``data``: the settings of preprocess.sh, which ``--settings FILE`` replaces;
-- ``readme``: the tables of its README, see `recipes.common.table`;
-- ``groups``: shared settings by name. A group may extend another one (``extends: GROUP``, or
-  ``RECIPE/GROUP`` for another recipe). The default group of a row is ``common``;
-- ``rows``: settings of rows that do not reproduce a row of a paper, by name;
-- ``tables``: tables of papers, see `recipes.papers`. A row of a table with a ``name`` is a row of the recipe,
-  with the same settings as those in ``rows``;
-- ``variants``: settings of rows that start from a trained row, by name. ``variants: [fitted]`` in the row
-  ``funnel_4x`` adds a row ``funnel_4x_fitted`` with the embedding and group of ``funnel_4x`` and the settings
-  of the variant ``fitted``. ``seeds: [2, 3]`` in a row ``funnel_4x`` adds rows ``funnel_4x_seed2`` and
-  ``funnel_4x_seed3``; tables show the mean and the range of all.
-
-A row takes the settings of its group; in mappings such as ``train``, option by option. The settings of a row
-are the attributes of `Row`.
+``recipes/README.md`` explains the keys of the file.
 """
 
 from __future__ import annotations
@@ -26,8 +10,8 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +21,12 @@ from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SM
 from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.options import parse_options, require, require_at_least
+from shared_embeddings.utils.options import parse_options
 from shared_embeddings.utils.path_options import PathOption
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = REPOSITORY / "recipes"
 FILE, COMMON = "rows.yaml", "common"
-# <unk>, <blank>, <s>, </s>.
-SPECIAL_TOKENS = 4
 Content = dict[str, Any]
 
 # The function ``(recipe, arguments)`` of each step, by the ``kind`` in ``rows.yaml``.
@@ -73,32 +55,17 @@ KINDS = {
     "quickstart": {"run": "quickstart.run:main"},
 }
 
-# Keys of rows of tables only.
+# Keys of a row in a file that are no settings: of rows of tables, and of what is expanded to several rows.
 _PRINTED = ("name", "row", "column", "figures", "model", "why", "quoted")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The setting ``fit``."""
-
-    teacher: str  # a row, whose embedding is replaced by a fitted one
-    fit_steps: int | None = None  # for methods that are fitted by gradient descent
-    store: str | None = None  # the storage dtype
-    calibrate: bool = False  # on the training text
-    recover_steps: int | None = None  # of training by the teacher's predictions; with `calibrate` only
-
-    def __post_init__(self) -> None:
-        require(
-            self.calibrate or self.recover_steps is None,
-            f"recover_steps: {self.recover_steps} needs the training text; set calibrate: true",
-        )
+_EXPANDED = ("variants", "seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of a row."""
+class Row:
+    """One experiment, with the settings of its group."""
 
-    embedding: Content = field(default_factory=dict)  # method and options
+    name: str
+    embedding: Content  # method and options
     train: Content = field(default_factory=dict)  # options of ``onmt_train`` or ``lm_train``
     average: int = 1  # number of averaged checkpoints (translation and headlines)
     translate: Content = field(default_factory=dict)  # options of ``onmt_translate``
@@ -106,56 +73,11 @@ class Settings:
     # Options of a second training from the best model of the first (language models).
     finetune: Content | None = None
     distill: Content | None = None  # ``teacher`` (a row), and other options of ``embedding_distillation``
-    fit: Content | None = None  # see `Fit`
+    # ``teacher`` (a row), whose embedding is replaced by a fitted one; ``fit_steps``, ``store`` (the dtype),
+    # ``calibrate`` (on the training text), ``recover_steps`` (of training by the teacher's predictions).
+    fit: Content | None = None
     data: Content = field(default_factory=dict)  # the prepared data to use; empty if there is one kind
     batch: Content | None = None  # tokens per step, independent of the number of GPUs
-
-    def __post_init__(self) -> None:
-        require_at_least("average", self.average, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupSettings(Settings):
-    """The settings of a group."""
-
-    extends: str = ""
-    hardware: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowSettings(Settings):
-    """The settings of a row in the file."""
-
-    embedding: Content
-    group: str = COMMON
-    hardware: str = ""
-    note: str = ""
-    variants: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    paper: Content | None = None
-
-
-@dataclass(frozen=True)
-class File:
-    """The content of ``rows.yaml``; its rows are checked together with those of its tables."""
-
-    kind: str = ""
-    groups: Mapping[str, GroupSettings] = field(default_factory=dict)
-    rows: Content = field(default_factory=dict)
-    tables: tuple[Any, ...] = ()
-    variants: Mapping[str, Settings] = field(default_factory=dict)
-    grids: Content = field(default_factory=dict)
-    readme: tuple[Any, ...] = ()
-    data: Content = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row(Settings):
-    """One experiment, with the settings of its group."""
-
-    name: str
-    embedding: Content
     paper: Content | None = None  # ``source``, ``hardware`` and figures of the paper's row
 
     @property
@@ -177,15 +99,13 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 def read_file(path: Path) -> Content:
     """Read a ``rows.yaml``."""
-    return _file(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    return _file(path, path.stat().st_mtime_ns)
 
 
 # Read once per version of a file.
 @functools.cache
 def _file(path: Path, _version: int) -> Content:
-    content = read_yaml(path)
-    parse_options(str(path), File, content)
-    return dict(content)
+    return dict(read_yaml(path))
 
 
 @functools.cache
@@ -193,26 +113,23 @@ def _rows(path: Path, _version: int) -> dict[str, Row]:
     content = read_file(path)
     variants = content.get("variants", {})
     rows: dict[str, Row] = {}
-    for name, row in _named(content):
+    for name, written in _named(content):
         where = f"{path}: {name}"
-        parse_options(where, RowSettings, row)
-        own = {key: value for key, value in row.items() if key not in ("variants", "seeds")}
-        named = {name: own}
-        for seed in row.get("seeds", ()):
-            named[f"{name}{SEED}{seed}"] = {**own, "train": {**own.get("train", {}), "seed": seed}}
-        for variant in row.get("variants", ()):
+        settings = {key: value for key, value in written.items() if key not in _EXPANDED}
+        rows[name] = _row(where, name, settings, path)
+        for seed in written.get("seeds", ()):
+            seeded = {**settings, "train": {**settings.get("train", {}), "seed": seed}}
+            rows[f"{name}{SEED}{seed}"] = _row(where, f"{name}{SEED}{seed}", seeded, path)
+        for variant in written.get("variants", ()):
             if variant not in variants:
                 raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
-            base: Content = {key: row[key] for key in ("embedding", "group") if key in row}
-            named[f"{name}_{variant}"] = {**base, **variants[variant]}
-        for full_name, settings in named.items():
-            if full_name in rows:
-                raise UserError(f"{where}: there are two rows called {full_name}; rename one of them")
-            rows[full_name] = _row(where, full_name, settings, path, content)
-    for each in rows.values():
-        if each.teacher is not None and (each.teacher not in rows or each.teacher == each.name):
-            others = ", ".join(other for other in rows if other != each.name)
-            raise UserError(f"{path}: {each.name}: teacher is {each.teacher!r}; it must be one of {others}")
+            base: Content = {key: written[key] for key in ("embedding", "group") if key in written}
+            full_name = f"{name}_{variant}"
+            rows[full_name] = _row(where, full_name, {**base, **variants[variant]}, path)
+    for row in rows.values():
+        if row.teacher is not None and (row.teacher not in rows or row.teacher == row.name):
+            others = ", ".join(name for name in rows if name != row.name)
+            raise UserError(f"{path}: {row.name}: teacher is {row.teacher!r}; it must be one of {others}")
     return rows
 
 
@@ -235,87 +152,57 @@ def _named(content: Content) -> Iterator[tuple[str, Content]]:
         yield row["name"], {**shared, **settings, "paper": paper}
 
 
-def _row(where: str, name: str, settings: Content, path: Path, content: Content) -> Row:
-    if "fit" in settings:
-        for key in ("distill", "train"):
-            if key in settings:
-                raise UserError(f"{where}: {key} has no effect on a fitted row; remove it")
-        parse_options(f"{where}: fit", Fit, settings["fit"])
-    if "distill" in settings and "teacher" not in settings["distill"]:
-        raise UserError(f"{where}: distill: teacher is missing; name the row that it starts from")
-    merged = _merge(_group(where, settings.get("group", COMMON), path, content), settings)
+def _row(where: str, name: str, settings: Content, path: Path) -> Row:
+    """Return a row with the settings of its group; UserError for unknown ones or those of wrong types."""
+    merged = _merge(_group(where, settings.get("group", COMMON), path), settings)
+    for key in ("group", "extends", "note"):
+        merged.pop(key, None)
+    hardware = merged.pop("hardware", "not in the paper")
     if "finetune" in merged:
         merged["finetune"] = None if "fit" in settings else {**merged["train"], **merged["finetune"]}
     if "paper" in merged:
-        paper = {**merged["paper"], "hardware": merged.get("hardware", "not in the paper")}
+        paper = {**merged["paper"], "hardware": hardware}
         first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
         merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
-    kept = {each.name for each in fields(Row)}
-    return Row(name=name, **{key: value for key, value in merged.items() if key in kept})
+    return parse_options(where, Row, {"name": name, **merged})
 
 
-def _group(where: str, name: str, path: Path, content: Content) -> Content:
-    """Return the settings of a group and the groups that it extends."""
-    recipe, _, own_name = name.rpartition("/")
-    if recipe:
-        path = path.parents[1] / recipe / FILE
-        content = read_file(path)
-    groups = content.get("groups", {})
-    if own_name not in groups:
+def _group(where: str, name: str, path: Path) -> Content:
+    """Return the settings of a group, ``NAME`` or ``RECIPE/NAME``, and of the groups that it extends."""
+    recipe, _, local_name = name.rpartition("/")
+    path = path.parents[1] / recipe / FILE if recipe else path
+    groups = read_file(path).get("groups", {})
+    if local_name not in groups:
         raise UserError(f"{where}: no group {name!r}; there are: {', '.join(groups)}")
-    group: Content = groups[own_name]
-    if "extends" not in group:
-        return group
-    return _merge(_group(f"{path}: {own_name}", group["extends"], path, content), group)
+    group: Content = groups[local_name]
+    return _merge(_group(where, group["extends"], path), group) if "extends" in group else group
 
 
-def _merge(base: Content, own: Content) -> Content:
-    """Merge settings; `own` takes precedence over `base`, in mappings option by option."""
-    both = {key: {**base[key], **own[key]} for key in base.keys() & own.keys() if isinstance(own[key], dict)}
-    return {**base, **own, **both}
+def _merge(base: Content, changes: Content) -> Content:
+    """Merge settings; `changes` take precedence over `base`, in mappings option by option."""
+    both = base.keys() & changes.keys()
+    inner = {key: {**base[key], **changes[key]} for key in both if isinstance(changes[key], dict)}
+    return {**base, **changes, **inner}
 
 
-def padded_vocabulary(entries: int, multiple: int) -> int:
-    """Return the rows of the table for a vocabulary file of `entries` lines, padded to a `multiple`."""
-    return -(-(entries + SPECIAL_TOKENS) // multiple) * multiple
-
-
-def describe_size(row: Row, entries: int) -> str:
-    """Describe the embedding parameters of a row (input and output) and the compression in one line."""
-    is_language_model = "model" in row.train
-    vocabulary = (
-        entries if is_language_model else padded_vocabulary(entries, row.train.get("vocab_size_multiple", 8))
-    )
-    size = row.train["embedding_dim" if is_language_model else "hidden_size"]
-    options = {key: value for key, value in row.embedding.items() if key != "method"}
-    try:
-        method = row.embedding["method"]
-        # The files may not exist yet.
-        options |= {name: se.STORED for name in se.get_method_config(method).file_options if name in options}
-        count = se.num_parameters(method, num_embeddings=vocabulary, embedding_dim=size, **options)
-    except (se.OptionError, KeyError) as error:
-        raise UserError(f"{row.name}: {error}") from error
-    dense = vocabulary * size
-    return f"{count:,} embedding parameters, {dense / count:.1f} times fewer than {vocabulary:,} x {size}"
-
-
-# Rows of --smoke. Options of embeddings that depend on the vocabulary or the number of steps.
-_SMALL_EMBEDDING = {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2}
-# Replaced options of `onmt_train` and `lm_train`; `..._LESS` only if a row has them.
-_SMALL_BATCH = 256
-_SMALL_TRANSLATION = {
-    **{"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32, "train_steps": 4, "valid_steps": 2},
-    **{"save_checkpoint_steps": 2, "report_every": 1, "bucket_size": 256, "num_workers": 0},
+# Rows of --smoke: options that replace those of a row, where it has them, and options that it always gets.
+# Methods' that depend on the vocabulary or the number of steps; onmt_train's; lm_train's and lm_evaluate's.
+_LESS: dict[str, Content] = {
+    "embedding": {"num_clusters": 16, "min_rank": 2, "num_classes": CLASSES, "relu_dropout_steps": 2},
+    "translation": {"batch_size": 256, "accum_count": [1]},
+    "search": {"beam_size": 2, "n_best": 2},
+    "language_model": {
+        **{"hidden_dim": 32, "num_heads": 2, "head_dim": 8, "feed_forward_dim": 32},
+        **{"memory_length": 20, "clamp_length": 20, "target_length": 20},
+    },
 }
-_TRANSLATION_LESS = {"batch_size": _SMALL_BATCH, "accum_count": [1]}
-_SEARCH_LESS = {"beam_size": 2, "n_best": 2}
-_SMALL_MODEL = {"epochs": 2, "batch_size": 4, "sequence_length": 40, "log_every": 5}
-_MODEL_LESS = {
-    **{"hidden_dim": 32, "num_heads": 2, "head_dim": 8, "feed_forward_dim": 32},
-    **{"memory_length": 20, "clamp_length": 20, "target_length": 20},
+_ALWAYS: dict[str, Content] = {
+    "translation": {
+        **{"enc_layers": 1, "dec_layers": 1, "transformer_ff": 32, "train_steps": 4, "valid_steps": 2},
+        **{"save_checkpoint_steps": 2, "report_every": 1, "bucket_size": 256, "num_workers": 0},
+    },
+    "language_model": {"epochs": 2, "batch_size": 4, "sequence_length": 40, "log_every": 5},
 }
-# The first and the last layer of an LSTM may have different widths.
-_MODEL_LAYERS = 2
 _COUNTED_IN_STEPS = ("steps", "evaluate_every", "warmup_steps")
 
 
@@ -325,36 +212,34 @@ def smoke_row(row: Row) -> Row:
     def less(options: Content, smaller: Content) -> Content:
         return {**options, **{name: value for name, value in smaller.items() if name in options}}
 
-    def smaller_model(train: Content) -> Content:  # widths of embeddings are kept
-        kept = {key: value for key, value in less(train, _MODEL_LESS).items() if key not in _COUNTED_IN_STEPS}
-        return {**kept, **_SMALL_MODEL, "num_layers": min(_MODEL_LAYERS, train["num_layers"])}
-
-    def start(settings: Content | None) -> Content | None:
-        if settings is None or settings.get("embedding_start") == "random":
-            return settings
-        return {**less(settings, {"recover_steps": FIT_STEPS}), "fit_steps": FIT_STEPS}
-
-    embedding = less(row.embedding, _SMALL_EMBEDDING)
+    embedding = less(row.embedding, _LESS["embedding"])
     if "cutoffs" in embedding:
         embedding["cutoffs"] = list(CUTOFFS[: len(embedding["cutoffs"])])
     if embedding["method"] == "group_reduce":
         embedding["num_groups"] = min(4, embedding["num_groups"])
     if "classes" in embedding and "pieces" in row.data:
         embedding["classes"] = classes_file(CLASSES)
-    row = replace(row, embedding=embedding, distill=start(row.distill), fit=start(row.fit))
+    changes: Content = {"embedding": embedding}
+    for key in ("distill", "fit"):
+        start = getattr(row, key)
+        if start and start.get("embedding_start") != "random":
+            changes[key] = {**less(start, {"recover_steps": FIT_STEPS}), "fit_steps": FIT_STEPS}
     if "model" in row.train:
-        return replace(
-            row,
-            train=smaller_model(row.train),
-            finetune=None if row.finetune is None else smaller_model(row.finetune),
-            evaluate=less(row.evaluate, _MODEL_LESS),
-            data={},
-        )
+        smaller = _LESS["language_model"]
+        for key in ("train", "finetune"):
+            if options := getattr(row, key):  # widths of embeddings stay
+                changes[key] = {**less(options, smaller), **_ALWAYS["language_model"]}
+                # The first and the last layer of an LSTM may have different widths.
+                changes[key]["num_layers"] = min(2, options["num_layers"])
+                for name in _COUNTED_IN_STEPS:
+                    changes[key].pop(name, None)
+        return replace(row, **changes, evaluate=less(row.evaluate, smaller), data={})
     return replace(
         row,
-        train={**less(row.train, _TRANSLATION_LESS), **_SMALL_TRANSLATION},
-        translate={**less(row.translate, _SEARCH_LESS), "max_length": LONGEST},
-        batch=None if row.batch is None else {"tokens": 2 * _SMALL_BATCH, "per_gpu": _SMALL_BATCH},
+        **changes,
+        train={**less(row.train, _LESS["translation"]), **_ALWAYS["translation"]},
+        translate={**less(row.translate, _LESS["search"]), "max_length": LONGEST},
+        batch=None if row.batch is None else {"tokens": 512, "per_gpu": 256},
     )
 
 
@@ -404,8 +289,7 @@ class Recipe:
         if path is None:
             path = self.folder / FILE
             return f"{path}: data", dict(read_file(path).get("data", {}))
-        content = read_yaml(path)
-        return str(path), dict(content) if isinstance(content, dict) else {}
+        return str(path), dict(read_yaml(path))
 
     def command(self, script: str, *arguments: str) -> str:
         return " ".join([f"recipes/{self.name}/{script}", *arguments, *([SMOKE] if self.is_smoke else [])])
@@ -421,12 +305,9 @@ class Recipe:
 
     def with_files(self, embedding: Content, folder: Path) -> Content:
         """Return the options of an embedding with the paths of its files in `folder`."""
-        method = embedding.get("method")
-        names = (
-            se.get_method_config(method).file_options
-            if isinstance(method, str) and method in se.methods()
-            else ()
-        )
+        if "method" not in embedding:
+            return embedding
+        names = se.get_method_config(embedding["method"]).file_options
         return {**embedding, **{name: str(folder / embedding[name]) for name in names if name in embedding}}
 
 

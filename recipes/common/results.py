@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
+import json
 import re
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from filelock import FileLock
 
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import open_lock, write_text
-from shared_embeddings.utils.reading import parse_json
+from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.results import encoded, provenance
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,6 +42,8 @@ def write_result(
     Paths in the repository become relative. The date, git commit, dirty flag, versions and device are added.
 
     Args:
+        folder: where the file is.
+        row: name of the row.
         config: settings that are not defaults.
         counts: parameter counts, see `nmt.models.describe_checkpoint`.
         metrics: scores with signatures, speed, training time.
@@ -58,12 +62,27 @@ def write_result(
     path = folder / FILE
     line = encoded(path, record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path.with_name(f".{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(path.with_name(f".{path.name}.lock")):
         lines = {record["row"]: text for text, record in _lines(path)} if path.is_file() else {}
         lines[row] = line
         write_text(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=natural)))
     return path
+
+
+def _lines(path: Path) -> list[tuple[str, Record]]:
+    """Return the lines of a file with their records."""
+    lines = []
+    # Other line ends than "\n" may be inside of a string.
+    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
+        try:
+            record = json.loads(line)
+            valid = all(isinstance(record[key], kind) for key, kind in _REQUIRED.items())
+        except (ValueError, KeyError, TypeError):
+            valid = False
+        if not valid:
+            raise UserError(f"{path}: line {number}: invalid result; remove the line and evaluate again")
+        lines.append((line, record))
+    return lines
 
 
 def read_results(path: Path) -> list[Record]:
@@ -81,45 +100,25 @@ def find_result(folder: Path, row: str) -> Record | None:
     return next((record for record in read_results(folder) if record["row"] == row), None)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield the lines of a file with their records, after checking required keys."""
-    try:
-        # Other line ends than "\n" may be inside of a string.
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); evaluate again") from error
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}: line {number}"
-        advice = "remove the line and evaluate again"
-        try:
-            record = parse_json(line, where)
-        except UserError as error:
-            raise UserError(f"{where}: invalid result ({error}); {advice}") from error
-        for key, kind in _REQUIRED.items():
-            if not isinstance(record, dict) or not isinstance(record.get(key), kind):
-                raise UserError(f"{where}: invalid result, {key} is missing; {advice}")
-        yield line, record
-
-
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sorting key that compares numbers in a name as numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def is_baseline(row: str) -> bool:
-    """Whether a row is what others are compared with: ``standard``, or ``small_standard`` for ``small_…``."""
+    """Return whether others are compared with a row: ``standard``, or ``small_standard`` for ``small_…``."""
     return row == BASELINE or row.endswith(f"_{BASELINE}")
 
 
 def not_run(row: str, config: dict[str, Any]) -> Record:
-    """The record of a row that has no results."""
+    """Return the record of a row that has no results."""
     return {"row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
 
 
 def describe_options(record: Record) -> str:
-    """The method's options and what the row starts from, as they are written in ``rows.yaml``.
+    """Return the method's options and what the row starts from, as they are written in ``rows.yaml``.
 
-    Sizes that a fit found, such as those of directions, are left out.
+    Sizes that a fit chose, such as those of directions, are left out.
     """
     config = record["config"]
     options = (config.get("embedding") or {}).items()
@@ -142,3 +141,71 @@ def times_smaller(counts: Mapping[str, float]) -> float:
     """Return how many times fewer bits than a plain table in float32, without biases, the embedding takes."""
     dense = counts["dense_embedding"] if "dense_embedding" in counts else counts["table"]
     return 32 * dense / embedding_bits(counts)
+
+
+class Measure(NamedTuple):
+    """A quality of models: its title, decimals, and whether higher is better."""
+
+    title: str
+    decimals: int
+    higher_is_better: bool
+
+    def describe(self, values: Sequence[float]) -> str:
+        """Format the values of several seeds as mean ± standard deviation."""
+        mean = f"{statistics.fmean(values):.{self.decimals}f}"
+        if len(values) == 1:
+            return mean
+        return f"{mean} ± {statistics.stdev(values):.{self.decimals}f} ({len(values)} seeds)"
+
+
+# In the order of importance: a recipe is judged by the first that its results have.
+_MEASURES = {
+    "bleu": Measure("BLEU", 2, True),
+    "bleu_newstest2014": Measure("BLEU on newstest2014", 2, True),
+    "bleu_newstest2017": Measure("BLEU on newstest2017", 2, True),
+    "perplexity": Measure("test perplexity", 2, False),
+    "valid_perplexity": Measure("validation perplexity", 2, False),
+    "pointer_perplexity": Measure("test perplexity with pointer", 2, False),
+    "chrf": Measure("chrF", 2, True),
+    "rouge1": Measure("ROUGE-1", 2, True),
+    "rouge2": Measure("ROUGE-2", 2, True),
+    "rougeL": Measure("ROUGE-L", 2, True),
+    "rho": Measure("Spearman's rho", 3, True),
+    "kept": Measure("greedy choice kept", 3, True),
+    "top10": Measure("10 nearest neighbors kept", 3, True),
+    "relative_error": Measure("relative error", 3, False),
+    "reconstruction_loss": Measure("reconstruction loss", 3, False),
+    "training_ms": Measure("training ms per batch", 0, False),
+    "inference_ms": Measure("inference ms per batch", 0, False),
+}
+
+
+def find_measure(key: str) -> Measure | None:
+    """Return the measure of a key of `flatten` or of a row's ``paper``; None for other figures."""
+    name, _, part = key.partition(" ")
+    measure = _MEASURES.get(name)
+    return measure._replace(title=f"{measure.title}, {part}") if measure and part else measure
+
+
+def by_importance(keys: Iterable[str]) -> list[str]:
+    """Return the keys that have a measure, the most important first."""
+    order = list(_MEASURES)
+    return sorted(filter(find_measure, keys), key=lambda key: order.index(key.partition(" ")[0]))
+
+
+def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that models are judged by, of the ``metrics`` of a results file.
+
+    ROUGE recall of headlines at a length is ``rouge1 75 bytes``, Spearman's rho of a set is ``rho SET``,
+    and the share of a decoder's most probable words that stay is ``kept TEXT``.
+    """
+    flat = {key: metrics[key] for key in _MEASURES if key in metrics}
+    lengths = {key.removeprefix("length_"): found for key, found in metrics.items() if "length_" in key}
+    for length, scores in lengths.items():
+        for name, score in scores["recall"].items():
+            if name in _MEASURES:
+                flat[f"{name} {length} bytes" if len(lengths) > 1 else name] = score["mean"]
+    for name, key, part in (("rho", "similarity", "rho"), ("kept", "texts", "kept")):
+        for text, score in (metrics.get(key) or {}).items():
+            flat[f"{name} {text}"] = score[part]
+    return {key: float(value) for key, value in flat.items() if isinstance(value, (int, float))}

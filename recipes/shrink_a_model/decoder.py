@@ -21,10 +21,10 @@ from tqdm import tqdm
 
 from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
-from shared_embeddings.hf.folder import replacing_folder
 from shared_embeddings.hf.word_layers import dense_model, find_entry
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import replacing
 
 # Words that are scored at a time, so that the scores after all tokens of a window stay in the cache.
 _WORDS = 2048
@@ -327,7 +327,7 @@ def round_table(source: Path, folder: Path, package: str, kind: str) -> dict[str
     before, dense = table.detach().clone(), table.nbytes
     rounded, stored = PEERS[package](before, kind)
     table.data = rounded = rounded.view_as(before)
-    with replacing_folder(folder) as temporary:
+    with replacing(folder) as temporary:
         model.save_pretrained(temporary)
         read_tokenizer(source).save_pretrained(temporary)
     error = float((rounded - before).float().norm() / before.float().norm())

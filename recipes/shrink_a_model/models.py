@@ -601,7 +601,7 @@ def draw_summary(path: Path) -> None:
     shown = [one for one in records if one["row"].startswith(name) and "texts" in one["metrics"]]
     figure, (axes,) = new_figure(1, f"{DECODER_NAMES[name]} with a smaller table, on {DECODER_TEXTS[text]}")
     for line, (label, place, offset) in SUMMARY_LINES.items():
-        color, marker, _ = numbered_style(SERIES.index(line))
+        color, marker = numbered_style(SERIES.index(line))
         places = sorted(
             (bits_a_weight(one), max(_LEAST_LOSS, loss(one, text)))
             for one in shown
@@ -646,7 +646,7 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
     figure, panels = new_figure(len(wanted), "Decoders with a smaller table", False, len(DECODER_TEXTS))
     for axes, (decoder, text) in zip(panels, wanted, strict=True):
         for one in of_decoder[decoder]:
-            color, marker, _ = styles[series(one)]
+            color, marker = styles[series(one)]
             place = bits_a_weight(one), min(max(_LEAST_LOSS, loss(one, text)), _GREATEST_LOSS)
             axes.scatter(*place, s=34, marker=marker, color=color, label=series(one), zorder=2)
             given = one["config"].get("peer", {}).get("kind") or f"{one['config']['given']['bits']:g}"

@@ -28,7 +28,6 @@ from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
 from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
 from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
-from shared_embeddings.hf.folder import replacing_folder
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
@@ -100,7 +99,7 @@ def get_decoder(name: str, settings: Mapping[str, Any], home: Path) -> Path:
         # The weights are dense now, but transformers does not save what was read from GGUF.
         model.hf_quantizer, model.is_quantized = None, False
         del model.config.quantization_config, model.quantization_method
-        with replacing_folder(folder) as temporary:
+        with replacing(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
 

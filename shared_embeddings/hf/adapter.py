@@ -5,6 +5,7 @@ Axes: ``B`` batch, ``T`` time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -18,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import check_finite
+from shared_embeddings.checkpoints import load_tensors
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
@@ -45,29 +46,21 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build, get_method_config
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
+from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
-
-# How many of the tensors that are dropped are named.
-_NAMED = 3
-# The longest config.json that `Adapter.sniff` reads, in bytes.
-_LONGEST_CONFIG = 2**24
+from shared_embeddings.utils.reading import read_json
 
 
 class Adapter(host.TrimmingAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
-        file = path / folder.CONFIG
-        try:
-            if not file.is_file() or file.stat().st_size > _LONGEST_CONFIG:
-                return False
-            config = folder.read_json(file)
-        except (ValueError, OSError):
-            return False
-        return "model_type" in config or "architectures" in config
+        with contextlib.suppress(ValueError, OSError):
+            config = read_json(path / folder.CONFIG)
+            return "model_type" in config or "architectures" in config
+        return False
 
     def read(self, path: Path, runs: bool = True) -> FolderModel:
         """Read a model; one that is not run tensor by tensor, where its files have the names of its class."""
@@ -149,26 +142,26 @@ class FolderModel(host.TrainedModel):
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         check_decoder(method, options)
-        chosen, found = dict(options), self._tables[table]
-        if not found.placement.outputs:
+        completed = dict(options)
+        if not self._tables[table].placement.outputs:
             has_output = "output" in {field.name for field in dataclasses.fields(get_method_config(method))}
-            if has_output and chosen.setdefault("output", "none") != "none":
+            if has_output and completed.setdefault("output", "none") != "none":
                 raise OptionError(
-                    f"{method}: option 'output' is {chosen['output']!r}, but this table is used for input "
+                    f"{method}: option 'output' is {completed['output']!r}, but this table is used for input "
                     "only; remove it"
                 )
-            return chosen
-        words, width = found.weight.shape
-        sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **chosen}
+            return completed
+        words, width = self._tables[table].weight.shape
+        sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **completed}
         with torch.device("meta"):
-            new = build(method, words=self.vocabulary.words(words), **sizes)
-        host.check_scores(new, width)
-        if not new.has_linear_scores:
+            embedding = build(method, words=self.vocabulary.words(words), **sizes)
+        host.check_scores(embedding, width)
+        if not embedding.has_linear_scores:
             raise UserError(
                 f"the softmax of this {method} embedding has several steps, but models of transformers have "
                 "one; choose another method"
             )
-        return chosen
+        return completed
 
     def quality(self, validation: Validation) -> Quality:
         return perplexity(self.module, self.vocabulary, validation)
@@ -189,13 +182,13 @@ class FolderModel(host.TrainedModel):
         kind = type(self.module).__name__
         notes = folder.notes_on_code(self.path, kind)
         if self._dropped:
-            named = ", ".join([*self._dropped[:_NAMED], *["…"] * (len(self._dropped) > _NAMED)])
-            notes.append(f"tensors that {kind} does not use are dropped ({len(self._dropped)}: {named})")
+            names = f"{len(self._dropped)}, such as {self._dropped[0]}"
+            notes.append(f"tensors that {kind} does not use are dropped ({names})")
         return notes
 
     def tensors(self) -> dict[str, Tensor]:
         computed = self.module._keys_to_ignore_on_save or ()
-        return {name: found for name, found in distinct_state(self.module).items() if name not in computed}
+        return {name: tensor for name, tensor in distinct_state(self.module).items() if name not in computed}
 
     @torch.no_grad()
     def onnx_body(self) -> OnnxBody:
@@ -220,25 +213,20 @@ class FolderModel(host.TrainedModel):
         state = {**self.module.state_dict(), **tensors}
         state = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
         done, kind = "Word embeddings compressed", type(self.module).__name__
-        with folder.replacing_folder(output) as temporary:
+        with replacing(output) as temporary:
             folder.save_pretrained(self.module, temporary, state_dict=state)
-            folder.copy_rest(self.path, temporary)
+            folder.copy_files(folder.other_files(self.path), temporary)
             folder.write_card(self.path, temporary, done, kind, card)
 
     def write_dense(self, output: Path, force: bool) -> int:
-        """Write a folder that any program reads that reads the original; returns the bytes of its weights.
-
-        Raises:
-            UserError: the model is not compressed, its tied sides differ, or the folder cannot be replaced.
-            OSError: it cannot be written.
-        """
+        """Write a folder that any program reads that reads the original; return the bytes of its weights."""
         folder.check_output(output, force)
         if not self.is_compressed:
             raise UserError(f"model {self.path}: is not compressed, so its tables are dense already; use it")
         plain = dense_model(self.module)
-        with folder.replacing_folder(output) as temporary:
+        with replacing(output) as temporary:
             folder.save_pretrained(plain, temporary)
-            folder.copy_rest(self.path, temporary)
+            folder.copy_files(folder.other_files(self.path), temporary)
             return sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
 
     def write_gguf(self, source: Path, output: Path) -> str:
@@ -268,16 +256,12 @@ class UnbuiltModel(FolderModel):
     def _read(self, config: dict[str, Any]) -> None:
         if self.is_compressed:
             raise NotImplementedError
-        chosen, files = folder.model_class(self.path, config), folder.weight_files(self.path)
-        with folder.reading(self.path):
-            folder.check_weights(files)
-        folder.check_sizes(self.path, chosen)
+        architecture = folder.model_class(self.path, config)
         with folder.quiet():
-            settings = chosen.config_class.from_pretrained(self.path, local_files_only=True)
-        self.module = without_weights(chosen, settings).eval()
-        self._files = {name: file for file in files for name in folder.mapped_tensors(file)}
-        for name in self._files:
-            check_finite({name: self._value(name)}, f"model {self.path}")
+            settings = architecture.config_class.from_pretrained(self.path, local_files_only=True)
+        self.module = without_weights(architecture, settings).eval()
+        files = folder.weight_files(self.path)
+        self._files = {name: file for file in files for name in load_tensors(file, f"weights {file}")}
         # Every name of a tensor in the model -> the name of its values in the files.
         self._stored: dict[str, str] = {}
         state = self.module.state_dict(keep_vars=True)
@@ -311,10 +295,10 @@ class UnbuiltModel(FolderModel):
         return value
 
     def tensors(self) -> dict[str, Tensor]:
-        found = super().tensors()
-        new = {name: tensor for name, tensor in found.items() if not tensor.is_meta}
-        own = [self._stored[name] for name, tensor in found.items() if tensor.is_meta]
-        return {**{name: self._value(name) for name in own}, **new}
+        tensors = super().tensors()
+        new = {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+        stored = [self._stored[name] for name, tensor in tensors.items() if tensor.is_meta]
+        return {**{name: self._value(name) for name in stored}, **new}
 
 
 # Sizes of the batch and of the texts with which a model is traced; no two axes have the same size.

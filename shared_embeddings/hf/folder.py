@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face model: read without trust in its content, and written atomically."""
+"""The folder of a Hugging Face model: read without running its code, and written as a whole."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-import shared_embeddings.utils.reading as documents
-from shared_embeddings.checkpoints import (
-    building,
-    check_finite,
-    load_safetensors,
-    recorded_checksum,
-    stamp_safetensors,
-)
-from shared_embeddings.hf.word_layers import KEY, find_entry, from_entry
+from shared_embeddings.checkpoints import stamp_safetensors
+from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line, remove_leftovers, replacing
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.reading import read_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -36,10 +25,6 @@ INDEX = "model.safetensors.index.json"
 # Names code in settings.
 CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
-# Weight files that transformers would unpickle.
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Layers that a configuration may claim beyond the number of tensors: unused settings keep their defaults.
-_MORE_LAYERS = 1000
 # Arguments of ``from_pretrained``: nothing is downloaded, unpickled or run.
 _SAFE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
@@ -51,8 +36,6 @@ _COPIED = (
 _NOT_COPIED = (CONFIG, "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json")
 # Loads compressed embeddings where this library is not installed; written by it, and never read.
 _REMOTE_CODE = "modeling_shared_embeddings.py"
-# All files that may be in the folder of a model that is replaced.
-_REPLACED = (*_COPIED, "*.safetensors", "*.tsv", "*.md", _REMOTE_CODE)
 _CARD = "README.md"
 
 
@@ -61,7 +44,7 @@ _CARD = "README.md"
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn any library error caused by a damaged model into a UserError that names the model."""
+    """Convert the errors of libraries for a damaged model to a `UserError` that names the model."""
     try:
         yield
     except ImportError:
@@ -87,67 +70,36 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; UserError if it is not an object, OSError if it cannot be read."""
-    content = documents.read_json(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; copy it again")
-    return content
-
-
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of ``config.json`` of a model all of whose files lie in its folder.
-
-    In the Hugging Face cache, links may lead into the files of the same model:
-    ``models--NAME/snapshots/REVISION/config.json -> ../../blobs/HASH``.
+    """Return the content of ``config.json`` of a model that is whole, in safetensors, in its folder.
 
     Raises:
-        UserError: the file is missing or not a JSON object, a link or a setting leads out of the folder, or
-            the model is quantized by another program.
+        UserError: the file is missing, or the model is quantized by another program, an adapter of PEFT, or
+            names its weights itself.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"model {folder}: has no config.json; name the folder of a Hugging Face model")
-    own = folder.resolve()
-    places = [own, *([own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [])]
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not any(map(path.resolve().is_relative_to, places)):
-            raise UserError(
-                f"model {folder}: {path.relative_to(folder)} is a link out of the folder, which is not "
-                "followed; copy the file into the folder, or remove the link"
-            )
-    config = read_json(folder / CONFIG)
+    config: dict[str, Any] = read_json(folder / CONFIG)
     if config.get(KEY) is not None and find_entry(config) is None:
         raise UserError(f"model {folder}: is quantized; use the original model")
-    # transformers would load other files than those that are checked here.
-    if config.get("transformers_weights") is not None:
-        raise UserError(
-            f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
-            "the setting"
-        )
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"model {folder}: has an adapter of PEFT (adapter_config.json); merge it into the model, or "
             "remove it"
         )
+    if config.get("transformers_weights") is not None:  # maybe outside the folder
+        raise UserError(
+            f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
+            "the setting"
+        )
     return config
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; UserError if one is missing, not in the folder, or pickled."""
+    """Return the safetensors files of a model; UserError if one is missing or not in the folder."""
     names = [WEIGHTS]
-    has_whole = (folder / WEIGHTS).is_file()  # which transformers prefers
-    if not has_whole and (folder / INDEX).is_file():
-        try:
-            names = sorted({str(name) for name in read_json(folder / INDEX)["weight_map"].values()})
-        except (LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{folder / INDEX}: is not an index of weights; copy it again") from error
-    elif not has_whole:
-        pickled = [file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))]
-        if pickled:
-            raise UserError(
-                f"model {folder}: {pickled[0]} is not loaded because unpickling could run code; convert it "
-                "to safetensors with save_pretrained"
-            )
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
@@ -155,101 +107,27 @@ def weight_files(folder: Path) -> list[Path]:
                 "it again"
             )
         if not (folder / name).is_file():
-            raise UserError(f"model {folder}: has no {name}; name a complete folder")
+            raise UserError(
+                f"model {folder}: has no {name}; name a complete folder, and convert weights in pickles, "
+                "which could run code, with save_pretrained"
+            )
     return [folder / name for name in names]
 
 
-def check_weights(files: Iterable[Path]) -> None:
-    """Verify the weight files that have a checksum in their metadata; UserError for a damaged one."""
-    for file in files:
-        if recorded_checksum(file) is not None:
-            load_safetensors(file, f"weights {file}")
-
-
-def mapped_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped into memory; UserError if it is damaged."""
-    try:
-        with safe_open(file, "pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}
-    except SafetensorError as error:
-        raise UserError(
-            f"weights {file}: cannot be read ({first_line(error)}); it is truncated or damaged, copy it again"
-        ) from error
-
-
 def model_class(folder: Path, config: dict[str, Any]) -> Any:
-    """The first transformers class that the configuration names; UserError for none or another class.
-
-    Code in the folder is never run.
-    """
+    """Return the first class that a configuration names; UserError unless transformers has it."""
     library = require("transformers")
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    found = getattr(library, str(name), None)
-    if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
+    name = (config.get("architectures") or [None])[0]
+    architecture = getattr(library, str(name), None)
+    if not isinstance(architecture, type) or not issubclass(architecture, library.PreTrainedModel):
         raise UserError(
             f"model {folder}: its class {name} is not in transformers {library.__version__}, and code "
             "in the folder is not run; use a model whose class is in the library"
         )
-    return found
+    return architecture
 
 
-def check_sizes(folder: Path, chosen: Any) -> None:
-    """Check that the files of a model of a class hold the tensors that its configuration claims.
-
-    Reads no values.
-
-    Raises:
-        UserError: a tensor is missing or has another shape, or the configuration is invalid.
-    """
-    files = weight_files(folder)
-    logging = require("transformers").utils.logging
-    with reading(folder), quiet(), warnings.catch_warnings():
-        tensors = sum(len(mapped_tensors(file)) for file in files)
-        _check_layers(read_json(folder / CONFIG), tensors + _MORE_LAYERS)
-        warnings.simplefilter("ignore")  # torch warns of empty tensors
-        has_bars = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            with building(tensors, sum(file.stat().st_size for file in files)):
-                settings = {**_SAFE, "device_map": "meta", "ignore_mismatched_sizes": True}
-                _, found = chosen.from_pretrained(folder, output_loading_info=True, **settings)
-        finally:
-            if has_bars:
-                logging.enable_progress_bar()
-    wrong = [
-        f"{name} is {tuple(own)}, expected {tuple(wanted)}" for name, own, wanted in found["mismatched_keys"]
-    ]
-    _check_none(folder, missing_keys=found["missing_keys"], sizes=wrong)
-
-
-def _check_layers(settings: Any, most: int, is_count: bool = False) -> None:
-    """Raise UserError if settings claim more than `most` layers, which transformers lists one by one."""
-    if isinstance(settings, dict):
-        for name, value in settings.items():
-            counts = name.endswith("layers") or name in ("n_layer", "attention_types")
-            if counts and type(value) is int and value < 0:
-                raise UserError(f"{CONFIG}: {name} is {value}, which is negative; copy it again")
-            _check_layers(value, most, is_count or counts)
-    elif isinstance(settings, list):
-        for value in settings:
-            _check_layers(value, most, is_count)
-    elif is_count and type(settings) is int and settings > most:
-        raise UserError(f"{CONFIG}: claims {settings:,} layers, more than there are tensors; copy it again")
-
-
-def _check_none(folder: Path, **wrong: Iterable[object]) -> None:
-    """Raise UserError for the first of the tensors that do not match the configuration, by kind of fault."""
-    for kind, names in wrong.items():
-        first = min(map(str, names), default=None)
-        if first is not None:
-            raise UserError(
-                f"model {folder}: its weights do not match its config.json "
-                f"({kind.replace('_', ' ')}: {first}); copy it again"
-            )
-
-
-def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[str]]:
+def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, list[str]]:
     """Read a model of a class on the CPU, in the dtype of its weights; settings are for ``from_pretrained``.
 
     Returns:
@@ -258,17 +136,22 @@ def read_model(folder: Path, chosen: Any, **settings: Any) -> tuple[Any, list[st
     Raises:
         UserError: weights cannot be read, are missing or have wrong shapes.
     """
-    check_sizes(folder, chosen)
+    weight_files(folder)
     # torch_dtype is the old name.
     dtype = {} if "torch_dtype" in settings else {"dtype": "auto"}
     with reading(folder), quiet():
-        check_weights(weight_files(folder))
-        model, found = chosen.from_pretrained(
+        model, info = architecture.from_pretrained(
             folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
         )
-    _check_none(folder, missing_keys=found["missing_keys"])
-    check_finite(dict(model.named_parameters()), f"model {folder}")
-    return model, sorted(map(str, found["unexpected_keys"]))
+    _check_no_tensors(folder, "missing", info["missing_keys"])
+    return model, sorted(map(str, info["unexpected_keys"]))
+
+
+def _check_no_tensors(folder: Path, fault: str, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        raise UserError(
+            f"model {folder}: its weights do not match its config.json ({fault}: {name}); copy it again"
+        )
 
 
 def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
@@ -292,17 +175,13 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
     """
     path = Path(folder)
     config = read_config(path)
-    entry = find_entry(config)
-    if entry is None:
+    if find_entry(config) is None:
         raise UserError(
             f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
             "load it with from_pretrained of transformers"
         )
-    # Report an unreadable entry before transformers builds the model.
-    with reading(path), torch.device("meta"):
-        from_entry(entry)
     model, unexpected = read_model(path, model_class(path, config), **settings)
-    _check_none(path, unexpected_keys=unexpected)
+    _check_no_tensors(path, "unexpected", unexpected)
     if trainable and getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()
     return model
@@ -312,7 +191,7 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
 
 
 def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write a transformers model, with shared embeddings or without, atomically.
+    """Write a transformers model, with shared embeddings or without, as a whole.
 
     Args:
         model: a transformers model.
@@ -320,12 +199,12 @@ def save(model: Any, folder: str | os.PathLike[str], *, force: bool = False) -> 
         force: replace an existing folder of a model.
 
     Raises:
-        UserError: the folder exists and `force` is False, or it holds other files than a model.
+        UserError: the folder exists and `force` is False, or it is not that of a model.
         OSError: it cannot be written.
     """
     path = Path(folder)
     check_output(path, force)
-    with replacing_folder(path) as temporary:
+    with replacing(path) as temporary:
         save_pretrained(model, temporary)
 
 
@@ -359,84 +238,67 @@ def add_remote_code(folder: Path) -> None:
         kind = getattr(mapping, "_model_mapping", {}).get(content["model_type"])
         if isinstance(kind, str):
             content[CODE][name] = f"{Path(_REMOTE_CODE).stem}.{kind}"
-    (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, dict(sorted(content.items())))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write settings as transformers does."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_output(folder: Path, force: bool) -> None:
-    """Raise UserError if a folder exists without `force`, or contains anything other than a model."""
-    if not folder.exists() and not folder.is_symlink():
+    """Raise UserError if a folder exists without `force`, or is not that of a model."""
+    if not folder.exists():
         return
     if not force:
-        raise UserError(f"output {folder}: already exists; add --force, or name another folder")
+        raise UserError(f"output {folder}: already exists; replace it (force), or name another folder")
     if not folder.is_dir() or not (folder / CONFIG).is_file() and any(folder.iterdir()):
         raise UserError(f"output {folder}: exists but is not a model, so it is not replaced; name another")
-    for entry in sorted(folder.iterdir()):
-        is_own = any(map(entry.match, _REPLACED)) if entry.is_file() else entry in folders_of(folder)
-        if not is_own:
-            raise UserError(
-                f"output {folder}: contains {entry.name}, which is not part of a model and would be lost; "
-                "name another folder"
-            )
 
 
-def copy_rest(source: Path, target: Path) -> None:
-    """Copy the files of a model's folder other than weights and configuration, such as the tokenizer's."""
-    for pattern in _COPIED:
-        for file in source.glob(pattern):
-            if file.is_file() and file.name not in _NOT_COPIED and not file.name.endswith(".index.json"):
-                copy_settings(file, target / file.name)
-    copy_folders(source, target)
+def other_files(source: Path) -> list[Path]:
+    """Return what belongs to a model beside weights and configuration, such as its tokenizer's files.
+
+    Folders have chat templates, or layers after the model, as those of sentence encoders.
+    """
+    files = {file for pattern in _COPIED for file in source.glob(pattern) if file.is_file()}
+    names = ["additional_chat_templates"]
+    if (source / "modules.json").is_file():  # of sentence encoders, names folders such as 1_Pooling
+        names += [layer["path"] for layer in read_json(source / "modules.json")]
+    return [
+        *(file for file in sorted(files) if file.name not in _NOT_COPIED and not file.match("*.index.json")),
+        *(folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names),
+    ]
 
 
-def folders_of(source: Path) -> list[Path]:
-    """The folders inside a model's folder that belong to it: chat templates, and layers after the model."""
-    names = {"additional_chat_templates"}
-    modules = source / "modules.json"  # of sentence encoders, names folders such as 1_Pooling
-    if modules.is_file():
-        content = documents.read_json(modules)
-        layers = content if isinstance(content, list) else []
-        names.update(str(layer.get("path")) for layer in layers if isinstance(layer, dict))
-    return [folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names]
+def copy_files(files: Iterable[Path], target: Path) -> None:
+    """Copy files and folders of a model into another folder, without code and its names."""
+    for file in files:
+        if file.is_dir():
+            shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns("*.py"))
+        elif _names_code(file):
+            content = read_json(file)
+            del content[CODE]
+            write_json(target / file.name, content)
+        else:
+            shutil.copyfile(file, target / file.name)
 
 
-def copy_folders(source: Path, target: Path) -> None:
-    """Copy the folders of a model, without code."""
-    for folder in folders_of(source):
-        shutil.copytree(folder, target / folder.name, ignore=shutil.ignore_patterns("*.py"))
-
-
-def _read_naming_code(file: Path) -> dict[str, Any] | None:
-    """The content of a JSON file that names code for ``trust_remote_code``, maybe of another repository."""
-    if not file.name.endswith("_config.json") or not file.is_file():
-        return None
-    content = documents.read_json(file)
-    return content if isinstance(content, dict) and CODE in content else None
-
-
-def copy_settings(file: Path, target: Path) -> None:
-    """Copy a file without the names of code, which stays behind."""
-    content = _read_naming_code(file)
-    if content is None:
-        shutil.copyfile(file, target)
-    else:
-        del content[CODE]
-        target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _names_code(file: Path) -> bool:
+    return file.name.endswith("config.json") and CODE in read_json(file)
 
 
 def notes_on_code(source: Path, kind: str) -> list[str]:
-    """What happened to code that the files of a model in the folder `source` name, read as class `kind`."""
+    """Return notes about code that a folder names, and a model that was read as another class `kind`."""
     config = read_json(source / CONFIG)
     if find_entry(config) is not None:  # written by this library
         return []
     notes = []
-    naming = [file.name for file in sorted(source.glob("*_config.json")) if _read_naming_code(file)]
-    if naming:
-        notes.append(f"{CODE} of {', '.join(naming)} is dropped: it names code, which is not copied")
-    if CODE in config:
-        notes.append(f"the code that config.json names ({CODE}) was not run: the model was read as {kind}")
-    known = getattr(require("transformers"), kind).config_class.model_type
-    if config.get("model_type") != known:
-        notes.append(f"model type {config.get('model_type')!r}: the model was read as {kind} ({known})")
+    if naming := [file.name for file in sorted(source.glob("*config.json")) if _names_code(file)]:
+        notes.append(f"the code that {', '.join(naming)} name ({CODE}) was neither run nor copied")
+    model_type = getattr(require("transformers"), kind).config_class.model_type
+    if CODE in config or config.get("model_type") != model_type:
+        notes.append(f"model type {config.get('model_type')!r}: the model was read as {kind} ({model_type})")
     return notes
 
 
@@ -460,25 +322,3 @@ def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -
     body = heading.sub(r"## Earlier step: \1", body.lstrip())
     body = re.sub(r"\n```python\n[^`]*# DIR: this folder\n```\n", "", body)
     (target / _CARD).write_text("\n".join(filter(None, (header, own, body))), encoding="utf-8")
-
-
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder; rename it to `path` on success, delete it on errors.
-
-    Files are flushed to disk before the rename. An existing folder, or the target of a symbolic link, is
-    replaced. Leftovers of killed processes are deleted.
-    """
-    remove_leftovers(path)
-    with replacing(path) as temporary:
-        temporary.mkdir()
-        try:
-            yield temporary
-        except SafetensorError as error:  # for example on a full disk; it reports the system's error as text
-            number = re.search(r"os error (\d+)", str(error))
-            found = (int(number[1]), os.strerror(int(number[1]))) if number else (first_line(error),)
-            raise OSError(*found) from error
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                # safetensors makes files readable by the owner only.
-                shutil.copymode(temporary / CONFIG, file)

@@ -1,4 +1,4 @@
-"""How ``from_pretrained`` of transformers loads compressed models: through a quantizer, registered on import.
+"""Load compressed models with ``from_pretrained`` of transformers: a quantizer, registered on import.
 
 ``config.json`` names the quantizer in ``quantization_config``, whose other content is described in
 `shared_embeddings.hf.word_layers`. The quantizer replaces the word embeddings of the empty model before
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.hf.folder import check_weights, mapped_tensors
+from shared_embeddings.checkpoints import load_tensors
 from shared_embeddings.hf.word_layers import (
     ENTRY,
     InputSide,
@@ -53,7 +52,7 @@ class EmbeddingsQuantizer(HfQuantizer):
         self._conversions: list[WeightConverter] = []
 
     def update_device_map(self, device_map: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The map, with the device of its first part for the embeddings if it was made for the original."""
+        """Add the device of the first part for the embeddings, if the map was made for the original."""
         if not isinstance(device_map, dict) or "" in device_map:
             return device_map
         if device_map.get(ENTRY) == "disk":
@@ -67,24 +66,21 @@ class EmbeddingsQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
     ) -> None:
         """Put the embeddings into a model on the meta device, which may be of another task."""
-        files = [Path(file) for file in checkpoint_files or ()]
-        check_weights(files)
-        embeddings, placements = from_entry(self.quantization_config.to_dict())
-        found = placements_in(model, placements)
-        place(model, {name: embeddings[name] for name in found}, found)
+        embeddings, all_placements = from_entry(self.quantization_config.to_dict())
+        placements = placements_in(model, all_placements)
+        place(model, {name: embeddings[name] for name in placements}, placements)
         self.quantization_config = EmbeddingsConfig(**model.config.quantization_config)
-        unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in found]
+        unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in placements]
         # The placeholders of output layers that the model does not have.
-        unused += [rf"^{re.escape(path)}\.weight$" for one in placements.values() for path in one.outputs]
+        paths = [path for placement in all_placements.values() for path in placement.outputs]
+        unused += [rf"^{re.escape(path)}\.weight$" for path in paths]
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
-        state = {name: tensor for file in files for name, tensor in mapped_tensors(file).items()}
+        files = checkpoint_files or ()
+        state = {key: value for file in files for key, value in load_tensors(file, f"weights {file}").items()}
         packing, names = packing_of(state), model.state_dict().keys()
         missing = sorted(name for name in names if name.startswith(f"{ENTRY}.") and name not in state)
         if missing and files:  # transformers would make them up
-            raise UserError(
-                f"weights {files[0]}: lack {missing[0]}; compress the original again if an earlier version "
-                "wrote them"
-            )
+            raise UserError(f"weights {files[0]}: have no {missing[0]}; copy or compress the model again")
         if packing is None:
             return
         packed = (HEADER, *packing.names)
@@ -101,7 +97,9 @@ class EmbeddingsQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
         """Make the model one that can be cast and trained, except for packed tensors, which are frozen."""
         # Saving does not revert them.
-        model._weight_conversions = [one for one in model._weight_conversions if one not in self._conversions]
+        model._weight_conversions = [
+            conversion for conversion in model._weight_conversions if conversion not in self._conversions
+        ]
         model.is_quantized = False
         if hasattr(model.config, "auto_map"):  # names a file that save_pretrained does not write
             del model.config.auto_map
@@ -141,6 +139,6 @@ class _Held(ConversionOps):
         self.tensors = tensors
 
     def convert(self, input_dict: dict[str, Any], *patterns: Any, **settings: Any) -> dict[str, Any]:
-        """The tensors in the dtype of the model, on the device of those in the files."""
-        device, own = next(iter(input_dict.values()))[0].device, settings["model"].get_parameter_or_buffer
-        return {name: self.tensors.pop(name).to(device, own(name).dtype) for name in list(self.tensors)}
+        """Return the tensors in the dtype of the model, on the device of those in the files."""
+        device, get = next(iter(input_dict.values()))[0].device, settings["model"].get_parameter_or_buffer
+        return {name: self.tensors.pop(name).to(device, get(name).dtype) for name in list(self.tensors)}

@@ -10,7 +10,7 @@ Needs torch, numpy and transformers only. Axes: ``V`` vocabulary, ``D`` model di
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from shared_embeddings.quant.decoder import HEADER, decoded_table, unpacked
 
 ENTRY = "shared_embeddings"
-VERSION = 1
 
 
 # Which class is loaded.
@@ -34,19 +33,19 @@ VERSION = 1
 
 @functools.cache
 def _model_class(name: str) -> type:
-    """The class of transformers with a name, which saving does not mark as code of the folder."""
-    base = getattr(transformers, name)
+    """Return the class of transformers with a name, which saving does not mark as code of the folder."""
     changed = {
         "__module__": __name__,
-        "from_pretrained": classmethod(_complete),
-        "is_custom_code": classmethod(_is_false),  # transformers does not rename the tensors of other code
-        "register_for_auto_class": classmethod(_do_nothing),
+        "from_pretrained": classmethod(_from_pretrained),
+        # transformers does not rename the tensors of other code.
+        "is_custom_code": classmethod(lambda cls: False),
+        "register_for_auto_class": classmethod(lambda cls, auto_class=None: None),
     }
-    return type(name, (base,), changed)
+    return type(name, (getattr(transformers, name),), changed)
 
 
-def _complete(cls: Any, *arguments: Any, output_loading_info: bool = False, **settings: Any) -> Any:
-    """Replaces `from_pretrained`: raises ValueError where transformers fills missing tensors at random.
+def _from_pretrained(cls: Any, *arguments: Any, output_loading_info: bool = False, **settings: Any) -> Any:
+    """Load a model; raise ValueError where transformers fills missing tensors at random.
 
     A model for another task than that in the folder may have new layers, but no new words.
     """
@@ -63,15 +62,6 @@ def _complete(cls: Any, *arguments: Any, output_loading_info: bool = False, **se
             f"{cls.__name__}: the folder has no {missing[0]}; copy it again, or install shared-embeddings"
         )
     return (model, info) if output_loading_info else model
-
-
-def _is_false(cls: type) -> bool:
-    """Replaces `is_custom_code`."""
-    return False
-
-
-def _do_nothing(cls: type, auto_class: object = None) -> None:
-    """Replaces `register_for_auto_class`."""
 
 
 def __getattr__(name: str) -> type:
@@ -93,40 +83,34 @@ class EmbeddingsConfig(QuantizationConfigMixin):
 class TableQuantizer(HfQuantizer):
     """Decodes the embeddings while the weights are loaded; the model is plain afterwards."""
 
+    is_trainable = True
+
     def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
         super().__init__(quantization_config, **settings)
         self._conversions: list[WeightConverter] = []
 
     def is_serializable(self) -> bool:
-        """Whether the model can be saved: yes."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether the model can be trained: yes."""
         return True
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
     ) -> None:
         entry = self.quantization_config.to_dict()
-        if entry.get("version") != VERSION:
-            found = entry.get("version")
-            raise ValueError(
-                f"version {found!r} of the embeddings is not {VERSION}; install shared-embeddings"
-            )
         with torch.device("cpu"):  # transformers builds models on the meta device
             tables = embedding_tables(entry, checkpoint_files or ())
-            self._conversions = [_conversion(name, table) for name, table in tables]
-        ignored = {rf"^{ENTRY}\.", f"^{HEADER}$", *(f"^{path}.weight$" for path in _paths(entry))}
+        self._conversions = [
+            WeightConverter([f"^{name}$"], [name], [_Table(table)]) for name, table in tables.items()
+        ]
+        ignored = {rf"^{ENTRY}\.", f"^{HEADER}$", *(f"^{name}$" for name in tables)}
         model._keys_to_ignore_on_load_unexpected.update(ignored)
 
     def get_weight_conversions(self) -> list[WeightConverter]:
-        """Replace the placeholders in the files by tables."""
         return self._conversions
 
     def _process_model_after_weight_loading(self, model: Any, **settings: Any) -> None:
-        model._weight_conversions = [one for one in model._weight_conversions if one not in self._conversions]
+        model._weight_conversions = [
+            conversion for conversion in model._weight_conversions if conversion not in self._conversions
+        ]
         model.is_quantized = False
         for name in ("quantization_config", "auto_map"):
             if hasattr(model.config, name):
@@ -143,25 +127,15 @@ class _Table(ConversionOps):
         self.table = table
 
     def convert(self, input_dict: dict[str, Any], *patterns: Any, **settings: Any) -> dict[str, Any]:
-        """The table in the dtype of the model."""
+        """Return the table in the dtype of the model."""
         ((_, (placeholder, *_)),) = input_dict.items()
         name: str = settings["full_layer_name"]
         dtype = settings["model"].get_parameter_or_buffer(name).dtype
         return {name: self.table.to(placeholder.device, dtype)}
 
 
-def _conversion(name: str, table: Tensor) -> WeightConverter:
-    """How the placeholder of a weight becomes its table."""
-    return WeightConverter([f"^{name}$"], [name], [_Table(table)])
-
-
-def _paths(entry: Mapping[str, Any]) -> list[str]:
-    """The paths of all layers with a table."""
-    return [path for one in entry["tables"].values() for path in (*one["inputs"], *one["outputs"])]
-
-
-def embedding_tables(entry: Mapping[str, Any], files: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """The names of placeholders, each with its table ``(V, D)`` from the tensors in some files."""
+def embedding_tables(entry: Mapping[str, Any], files: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the table ``(V, D)`` of each placeholder, from the tensors in some files."""
     arrays: dict[str, Any] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
@@ -170,14 +144,14 @@ def embedding_tables(entry: Mapping[str, Any], files: Sequence[Any]) -> Iterator
                     tensor = opened.get_tensor(name)
                     # numpy has no bfloat16
                     arrays[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    arrays = unpacked(arrays)
-    for name, described in entry["tables"].items():
+    arrays, tables = unpacked(arrays), {}
+    for name, settings in entry["tables"].items():
         start = f"{ENTRY}.{name}."
-        own = {key.removeprefix(start): array for key, array in arrays.items() if key.startswith(start)}
-        sizes = described["num_embeddings"], described["embedding_dim"]
-        table = torch.from_numpy(decoded_table(described["method"], *sizes, described["options"], own))
-        for path in (*described["inputs"], *described["outputs"]):
-            yield f"{path}.weight", table
+        parts = {key.removeprefix(start): array for key, array in arrays.items() if key.startswith(start)}
+        sizes = settings["num_embeddings"], settings["embedding_dim"]
+        table = torch.from_numpy(decoded_table(settings["method"], *sizes, settings["options"], parts))
+        tables.update({f"{path}.weight": table for path in (*settings["inputs"], *settings["outputs"])})
+    return tables
 
 
 # The library, where it was imported, keeps its own quantizer.

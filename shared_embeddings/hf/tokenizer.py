@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder: its words, its token counts in texts, and leaving tokens out.
+"""The tokenizer in a model's folder: its tokens, their counts in texts, and leaving tokens out.
 
 A trimmed ``tokenizer.json`` tokenizes covered texts as before. The tokens to keep, in addition to those of
 the texts, depend on the kind of tokenizer:
@@ -16,18 +16,15 @@ tokenizers need single characters for that, see `TokenizerFile.characters`.
 
 from __future__ import annotations
 
-import base64
 import copy
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.hf.folder import quiet, read_json
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.hf.folder import quiet
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import first_line
 from shared_embeddings.utils.reading import read_lines
 
 TOKENIZER = "tokenizer.json"
@@ -40,36 +37,28 @@ _BYTES = 256
 # In place of a space, as in SentencePiece.
 SPACE = "▁"
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
-# The most characters that a tokenizer's rules may write for one that they read, or tokens around a text. NFKC
-# has 18 for one character.
-_MOST_WRITTEN = 64
-# Characters of several bytes, which ``ByteLevel`` and normal forms lengthen.
-_GROWING = ("é", "語", "ﷺ", "\U0001f600")
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder; UserError if it cannot be loaded, or makes texts much longer."""
-    file = folder / TOKENIZER
+    """Return the tokenizer of a folder; UserError if it cannot be loaded."""
     try:
-        if file.is_file():
-            check_growth(read_json(file))
         with quiet():
-            loaded = require("transformers").AutoTokenizer.from_pretrained(
+            return require("transformers").AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        if loaded.is_fast and not file.is_file():
-            check_growth(json.loads(loaded.backend_tokenizer.to_str()))
     except Exception as error:  # the library tokenizers raises plain ones, others their own
-        missing = "" if file.is_file() else f"there is no {TOKENIZER}; "
+        missing = "" if (folder / TOKENIZER).is_file() else f"there is no {TOKENIZER}; "
         raise UserError(
             f"model {folder}: its tokenizer cannot be loaded ({missing}{first_line(error)}); copy it again, "
             "or remove it from the folder"
         ) from error
-    return loaded
 
 
 class Vocabulary:
-    """The vocabulary of the tokenizer in a model's folder; without a tokenizer, the words are the ids."""
+    """The vocabulary of the tokenizer in a model's folder.
+
+    Without a tokenizer, tokens are named by their ids, and methods that tokenize raise UserError.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,11 +66,11 @@ class Vocabulary:
         self._tokenizer = load_tokenizer(folder) if has_tokenizer else None
 
     def words(self, length: int) -> list[str]:
-        """The words of the ids from 0 to `length` - 1; unused ids get placeholder names."""
+        """Return the tokens of the ids from 0 to `length` - 1; unused ids get placeholder names."""
         if self._tokenizer is None:
             return [str(index) for index in range(length)]
-        known = {index: word for word, index in self._tokenizer.get_vocab().items()}
-        return [known.get(index, f"<unused {index}>") for index in range(length)]
+        tokens = {index: token for token, index in self._tokenizer.get_vocab().items()}
+        return [tokens.get(index, f"<unused {index}>") for index in range(length)]
 
     def check(self, rows: int) -> None:
         """Raise UserError unless the tokenizer, if any, fits tables with `rows` rows."""
@@ -89,42 +78,40 @@ class Vocabulary:
             check_tokens(self._tokenizer.get_vocab(), rows)
 
     def sentence_marks(self) -> tuple[str, ...]:
-        """The words that the tokenizer adds to every sentence."""
+        """Return the tokens that the tokenizer adds to every sentence."""
         if self._tokenizer is None:
             return ()
         return tuple(self._tokenizer.convert_ids_to_tokens(self._tokenizer("")["input_ids"]))
 
     def mask(self) -> int | None:
-        """The id of the mask token, if any."""
+        """Return the id of the mask token, if any."""
         return None if self._tokenizer is None else self._tokenizer.mask_token_id
 
     def _required(self, use: str = "to tokenize texts with; add it there") -> Any:
-        """The tokenizer; UserError if there is none."""
         if self._tokenizer is None:
             raise UserError(f"model {self.folder}: has no tokenizer {use}")
         return self._tokenizer
 
     def encode(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of the tokenizer's beginning mark, if any, and of a text; UserError without a tokenizer."""
+        """Return the ids of the tokenizer's beginning mark, if any, and of a text."""
         tokenizer = self._required()
         first = tokenizer("")["input_ids"][:1]
         begin = first if first == [tokenizer.bos_token_id] else []
         return begin, tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def sentences(self, lines: Sequence[str], longest: int) -> list[list[int]]:
-        """The ids of lines with sentence marks, up to `longest`; UserError without a tokenizer."""
-        found = self._required()(list(lines), truncation=True, max_length=longest)
-        return list(found["input_ids"])
+        """Return the ids of lines with sentence marks, up to `longest` for each."""
+        return list(self._required()(list(lines), truncation=True, max_length=longest)["input_ids"])
 
     def count(self, texts: Sequence[Path]) -> dict[str, int]:
-        """The token counts of texts; UserError without a tokenizer, or if a text is blank or not UTF-8."""
-        tokenizer = self._required("to count words with; give --token-counts, with ids instead of words")
+        """Return the token counts of texts."""
+        tokenizer = self._required("to count words with; give token counts, with ids instead of words")
         counts: Counter[int] = Counter()
         for path in texts:
             lines = [line for line in read_lines(path) if line.strip()]
             for start in range(0, len(lines), _LINES):
-                found = tokenizer(lines[start : start + _LINES], add_special_tokens=False, verbose=False)
-                for ids in found["input_ids"]:
+                block = lines[start : start + _LINES]
+                for ids in tokenizer(block, add_special_tokens=False, verbose=False)["input_ids"]:
                     counts.update(ids)
         if not counts:
             raise UserError(f"text {', '.join(map(str, texts))}: has no words; use another text")
@@ -144,70 +131,6 @@ def check_tokens(ids: Mapping[str, int], rows: int) -> None:
             f"the tokenizer has {len(ids)} tokens for the {rows} rows of the model, so it is missing or "
             "belongs to another model; give the model its own"
         )
-
-
-def check_growth(content: Mapping[str, Any]) -> None:
-    """Raise UserError if the rules of a ``tokenizer.json`` could fill the memory with what they write."""
-    before = [step for step in _steps(content.get("normalizer")) if step.get("type") != "Sequence"]
-    before += [step for step in _steps(content.get("pre_tokenizer")) if step.get("type") == "ByteLevel"]
-    after = [step for step in _steps(content.get("decoder")) if step.get("type") == "Replace"]
-    for name, steps in (("normalizer", before), ("decoder", after)):
-        if (longest := _longest_written(steps)) > _MOST_WRITTEN:
-            raise UserError(
-                f"{TOKENIZER}: its {name} can write {longest:,} characters for one, at most "
-                f"{_MOST_WRITTEN} are read; use another tokenizer"
-            )
-    for step in _steps(content.get("post_processor")):
-        single = step.get("single")
-        template: list[Any] = single if isinstance(single, list) else []
-        marks = sum(len(special["ids"]) for special in _templates(step))
-        texts = sum("Sequence" in part for part in template)
-        if texts > 1 or max(marks, len(template)) > _MOST_WRITTEN:
-            raise UserError(
-                f"{TOKENIZER}: its post_processor repeats a text, or adds more than {_MOST_WRITTEN} tokens; "
-                "use another tokenizer"
-            )
-
-
-def _longest_written(steps: Sequence[Mapping[str, Any]]) -> int:
-    """How many characters the steps of a normalizer write for one; stops where that is too many.
-
-    Steps that replace text multiply: four that write 1,000 characters for one make 10^12 of it. So the steps
-    after each one are applied to all that it can write.
-    """
-    written = [list(_GROWING), *map(_written, steps)]
-    longest = max(len(text) for texts in written for text in texts)
-    if longest > _MOST_WRITTEN:
-        return longest
-    applied = [_applied(step) for step in steps]
-    for number, texts in enumerate(written):
-        for text in texts:
-            for apply in applied[number:]:
-                text = apply(text)
-                longest = max(longest, len(text))
-                if longest > _MOST_WRITTEN:
-                    return longest
-    return longest
-
-
-def _written(step: Mapping[str, Any]) -> list[str]:
-    """What a step of a normalizer writes in place of what it finds."""
-    if step.get("type") == "Precompiled":  # the size of a trie, the trie, and texts that end with NUL
-        table = base64.b64decode(step["precompiled_charsmap"] or "")
-        return table[4 + int.from_bytes(table[:4], "little") :].decode("utf-8", "replace").split("\0")
-    return [str(step.get(name, "")) for name in ("content", "prepend")]
-
-
-def _applied(step: Mapping[str, Any]) -> Callable[[str], str]:
-    from tokenizers import Tokenizer
-
-    # Decoders and pretokenizers that replace text are described like normalizers.
-    kind = {"type": "ByteLevel"} if step.get("type") == "ByteLevel" else step
-    empty = ("truncation", "padding", "pre_tokenizer", "post_processor", "decoder")
-    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
-    content: dict[str, Any] = {"version": "1.0", "added_tokens": [], **dict.fromkeys(empty), "model": model}
-    normalizer: Any = Tokenizer.from_str(json.dumps({**content, "normalizer": kind})).normalizer
-    return normalizer.normalize_str  # type: ignore[no-any-return]
 
 
 class TokenizerFile:
@@ -260,22 +183,18 @@ class TokenizerFile:
         return dict(vocab)
 
     def specials(self) -> set[int]:
-        """The ids of added tokens, of tokens around every text, of the unknown token and of padding."""
-        found = {token["id"] for token in self.content["added_tokens"]}
+        """Return the ids of added tokens, of tokens around every text, and of unknown words and padding."""
+        specials = {token["id"] for token in self.content["added_tokens"]}
         for step in _steps(self.content.get("post_processor")):
-            found.update(number for special in _templates(step) for number in special["ids"])
-            found.update(step[name][1] for name in ("sep", "cls") if isinstance(step.get(name), list))
-        unknown = self.model.get("unk_token")
-        if unknown in self.ids:
-            found.add(self.ids[unknown])
-        if self.model.get("unk_id") is not None:
-            found.add(self.model["unk_id"])
-        if self.content.get("padding"):
-            found.add(self.content["padding"]["pad_id"])
-        return found
+            specials.update(number for special in _templates(step) for number in special["ids"])
+            specials.update(step[name][1] for name in ("sep", "cls") if isinstance(step.get(name), list))
+        padding = self.content.get("padding") or {}
+        unknown = self.ids.get(self.model.get("unk_token") or "")
+        specials |= {unknown, self.model.get("unk_id"), padding.get("pad_id")} - {None}
+        return specials
 
     def closed(self, ids: Iterable[int]) -> set[int]:
-        """The valid ones among `ids`, plus the ids that tokenizing a text into them requires.
+        """Return the valid ones among `ids`, plus the ids that tokenizing a text into them requires.
 
         Args:
             ids: the ids to keep, including special ones.
@@ -290,51 +209,48 @@ class TokenizerFile:
         return kept
 
     def characters(self) -> set[int]:
-        """The ids that spell other texts: single characters, and tokens with other characters than those.
+        """Return the ids that spell other texts: single characters, and tokens with others than those.
 
         Tokenizers that fall back to bytes do not need them; those of whole words do not spell.
         """
         if self.kind == "WordLevel" or len(self._bytes()) >= _BYTES:
             return set()
-        found = set()
+        spelling = set()
         for token, number in self._model_ids().items():
-            spelled = self._characters(token)
-            if len(spelled) == 1 or any(character not in self.ids for character in spelled):
-                found.add(number)
-        return found
+            parts = self._characters(token)
+            if len(parts) == 1 or any(character not in self.ids for character in parts):
+                spelling.add(number)
+        return spelling
 
     def _bytes(self) -> set[int]:
-        found: set[str] = set()
+        tokens: set[str] = set()
         if self.model.get("byte_fallback"):
-            found = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
-        if _has_part(self.content.get("pre_tokenizer"), "ByteLevel") or _has_part(
-            self.content.get("normalizer"), "ByteLevel"
-        ):
+            tokens = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
+        steps = [*_steps(self.content.get("pre_tokenizer")), *_steps(self.content.get("normalizer"))]
+        if any(step.get("type") == "ByteLevel" for step in steps):
             from tokenizers.pre_tokenizers import ByteLevel
 
-            found |= {byte + end for byte in ByteLevel.alphabet() for end in ("", self._suffix)}
-        return {self.ids[token] for token in found if token in self.ids}
+            tokens |= {byte + end for byte in ByteLevel.alphabet() for end in ("", self._suffix)}
+        return {self.ids[token] for token in tokens if token in self.ids}
 
     def _merge_path(self, token: str) -> list[str]:
-        """The characters of a token and the parts that merging creates from them, in order."""
+        """Return the characters of a token and the parts that merging creates from them, in order."""
         parts = self._characters(token)
         path = list(parts)
-        prefix = self._prefix
         while len(parts) > 1:
-            ranked = [(self._ranks.get(pair, -1), place) for place, pair in enumerate(zip(parts, parts[1:]))]
-            possible = [found for found in ranked if found[0] >= 0]
-            if not possible:
+            pairs = enumerate(zip(parts, parts[1:]))
+            ranked = [(self._ranks[pair], place) for place, pair in pairs if pair in self._ranks]
+            if not ranked:
                 break
-            _, place = min(possible)
-            joined = parts[place] + parts[place + 1].removeprefix(prefix)
+            _, place = min(ranked)
+            joined = parts[place] + parts[place + 1].removeprefix(self._prefix)
             parts[place : place + 2] = [joined]
             path.append(joined)
         return path
 
     def _characters(self, token: str) -> list[str]:
-        """The characters that merging starts from, with the prefix or suffix of their place in a word."""
-        prefix = self._prefix
-        suffix = self._suffix
+        """Return the characters that merging starts from, with the prefix or suffix of their place."""
+        prefix, suffix = self._prefix, self._suffix
         is_inside = bool(prefix) and token.startswith(prefix)
         is_last = bool(suffix) and token.endswith(suffix)
         body = token.removeprefix(prefix) if is_inside else token
@@ -345,22 +261,20 @@ class TokenizerFile:
         return parts
 
     def beginning_of(self, word: str) -> list[int]:
-        """The ids of the pieces that WordPiece finds in a word, up to where it finds none."""
-        prefix = self._prefix
-        found, start = [], 0
+        """Return the ids of the pieces that WordPiece finds in a word, up to where it finds none."""
+        ids: list[int] = []
+        start = 0
         while start < len(word):
-            for end in range(len(word), start, -1):
-                piece = self.ids.get((prefix if start else "") + word[start:end])
-                if piece is not None:
-                    found.append(piece)
-                    start = end
-                    break
-            else:
+            prefix = self._prefix if start else ""
+            ends = [end for end in range(len(word), start, -1) if prefix + word[start:end] in self.ids]
+            if not ends:
                 break
-        return found
+            ids.append(self.ids[prefix + word[start : ends[0]]])
+            start = ends[0]
+        return ids
 
     def trimmed(self, kept: Sequence[int]) -> dict[str, Any]:
-        """The content of a tokenizer with only the `kept` ids, which are ascending and get renumbered."""
+        """Return the content of a tokenizer with only the `kept` ids, which are ascending and renumbered."""
         new_ids = {old: new for new, old in enumerate(kept)}
         content = {name: copy.deepcopy(part) for name, part in self.content.items() if name != "model"}
         content["added_tokens"] = [
@@ -384,12 +298,11 @@ class TokenizerFile:
             token: new_ids[number] for token, number in self._model_ids().items() if number in new_ids
         }
         if self.kind == "BPE":
-            prefix = model.get("continuing_subword_prefix") or ""
-            whole = model["vocab"]
+            vocab = model["vocab"]
             model["merges"] = [
                 merge
                 for merge, (left, right) in zip(self.model["merges"], self.merges)
-                if left in whole and right in whole and left + right.removeprefix(prefix) in whole
+                if {left, right, left + right.removeprefix(self._prefix)} <= vocab.keys()
             ]
         return content
 
@@ -403,10 +316,6 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
                 yield from _steps(step)
 
 
-def _has_part(part: Any, kind: str) -> bool:
-    return any(step.get("type") == kind for step in _steps(part))
-
-
 def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = step.get("special_tokens")
-    return list(found.values()) if isinstance(found, dict) else []
+    specials = step.get("special_tokens")
+    return list(specials.values()) if isinstance(specials, dict) else []

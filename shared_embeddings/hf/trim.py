@@ -9,15 +9,15 @@ import copy
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from shared_embeddings.checkpoints import save_safetensors
+from shared_embeddings.checkpoints import load_tensors, save_safetensors
 from shared_embeddings.compress.host import TrimmableModel, Vocabulary
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
@@ -33,6 +33,8 @@ from shared_embeddings.hf.word_layers import (
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.reading import read_json
 
 NAME = "tokens"
 # The part of the configuration of a model of text and pictures that is about text.
@@ -46,6 +48,12 @@ _SETTINGS = (folder.CONFIG, "generation_config.json", "tokenizer_config.json")
 # What else is copied; vocabularies of slow tokenizers would still have all tokens.
 _COPIED = (".json", ".jinja", ".md", "LICENSE")
 _LEFT_OUT = ("vocab.json", "added_tokens.json", "tekken.json", folder.INDEX)
+# Settings with one id or a list of them (XLM's names end in "_index"), and with lists of other forms.
+_NAMES = ("_token_id", "_token_index", "bos_index", "eos_index", "pad_index", "unk_index", "mask_index")
+_LISTS = (
+    *("suppress_tokens", "bad_words_ids", "force_words_ids"),  # also "begin_suppress_tokens"
+    *("sequence_bias", "forced_decoder_ids"),
+)
 
 
 class TrimmableFolder(TrimmableModel):
@@ -58,17 +66,12 @@ class TrimmableFolder(TrimmableModel):
     def __init__(self, path: Path) -> None:
         self.path = path
         config = folder.read_config(path)
-        if folder.CODE in config and find_entry(config) is None:
-            raise UserError(
-                f"model {path}: needs code that comes with it, which is not run; it cannot be trimmed"
-            )
         if config.get("share_encoder_decoder_embeddings") is False:
             raise UserError(
                 f"model {path}: has a vocabulary for each side, but one tokenizer; only models whose sides "
                 "share their embeddings can be trimmed"
             )
-        chosen = folder.model_class(path, config)
-        folder.check_sizes(path, chosen)
+        architecture = folder.model_class(path, config)
         self.config = require("transformers").AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
@@ -79,28 +82,18 @@ class TrimmableFolder(TrimmableModel):
                 "settings; it cannot be trimmed"
             )
         self.rows = int(text.vocab_size)
-        # Loading it first gives a better error for damaged ones.
         self.tokenizer = _load_fast_tokenizer(path)
         is_stored = (path / TOKENIZER).is_file()
         self.file = TokenizerFile(
-            folder.read_json(path / TOKENIZER) if is_stored else json.loads(self.tokenizer.to_str())
+            read_json(path / TOKENIZER) if is_stored else json.loads(self.tokenizer.to_str())
         )
         check_tokens(self.file.ids, self.rows)
-        odd = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items() ^ self.file.ids.items())
-        if odd:
-            raise UserError(
-                f"token {odd[0][0]!r}: is not the same in {TOKENIZER} and in the tokenizer that transformers "
-                "loads; write both again with save_pretrained"
-            )
-        self.kind = chosen.__name__
-        model = without_weights(chosen, self.config)
+        self.kind = architecture.__name__
+        model = without_weights(architecture, self.config)
         self.first_position = first_position(model)
         self.weights = Weights(path, word_axes(model), self.rows, config)
-        self.settings = {name: folder.read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
-        self.named: set[int] = set()
-        for name, settings in self.settings.items():
-            check_ids(f"model {path}: {name}", settings)
-            self.named.update(named_ids(settings))
+        self.settings = {name: read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
+        self.named = {token for settings in self.settings.values() for token in named_ids(settings)}
         unknown = self.file.model.get("unk_token")
         # The id of what cannot be cut, where the tokenizer has one for that.
         self.unknown = self.file.model.get("unk_id") if unknown is None else self.file.ids.get(unknown)
@@ -109,7 +102,6 @@ class TrimmableFolder(TrimmableModel):
         self.trimmed: Any = None
 
     def vocabularies(self) -> list[Vocabulary]:
-        """The one vocabulary; a row without a token is an empty word."""
         words = [self.file.tokens.get(number, "") for number in range(self.rows)]
         specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
         return [Vocabulary(NAME, words, specials, self.unknown)]
@@ -121,7 +113,7 @@ class TrimmableFolder(TrimmableModel):
         return [encoding.ids for encoding in self.trimmed.encode_batch(list(lines))]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """How often the lines use each token: one by one, and as one text with its line ends."""
+        """Count the tokens of the lines: one by one, and as one text with its line ends."""
         alone = self.encode(vocabulary, lines)
         normalizer, splitter = self.tokenizer.normalizer, self.tokenizer.pre_tokenizer
         for line, ids in zip(lines, alone, strict=True):
@@ -134,11 +126,11 @@ class TrimmableFolder(TrimmableModel):
         return [Counter(word for line in alone for word in line), Counter(together)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """The ids that are tokens, and those that the tokenizer needs to cut covered texts as before.
+        """Return the ids that are tokens, and those that the tokenizer needs to cut covered texts as before.
 
         The id from which positions are counted stays what it is, by what stands before it.
         """
-        before = {one for one in range(self.first_position) if one in self.file.tokens}
+        before = self.file.tokens.keys() & set(range(self.first_position))
         return self.file.closed(ids | self.beginnings | before)
 
     def characters(self, vocabulary: str) -> set[int]:
@@ -157,9 +149,9 @@ class TrimmableFolder(TrimmableModel):
             self.trimmed = _load_fast_tokenizer(Path(temporary))
         for new, old in enumerate(self.kept):
             token = self.file.tokens[old]
-            if (found := self.trimmed.token_to_id(token)) != new:
+            if (number := self.trimmed.token_to_id(token)) != new:
                 raise UserError(
-                    f"token {token!r}: the trimmed tokenizer has it as {found}, not as {new}; this kind "
+                    f"token {token!r}: the trimmed tokenizer has it as {number}, not as {new}; this kind "
                     "of tokenizer cannot be trimmed"
                 )
         notes = []
@@ -169,9 +161,9 @@ class TrimmableFolder(TrimmableModel):
             notes.append(f"ids that were no tokens are null in the settings now: {', '.join(map(str, gone))}")
         notes += folder.notes_on_code(self.path, self.kind)
         written = {self.path / name for name in (TOKENIZER, folder.INDEX, *self.settings)}
-        written.update(self._copied(), folder.folders_of(self.path), self.weights.files)
-        left = [file.name for file in sorted(self.path.iterdir()) if file not in written]
-        return [*notes, f"left out: {', '.join(left)}"] if left else notes
+        written.update(self._copied(), self.weights.files)
+        left_out = [file.name for file in sorted(self.path.iterdir()) if file not in written]
+        return [*notes, f"left out: {', '.join(left_out)}"] if left_out else notes
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         return _count_restored(self.tokenizer, lines, ids, self.file.marks)
@@ -188,18 +180,19 @@ class TrimmableFolder(TrimmableModel):
         return [path]
 
     def write_trimmed(self, output: Path, card: str) -> None:
-        with folder.replacing_folder(output) as target:
+        with replacing(output) as target:
+            target.mkdir()
             self._write_settings(target)
-            for file in self._copied():
-                folder.copy_settings(file, target / file.name)
-            folder.copy_folders(self.path, target)
+            folder.copy_files(self._copied(), target)
             self.weights.write(target, torch.tensor(self.kept))
             folder.add_remote_code(target)
             folder.write_card(self.path, target, "Vocabulary trimmed", self.kind, card)
 
     def _copied(self) -> list[Path]:
+        """The files and folders that no id is in."""
         others = (*_LEFT_OUT, TOKENIZER, *self.settings)
-        files = [file for file in self.path.iterdir() if file.is_file() and file.name.endswith(_COPIED)]
+        files = [*folder.other_files(self.path), *self.path.glob("*.md")]
+        files = [file for file in files if file.is_dir() or file.name.endswith(_COPIED)]
         return [file for file in files if file.name not in others]
 
     def _write_settings(self, target: Path) -> None:
@@ -216,12 +209,11 @@ class TrimmableFolder(TrimmableModel):
         if self.weights.entry is not None:
             written[folder.CONFIG][KEY] = self.weights.entry
         for name, content in written.items():
-            document = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (target / name).write_text(document, encoding="utf-8")
+            folder.write_json(target / name, content)
 
 
 def _load_fast_tokenizer(path: Path) -> Any:
-    """The tokenizer of a folder as the library tokenizers has it, without truncation and padding."""
+    """Return the tokenizer of a folder as the library tokenizers has it, without truncation and padding."""
     loaded = load_tokenizer(path)
     if not loaded.is_fast:
         raise UserError(
@@ -237,16 +229,16 @@ def _load_fast_tokenizer(path: Path) -> Any:
 def _count_restored(
     tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]], marks: Sequence[str]
 ) -> int:
-    """How many lines a tokenizer decodes from their ids.
+    """Count the lines that a tokenizer decodes from their ids.
 
     Normalization may change case or accents; decoders may add or drop spaces, or leave the `marks` of pieces.
     """
 
     def letters(text: str) -> str:
-        found = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+        text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
         for mark in marks:
-            found = found.replace(mark, "")
-        return "".join(found.split())
+            text = text.replace(mark, "")
+        return "".join(text.split())
 
     decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
     return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
@@ -256,7 +248,7 @@ def _count_restored(
 
 
 def word_axes(model: Any) -> dict[str, int | None]:
-    """The word axis of every tensor of a model, by name; None for a tensor without one.
+    """Return the word axis of every tensor of a model, by name; None for a tensor without one.
 
     It is the axis that grows if the configuration has one more word. No weights are allocated.
 
@@ -266,7 +258,7 @@ def word_axes(model: Any) -> dict[str, int | None]:
     kind, config = type(model), model.config
 
     def shapes(*sizes: str) -> dict[str, torch.Size]:
-        """The shapes of all tensors where the named sizes, where present, are larger by one."""
+        """Return the shapes of all tensors where the named sizes, where present, are larger by one."""
         wider = copy.deepcopy(config)
         text = wider.get_text_config()
         for name in sizes:
@@ -275,9 +267,9 @@ def word_axes(model: Any) -> dict[str, int | None]:
         return {name: tensor.shape for name, tensor in without_weights(kind, wider).state_dict().items()}
 
     text, before = config.get_text_config(), shapes()
-    own = ("vocab_size", text.attribute_map.get("vocab_size"), *_SIDES)
+    trimmed = ("vocab_size", text.attribute_map.get("vocab_size"), *_SIDES)
     for name, size in text.to_dict().items():
-        is_other = "vocab_size" in name and type(size) is int and name not in (*own, *_OTHER_SIZES)
+        is_other = "vocab_size" in name and type(size) is int and name not in (*trimmed, *_OTHER_SIZES)
         if is_other and shapes(name) != before:
             raise UserError(
                 f"{kind.__name__}: has a second vocabulary ({name}: {size}), which is not trimmed with the "
@@ -315,12 +307,11 @@ class Weights:
         self, path: Path, axes: Mapping[str, int | None], rows: int, config: Mapping[str, Any]
     ) -> None:
         self.path, self.files, self.rows = path, folder.weight_files(path), rows
-        folder.check_weights(self.files)
         self._sizes: dict[str, int] = {}  # bytes of tensors that do not belong to embeddings
         self._axes: dict[str, int | None] = {}
         self._embedded: dict[str, Tensor] = {}  # those that do, as in the files
         for file in self.files:
-            for name, tensor in folder.mapped_tensors(file).items():
+            for name, tensor in load_tensors(file, f"weights {file}").items():
                 if name == HEADER or name.startswith(f"{ENTRY}."):
                     self._embedded[name] = tensor
                 else:
@@ -336,13 +327,9 @@ class Weights:
                     "this model cannot be trimmed"
                 )
             start = f"{ENTRY}.{table}."
-            own_state = {name.removeprefix(start): t for name, t in state.items() if name.startswith(start)}
-            try:
-                embedding.load_state_dict(own_state)
-            except RuntimeError as error:
-                raise UserError(
-                    f"table '{table}' does not match config.json; copy the folder again"
-                ) from error
+            embedding.load_state_dict(
+                {name.removeprefix(start): t for name, t in state.items() if name.startswith(start)}
+            )
 
     def select(self, kept: Tensor) -> None:
         """Drop all words of embeddings except `kept` ``(n,)``; UserError if a method cannot do that."""
@@ -361,7 +348,7 @@ class Weights:
         self._embedded = state if packing is None else pack(state, state, packing.store)
 
     def bytes(self, rows: int) -> int:
-        """The size of all tensors with `rows` words, plus the current size of compressed embeddings."""
+        """Return the size of all tensors with `rows` words, and of compressed embeddings as they are."""
         total = sum(tensor.nbytes for tensor in self._embedded.values())
         for name, size in self._sizes.items():
             total += size if self._axes[name] is None else size // self.rows * rows
@@ -374,7 +361,8 @@ class Weights:
         """
         where: dict[str, str] = {}
         for file in self.files:
-            selected = {name: t for name, t in folder.mapped_tensors(file).items() if name in self._axes}
+            tensors = load_tensors(file, f"weights {file}")
+            selected = {name: tensor for name, tensor in tensors.items() if name in self._axes}
             for name, tensor in selected.items():
                 if (axis := self._axes[name]) is not None:
                     selected[name] = tensor.index_select(axis, kept)
@@ -385,19 +373,18 @@ class Weights:
             save_safetensors(selected, target / file.name, metadata)
             where.update(dict.fromkeys(selected, file.name))
         if [file.name for file in self.files] != [folder.WEIGHTS]:
-            index = folder.read_json(self.path / folder.INDEX)
+            index = read_json(self.path / folder.INDEX)
             index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
-            index["weight_map"] = where
-            (target / folder.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            folder.write_json(target / folder.INDEX, {**index, "weight_map": where})
 
 
 def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None], rows: int) -> int | None:
-    """The word axis of a tensor in a file, whose name may have another prefix than in the model."""
-    alike = (own for own in axes if own.endswith(f".{name}") or name.endswith(f".{own}"))
-    own = name if name in axes else next(alike, None)
-    if own is None and rows in shape:
+    """Return the word axis of a tensor in a file, whose name may have another prefix than in the model."""
+    similar = (other for other in axes if other.endswith(f".{name}") or name.endswith(f".{other}"))
+    in_model = name if name in axes else next(similar, None)
+    if in_model is None and rows in shape:
         raise UserError(f"tensor {name} {shape} may have a row for every word, but is not in the model")
-    axis = None if own is None else axes[own]
+    axis = None if in_model is None else axes[in_model]
     if axis is not None and shape[axis] != rows:
         raise UserError(
             f"tensor {name} {shape} does not have one row for each of the {rows} words; this model cannot be "
@@ -409,89 +396,45 @@ def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None]
 # Token ids in settings.
 
 
-def _is_id(value: Any) -> bool:
-    """Whether a value is a token id; -1 means none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_id, value))
-
-
-class _Form(NamedTuple):
-    """A kind of list in settings that has token ids."""
-
-    expected: str  # describes it
-    is_item: Callable[[Any], bool]  # whether it can have an item
-    renumber: Callable[[list[Any], Mapping[int, int]], list[Any]]  # a list with new ids, without removed ones
-
-
-_IDS = _Form("a list of token ids", _is_id, lambda ids, new: [new[one] for one in ids if one in new])
-_SEQUENCES = _Form(
-    "a list of lists of token ids",
-    _is_ids,
-    lambda lists, new: [[new[one] for one in ids] for ids in lists if all(one in new for one in ids)],
-)
-_FORMS = {
-    "suppress_tokens": _IDS,
-    "begin_suppress_tokens": _IDS,
-    "bad_words_ids": _SEQUENCES,
-    "force_words_ids": _SEQUENCES,
-    "sequence_bias": _Form(
-        "pairs of a list of token ids and a number",
-        lambda pair: (
-            isinstance(pair, list)
-            and len(pair) == 2
-            and _is_ids(pair[0])
-            and isinstance(pair[1], (int, float))
-        ),
-        lambda pairs, new: [[[new[x] for x in ids], bias] for ids, bias in pairs if new.keys() >= set(ids)],
-    ),
-    "forced_decoder_ids": _Form(
-        "pairs of position and token id",
-        lambda pair: isinstance(pair, list) and len(pair) == 2 and (pair[1] is None or _is_id(pair[1])),
-        lambda pairs, new: [[place, new.get(token)] for place, token in pairs],
-    ),
-}
-# Settings with one id or a list of them; XLM's names end in "_index".
-_NAMES = ("_token_id", "_token_index", "bos_index", "eos_index", "pad_index", "unk_index", "mask_index")
-
-
 def named_ids(settings: Mapping[str, Any]) -> Iterator[int]:
-    """The ids in settings such as ``pad_token_id``, at any depth."""
+    """Yield the ids in settings such as ``pad_token_id``, at any depth; -1 means none."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from named_ids(value)
-        elif name.endswith(_NAMES):
-            yield from filter(_is_id, value if isinstance(value, list) else [value])
-        elif name == "forced_decoder_ids":
-            yield from (token for _, token in value or () if _is_id(token))
-
-
-def check_ids(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise UserError, which starts with `where`, unless lists of token ids are as transformers expects."""
-    for name, value in settings.items():
-        form = _FORMS.get(name)
-        if form is None and name.endswith(_NAMES) and isinstance(value, list):
-            form = _IDS._replace(expected="a token id or a list of token ids")
-        if form is not None and value is not None:
-            if not isinstance(value, list) or not all(map(form.is_item, value)):
-                raise UserError(f"{where}: {name} is {value!r}, expected {form.expected}; correct it")
-        if isinstance(value, dict):
-            check_ids(where, value)
+        elif name.endswith(_NAMES) or name == "forced_decoder_ids":
+            values = value if isinstance(value, list) else [value]
+            ids = [item[1] if isinstance(item, list) else item for item in values]
+            yield from (item for item in ids if isinstance(item, int) and item >= 0)
 
 
 def with_new_ids(settings: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """The settings with new token ids; None for ids of removed tokens, and for lists without others."""
-    found = dict(settings)
-    for name, value in settings.items():
-        form = _FORMS.get(name, _IDS if name.endswith(_NAMES) else None)
-        if name == "added_tokens_decoder":
-            found[name] = {str(new_ids[int(old)]): token for old, token in value.items()}
-        elif isinstance(value, dict):
-            found[name] = with_new_ids(value, new_ids)
-        elif form is not None and isinstance(value, list):
-            found[name] = form.renumber(value, new_ids) or None  # transformers rejects empty lists
-        elif form is not None and _is_id(value):
-            found[name] = new_ids.get(value)
-    return found
+    """Return settings with new token ids; None for ids of removed tokens, and for lists without others."""
+    return {
+        name: with_new_ids(value, new_ids)
+        if isinstance(value, dict) and name != "added_tokens_decoder"
+        else _with_new_ids(name, value, new_ids)
+        for name, value in settings.items()
+    }
+
+
+def _with_new_ids(name: str, value: Any, new_ids: Mapping[int, int]) -> Any:
+    """Return the value of a setting with new token ids."""
+    if name == "added_tokens_decoder":
+        return {str(new_ids[int(old)]): token for old, token in value.items()}
+    if not value and value != 0 or not name.endswith((*_NAMES, *_LISTS)):
+        return value
+    if not isinstance(value, list):
+        return new_ids.get(value) if value >= 0 else value
+    if name == "forced_decoder_ids":  # pairs of a position and a token
+        renumbered: list[Any] = [[place, new_ids.get(token)] for place, token in value]
+    elif name == "sequence_bias":  # pairs of tokens and a number
+        renumbered = [[_new(ids, new_ids), bias] for ids, bias in value if new_ids.keys() >= set(ids)]
+    elif name in ("bad_words_ids", "force_words_ids"):
+        renumbered = [_new(ids, new_ids) for ids in value if new_ids.keys() >= set(ids)]
+    else:
+        renumbered = _new(value, new_ids)
+    return renumbered or None  # transformers rejects empty lists
+
+
+def _new(ids: Sequence[int], new_ids: Mapping[int, int]) -> list[int]:
+    return [new_ids[token] for token in ids if token in new_ids]

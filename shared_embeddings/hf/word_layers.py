@@ -69,8 +69,8 @@ class WordTable:
 
 
 def find_tables(model: Any) -> list[WordTable]:
-    """The tables of a model: one if input and output are tied or nothing scores words, else one for each; and
-    that of Gemma 3n and 4 with vectors for every layer.
+    """Return the embedding tables of a model: one if input and output are tied or nothing scores words, else
+    one for each; and that of Gemma 3n and 4 with vectors for every layer.
 
     Raises:
         UserError: the model uses a table in an unsupported way.
@@ -86,24 +86,22 @@ def find_tables(model: Any) -> list[WordTable]:
                 f"{kind}: its {name} layer is a {type(layer).__name__}, which cannot be replaced; use a "
                 "model with nn.Embedding and nn.Linear"
             )
-        if weight.dim() != 2 or not weight.is_floating_point():
-            raise UserError(
-                f"{kind}: its table is {tuple(weight.shape)} of {weight.dtype}, not a floating-point matrix"
-            )
         weights.setdefault(id(weight), (name, weight))
-    only = len(weights) - len(of_layers) == 1
+    is_single = len(weights) - len(of_layers) == 1
     return [
-        WordTable("words" if only and name == "input" else f"{name}_words", weight, _find_uses(model, weight))
+        WordTable(
+            "words" if is_single and name == "input" else f"{name}_words", weight, _find_uses(model, weight)
+        )
         for name, weight in weights.values()
     ]
 
 
 def _word_layers(model: Any) -> list[tuple[str, Any]]:
-    """The input and output layers of a model, by name; encoders and classifiers have no output for words."""
+    """Return the input and output layers of a model, by name; encoders and classifiers have no output."""
     kind, config = type(model).__name__, model.config
-    other = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
-    if other:
-        raise UserError(f"{kind}: takes more than text ({other[0]}); use a text-only model")
+    for name in ("vision_config", "audio_config"):
+        if getattr(config, name, None) is not None:
+            raise UserError(f"{kind}: takes more than text ({name}); use a text-only model")
     try:
         layers = [("input", model.get_input_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
@@ -118,17 +116,16 @@ def _word_layers(model: Any) -> list[tuple[str, Any]]:
 
 
 def _find_uses(model: Any, weight: nn.Parameter) -> Placement:
-    """Every module that has a parameter, by every path; UserError if one cannot be replaced."""
+    """Return every module that has a parameter, by every path; UserError if one cannot be replaced."""
     inputs: dict[str, float] = {}
     outputs = []
     for path, module in model.named_modules(remove_duplicate=False):
-        if not any(parameter is weight for parameter in module.parameters(recurse=False)):
-            continue
-        if isinstance(module, nn.Embedding):
+        has_weight = any(parameter is weight for parameter in module.parameters(recurse=False))
+        if has_weight and isinstance(module, nn.Embedding):
             inputs[path] = _find_scale(model, path, module)
-        elif type(module) is nn.Linear:
+        elif has_weight and type(module) is nn.Linear:
             outputs.append(path)
-        else:
+        elif has_weight:
             raise UserError(
                 f"{type(model).__name__}: {path} is a {type(module).__name__} with the word table, which "
                 "cannot be replaced"
@@ -138,7 +135,7 @@ def _find_uses(model: Any, weight: nn.Parameter) -> Placement:
 
 @torch.no_grad()
 def _find_scale(model: Any, path: str, layer: nn.Embedding) -> float:
-    """The factor by which an input layer multiplies rows; UserError if it does anything else."""
+    """Return the factor by which an input layer multiplies rows; UserError if it does anything else."""
     words = min(_TESTED_WORDS, layer.num_embeddings)
     if layer.weight.is_meta:  # a copy with few rows, which the model initializes
         layer = copy.deepcopy(layer)
@@ -176,9 +173,9 @@ def check_scoring(model: Any) -> bool:
     hook = output.register_forward_hook(lambda *_: calls.append(None))
     words = min(_TESTED_WORDS, *(len(layer.weight) for _, layer in layers))
     ids = torch.arange(words, device=output.weight.device)[None]
-    given = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if len(layers) == 3 else {})}
     try:
-        scores = model(**given).logits
+        scores = model(**inputs).logits
     except Exception:  # models that take more than ids cannot be tested
         return False
     finally:
@@ -192,7 +189,7 @@ def check_scoring(model: Any) -> bool:
 
 
 def first_position(model: nn.Module) -> int:
-    """The position of the first token: the padding id + 1 in models that count from it, else 0.
+    """Return the position of the first token: the padding id + 1 in models that count from it, else 0.
 
     Such models recognize padding by its id, so trimming the vocabulary must not change that id.
     """
@@ -205,7 +202,7 @@ def first_position(model: nn.Module) -> int:
 
 
 def without_weights(model_class: Any, config: Any) -> Any:
-    """A transformers model on the meta device, with an attention whose masks do not depend on values."""
+    """Return a model on the meta device, with an attention whose masks do not depend on values."""
     with torch.device("meta"):
         return model_class._from_config(copy.deepcopy(config), attn_implementation="eager")
 
@@ -236,8 +233,8 @@ class Placeholder(nn.Parameter):
                 "adapter beside the model instead of merging it"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-            return cls(found) if func in _COPIES else found
+            result = func(*args, **(kwargs or {}))
+            return cls(result) if func in _COPIES else result
 
 
 class _Side(nn.Module):
@@ -266,11 +263,11 @@ class _Side(nn.Module):
         self.weight = Placeholder(empty)
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        """A tensor on the device of the embedding, which may be another one than that of this layer."""
+        """Move a tensor to the device of the embedding, which may be another one than that of this layer."""
         return tensor.to(next(self.embedding.parameters()).device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Side:
-        """A copy as a part of a copied model; RuntimeError for a copy of this layer alone."""
+        """Copy this layer as a part of its model; RuntimeError for a copy of this layer alone."""
         if not memo:
             raise RuntimeError(
                 f"{type(self).__name__} cannot be copied without its model, as modules_to_save of PEFT does: "
@@ -375,9 +372,9 @@ def _fail_to_resize(*arguments: object, **named: object) -> NoReturn:
 
 @torch.no_grad()
 def dense_model(model: Any) -> Any:
-    """A plain model of transformers with dense tables, which computes the same; the inverse of `place`.
+    """Return a plain model with dense tables, which computes the same; the inverse of `place`.
 
-    UserError if two sides of an embedding have different tables.
+    UserError if the sides of an embedding have different tables.
     """
     config = copy.deepcopy(model.config)
     placements = from_entry(config.to_dict()[KEY])[1]
@@ -397,7 +394,7 @@ def dense_model(model: Any) -> Any:
 
 
 def check_single_table(name: str, embedding: SharedEmbedding, placement: Placement) -> None:
-    """UserError if an embedding scores words with other numbers than those of the vectors."""
+    """Raise UserError if the input and output tables of an embedding differ."""
     if not placement.outputs:
         return
     # In 16 bits, both sides round too much to compare.
@@ -405,8 +402,8 @@ def check_single_table(name: str, embedding: SharedEmbedding, placement: Placeme
     error = (exact.output_table() - exact.table()).norm() if placement.inputs else torch.zeros(())
     if embedding.output_bias() is not None or error > _ROUNDING * exact.table().norm():
         raise UserError(
-            f"table '{name}': its {embedding.method} embedding scores words with other numbers than "
-            "it looks up, so that no single dense table replaces it; use --format onnx"
+            f"table '{name}': input and output tables of its {embedding.method} embedding differ, so no "
+            "single dense table replaces it; use format onnx"
         )
 
 
@@ -416,7 +413,7 @@ def check_single_table(name: str, embedding: SharedEmbedding, placement: Placeme
 def entry_of(
     embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]
 ) -> dict[str, Any]:
-    """The entry as plain values, from which `from_entry` rebuilds the embeddings without their weights."""
+    """Return the entry of config.json, from which `from_entry` rebuilds embeddings without their weights."""
     tables = {
         name: {
             "method": embedding.method,
@@ -432,35 +429,23 @@ def entry_of(
 
 
 def find_entry(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The entry in the content of ``config.json``; None for a plain model, or one of another quantizer."""
+    """Return the entry in the content of ``config.json``; None for other models."""
     entry = settings.get(KEY)
     return entry if isinstance(entry, dict) and entry.get("quant_method") == ENTRY else None
 
 
 def from_entry(entry: Mapping[str, Any]) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
-    """Build embeddings without their weights, and their placements.
-
-    Raises:
-        UserError: the entry has another version, is incomplete, or its embeddings cannot be built.
-    """
-    if entry.get("version") != VERSION:
-        raise UserError(
-            f"entry '{KEY}' of config.json has version {entry.get('version')!r}, but this program supports "
-            f"{VERSION}; use the program that wrote it"
-        )
+    """Build embeddings without their weights, and their placements."""
     embeddings, placements = {}, {}
-    try:
-        for name, table in entry["tables"].items():
-            sizes = {size: table[size] for size in ("num_embeddings", "embedding_dim")}
-            embeddings[name] = build(table["method"], **sizes, **table["options"])
-            placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"entry '{KEY}' of config.json is incomplete ({error!r}); copy it again") from error
+    for name, table in entry["tables"].items():
+        sizes = {size: table[size] for size in ("num_embeddings", "embedding_dim")}
+        embeddings[name] = build(table["method"], **sizes, **table["options"])
+        placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     return embeddings, placements
 
 
 def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, Placement]:
-    """The placements in a model of the same architecture, but maybe for another task.
+    """Return the placements in a model of the same architecture, but maybe for another task.
 
     A task changes the prefix of paths and the output layers. Embeddings that the model does not use are
     left out.
@@ -472,15 +457,16 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def path_here(path: str) -> str | None:
-        return next((one for one in (path, path.removeprefix(prefix), prefix + path) if one in modules), None)
+        names = (path, path.removeprefix(prefix), prefix + path)
+        return next((name for name in names if name in modules), None)
 
-    found = {}
+    placements_here = {}
     replaced: set[int] = set()
     for name, placement in placements.items():
         inputs = {here: scale for path, scale in placement.inputs.items() if (here := path_here(path))}
         outputs = tuple({here for path in placement.outputs if (here := path_here(path))})
         if inputs or outputs:
-            found[name] = Placement(inputs, outputs)
+            placements_here[name] = Placement(inputs, outputs)
         replaced.update(id(modules[path]) for path in (*inputs, *outputs))
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if layer is not None and id(layer) not in replaced:
@@ -488,4 +474,4 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
                 f"entry '{KEY}' of config.json does not describe the {type(layer).__name__} layer for words "
                 f"of {type(model).__name__}; load the class of model that was compressed"
             )
-    return found
+    return placements_here

@@ -17,7 +17,7 @@ EXTRAS = {
         "six subword_nmt waitress".split()
     ),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "recipes": ("babel", "num2words", "pandas", "sacremoses", "vl_convert"),
+    "recipes": ("babel", "num2words", "pandas", "sacremoses"),
     "transforms": ("fasttext", "pyonmttok", "spacy"),
     "wandb": ("wandb",),
 }
@@ -25,7 +25,6 @@ EXTRAS = {
 _PACKAGES = {
     "sklearn": "scikit-learn",
     "ahocorasick": "pyahocorasick",
-    "vl_convert": "vl-convert-python",
 }
 # OpenNMT-py caps torch below 2.3, so no extra can install it. It has commands of the same names, which the
 # last step replaces.

@@ -15,6 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from shared_embeddings.utils.errors import UserError
@@ -36,6 +37,8 @@ def option(
     factory: Any = dataclasses.MISSING,
     repr: bool = True,
     parse: Callable[[str], Any] | None = None,
+    minimum: float | None = None,
+    below: float = 2**31,
 ) -> Any:
     """Declare a field of an options dataclass.
 
@@ -45,8 +48,9 @@ def option(
         factory: makes the default of an option whose values are mutable.
         repr: whether the value is part of the options' ``repr``.
         parse: the argparse type for `add_options`, if it is not that of the annotation.
+        minimum, below: `parse_options` accepts numbers from `minimum` up to, not including, `below`.
     """
-    metadata = {"description": description, "parse": parse}
+    metadata = {"description": description, "parse": parse, "minimum": minimum, "below": below}
     return dataclasses.field(default=default, default_factory=factory, repr=repr, metadata=metadata)
 
 
@@ -61,7 +65,8 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
     """
     hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
-        hint, parse, text = hints[field.name], field.metadata["parse"], field.metadata["description"]
+        hint, metadata = hints[field.name], option_metadata(options_class, field.name)
+        parse, text = metadata["parse"], metadata["description"]
         if _is_union(hint):
             hint = [part for part in typing.get_args(hint) if part is not types.NoneType][-1]
         settings: dict[str, Any] = {"type": parse or hint}
@@ -78,6 +83,12 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
             help=(text() if callable(text) else text).replace("%", "%%"),
             **settings,
         )
+
+
+def option_metadata(options_class: type[Any], name: str) -> Mapping[str, Any]:
+    """Return the arguments of `option` for a field; subclasses may change its default alone."""
+    fields = (getattr(base, "__dataclass_fields__", {}).get(name) for base in options_class.__mro__)
+    return next((field.metadata for field in fields if field is not None and field.metadata), {})
 
 
 @functools.cache
@@ -108,8 +119,14 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
     try:
-        for name in given:
-            check_known("option", name, [field.name for field in dataclasses.fields(options_class)])  # type: ignore[arg-type]
+        fields = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
+        for name, value in given.items():
+            check_known("option", name, fields)
+            metadata = option_metadata(options_class, name)
+            minimum, below = metadata.get("minimum"), metadata.get("below")
+            for number in value if isinstance(value, (list, tuple)) else (value,):
+                if minimum is not None and isinstance(number, Real) and not isinstance(number, bool):
+                    require_at_least(name, float(number), minimum, below)
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
         text = json.dumps(dict(given), default=to_plain, allow_nan=False)
         return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore[no-any-return]

@@ -1,20 +1,20 @@
-"""How `shared-embeddings` opens word vectors: see `shared_embeddings.compress.host`."""
+"""Open word vectors as models to compress and trim, see `shared_embeddings.compress.host`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import safetensors
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import KEY, state_digest, verified
+from shared_embeddings.checkpoints import load_tensors, save_safetensors
 from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
 from shared_embeddings.compress.measure import (
@@ -30,7 +30,7 @@ from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build
-from shared_embeddings.utils.errors import UNREADABLE, UserError, first_line
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.words.token_counts import count_words
@@ -62,17 +62,16 @@ class VectorsModel(WordTokens):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.module: SharedEmbedding
+        self.module: Any  # a SharedEmbedding
         self.packing: Packing | None = None
         if _is_compressed(path):
             self.words, self.module, self.packing = _read_compressed(path)
         else:
-            found = read_vectors(path)
-            self.words = found.words
+            self.words, vectors = read_vectors(path)
             with torch.device("meta"):
-                count, dim = found.vectors.shape
+                count, dim = vectors.shape
                 self.module = build("standard", num_embeddings=count, embedding_dim=dim).eval()
-            self.module.load_state_dict({"weight": torch.from_numpy(found.vectors)}, assign=True)
+            self.module.load_state_dict({"weight": torch.from_numpy(vectors)}, assign=True)
         self.original = self.words
 
     def embeddings(self) -> list[WordEmbedding]:
@@ -103,12 +102,12 @@ class VectorsModel(WordTokens):
 
     def quality(self, validation: Validation) -> Quality:
         raise UserError(
-            "word vectors have no perplexity or BLEU; leave out --validation and compare them with "
+            "word vectors have no perplexity or BLEU; give no validation text, and compare them with "
             "'shared-embeddings similarity'"
         )
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        """The nearest neighbors of words, which no text determines."""
+        """Return the nearest neighbors of words, which no text determines."""
         if len(self.words) < 2:
             raise UserError("a single word has no neighbors")
         count = min(tokens, len(self.words))
@@ -137,7 +136,7 @@ class VectorsModel(WordTokens):
         return [path] if is_there else [path, loader]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
-        """Write a safetensors file, and the module that reads it with numpy, all or nothing."""
+        """Write the module that reads vectors with numpy, and a safetensors file."""
         settings = {"method": self.module.method, **self.module.stored_options()}
         metadata = {
             "format": load_vectors.FORMAT,
@@ -147,12 +146,11 @@ class VectorsModel(WordTokens):
         }
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        metadata[KEY] = state_digest({**content, **metadata})
-        with replacing(output) as temporary:
-            save_file(content, temporary, metadata)
         for loader in self.files(output)[1:]:
             with replacing(loader) as temporary:
                 temporary.write_bytes(_loader())
+        with replacing(output) as temporary:
+            save_safetensors(content, temporary, metadata)
 
     def vocabularies(self) -> list[Vocabulary]:
         return [Vocabulary(NAME, self.original, frozenset(), None)]
@@ -169,7 +167,7 @@ class VectorsModel(WordTokens):
         return _encode(self.words, lines)
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return sum(len(line.split()) == len(found) for line, found in zip(lines, ids))
+        return sum(len(line.split()) == len(tokens) for line, tokens in zip(lines, ids))
 
     restored_trimmed = restored
 
@@ -186,23 +184,20 @@ def _is_compressed(path: Path) -> bool:
 
 
 def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
+    tensors = load_tensors(path, f"vectors {path}")
     try:
-        with safetensors.safe_open(path, "pt") as file:
+        with safe_open(path, "pt") as file:
             settings = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        verified({**tensors, **settings}, f"vectors {path}")
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
         embedding = build(options.pop("method"), num_embeddings=count, embedding_dim=dim, **options)
         packing = packing_of(tensors)
         state = hold(tensors)
-        if len(words) != count or state.keys() != embedding.state_dict().keys():
-            raise UserError("its words and tensors do not match")
+        if state.keys() != embedding.state_dict().keys():
+            raise KeyError("it has other tensors than its method")
         embedding.load_state_dict(install(embedding, state), strict=False)
-    except (safetensors.SafetensorError, *UNREADABLE) as error:
-        if isinstance(error, UserError) and str(path) in str(error):
-            raise
+    except Exception as error:  # each method raises its own errors
         raise UserError(
             f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
         ) from error
@@ -210,11 +205,11 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
 
 
 def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
-    """The ids of the words of each line that are among `words`."""
+    """Return the ids of the words of each line that are among `words`."""
     ids = {word: place for place, word in enumerate(words)}
     return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
 
 def _loader() -> bytes:
-    """The content of the module that reads files with numpy."""
+    """Return the content of the module that reads files with numpy."""
     return program(Path(load_vectors.__file__)).encode()

@@ -1,4 +1,4 @@
-"""Semantic word classes: clustering word vectors, class files, and unknown words (UnClE, section 4.2).
+"""Semantic word classes: clusters of word vectors, and their files (UnClE, section 4.2).
 
 Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 """
@@ -6,31 +6,27 @@ Axes: ``V`` vocabulary, ``K`` classes, ``d`` width of the word vectors.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
-import pathlib
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.utils.errors import UNREADABLE, UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import AnyPath, replacing
 from shared_embeddings.utils.paths import check_outputs
-from shared_embeddings.utils.reading import parse_json, read_lines
+from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.words.token_counts import split_count
 
-Path = str | os.PathLike[str]
 _FORMAT = 1
+# gensim truncates longer sentences.
+_LONGEST_SENTENCE = 10_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +34,7 @@ class WordClasses:
     """The words of a vocabulary with their semantic classes (section 4.2).
 
     Raises:
-        UserError: the parts are inconsistent.
+        UserError: a word is repeated, or the parts do not fit together.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)  # the V words in id order
@@ -51,29 +47,23 @@ class WordClasses:
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        words, repeated = len(self.words), [word for word, count in Counter(self.words).items() if count > 1]
-        if not words:
-            raise UserError("there are no words")
-        if repeated:
-            raise UserError(f"the word {repeated[0]!r} is repeated; every word needs one id")
-        broken = next((word for word in self.words if not word or "\n" in word), None)
-        if broken is not None:
-            raise UserError(f"{broken!r} is not a word: it is empty or spans lines")
-        if not isinstance(self.settings, Mapping):
-            raise UserError(f"settings must be a mapping, not {self.settings!r:.40}")
-        if self.classes.dtype.kind not in "iu" or self.classes.shape != (words,):
-            raise UserError(f"classes must be one whole number for each of the {words} words")
-        centers, vectors = self.centers, self.vectors
-        if centers.ndim != 2 or vectors.shape != (words, centers.shape[1]) or not len(centers):
+        number = len(self.words)
+        for word, count in Counter(self.words).items():
+            if count > 1:
+                raise UserError(f"the word {word!r} is repeated; every word needs one id")
+        shapes = self.classes.shape, self.centers.shape, self.vectors.shape
+        if shapes != (
+            (number,),
+            (self.num_classes, self.vectors.shape[-1]),
+            (number, self.centers.shape[-1]),
+        ):
             raise UserError(
-                f"centers {centers.shape} and vectors {vectors.shape} do not fit {words} words; they must be "
-                "(K, d) and (V, d)"
+                f"classes {shapes[0]}, centers {shapes[1]} and vectors {shapes[2]} do not fit {number} words "
+                "(they must be (V,), (K, d) and (V, d))"
             )
-        for array in (centers, vectors):
-            if array.dtype.kind != "f" or not np.isfinite(array).all():
-                raise UserError("centers or vectors have values that are not finite floating-point numbers")
-        if int(self.classes.min()) < 0 or int(self.classes.max()) >= self.num_classes:
-            raise UserError(f"classes must be from 0 to {self.num_classes - 1}")
+        is_whole = self.classes.dtype.kind in "iu"
+        if not is_whole or not np.isin(self.classes, np.arange(self.num_classes)).all():
+            raise UserError(f"classes must be whole numbers from 0 to {self.num_classes - 1}")
 
     @property
     def num_classes(self) -> int:
@@ -89,7 +79,7 @@ class WordClasses:
         return np.bincount(self.classes, minlength=self.num_classes)
 
     def for_vocabulary(self, words: Sequence[str]) -> WordClasses:
-        """The same classes for a model's vocabulary, in the order of its ids.
+        """Return the same classes for a model's vocabulary, in the order of its ids.
 
         A word without a class, such as a special token that the model adds, is treated as a word that never
         occurred: its vector is zero, its class the one of `class_of_unseen`.
@@ -109,8 +99,8 @@ class WordClasses:
         classes = np.where(known, self.classes[rows], class_of_unseen(self.centers))
         return WordClasses(tuple(words), classes, self.centers, vectors, self.settings)
 
-    def save(self, path: Path) -> None:
-        """Write an .npz file of numbers and text, atomically."""
+    def save(self, path: AnyPath) -> None:
+        """Write an .npz file of numbers and text."""
         arrays: dict[str, Any] = {
             "format": np.array(_FORMAT),
             "words": np.frombuffer("\n".join(self.words).encode("utf-8"), dtype=np.uint8),
@@ -120,95 +110,39 @@ class WordClasses:
             "vectors": self.vectors,
             "settings": np.array(json.dumps(dict(self.settings))),
         }
-        with replacing(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
 
     @classmethod
-    def load(cls, path: Path) -> WordClasses:
-        """Read a file that `save` wrote, without running code from it.
-
-        Raises:
-            UserError: the file cannot be read; the message has its name and the reason.
-        """
-        if not os.path.isfile(path):
-            raise UserError(f"classes {path}: no such file; make it with 'shared-embeddings classes'")
+    def load(cls, path: AnyPath) -> WordClasses:
+        """Read a file that `save` wrote, without running code from it; UserError if it cannot be read."""
         try:
-            if not zipfile.is_zipfile(path):
-                raise UserError("not a .npz file")
             with np.load(path, allow_pickle=False) as arrays:
                 if int(arrays["format"]) != _FORMAT:
                     raise UserError(f"format {int(arrays['format'])}, but this version reads {_FORMAT}")
-                found = cls(
+                classes = cls(
                     tuple(arrays["words"].tobytes().decode("utf-8").split("\n")),
                     arrays["classes"],
                     arrays["centers"],
                     arrays["vectors"],
-                    parse_json(str(arrays["settings"]), "settings"),
+                    dict(json.loads(str(arrays["settings"]))),
                 )
-                if found.vocabulary_hash != str(arrays["vocabulary_hash"]):
+                if classes.vocabulary_hash != str(arrays["vocabulary_hash"]):
                     raise UserError("the words do not match their checksum")
-                return found
-        except (*UNREADABLE, NotImplementedError, SyntaxError, zlib.error) as error:
-            lines = str(error).strip("'\" \n").splitlines()
-            reason = lines[0] if lines else type(error).__name__
+                return classes
+        except Exception as error:  # numpy raises many kinds for other files
             raise UserError(
-                f"classes {path}: cannot be read ({reason[:120]}); truncated, or not a class file: make one "
-                "with 'shared-embeddings classes'"
+                f"classes {path}: cannot be read ({first_line(error)}); truncated, or not a class file: make "
+                "one with 'shared-embeddings classes'"
             ) from None
 
 
 def class_of_unseen(centers: np.ndarray) -> int:
-    """The class for words that never occurred: the one whose center ``(K, d)`` is nearest to zero.
+    """Return the class for words that never occurred: the one whose center ``(K, d)`` is nearest to zero.
 
     The center of unit vectors is short if they point in different directions: this is the most diverse class.
     """
     return int(np.linalg.norm(centers, axis=1).argmin())
-
-
-def out_of_vocabulary_row(embedding: Any, word_classes: WordClasses, vector: np.ndarray) -> Tensor:
-    """The row ``(D,)`` of an out-of-vocabulary word, computed from its word vector (A.5).
-
-    Its class is the non-empty one whose center has the highest cosine similarity. Its unique part is the
-    weighted mean of the unique parts of that class's words; the weights are their cosine similarities to the
-    new word, clipped at zero and normalized to sum to one.
-
-    Args:
-        embedding: a trained `uncle` embedding with one level of classes.
-        word_classes: the classes it was built with, see `WordClasses.for_vocabulary`.
-        vector: ``(d,)`` the word's vector, from the same space as the vectors of the classes.
-
-    Raises:
-        UserError: the classes are not the embedding's, or the vector has the wrong width or is zero.
-    """
-    if embedding.classes.size(1) != 1:
-        raise UserError("rows of unknown words require an embedding with one level of classes")
-    own = embedding.classes[:, 0].cpu().numpy().astype(np.int64)
-    if not np.array_equal(own, word_classes.classes):
-        raise UserError(
-            "these are not the classes of the embedding; pass the classes it was built with, in the order of "
-            "its vocabulary (WordClasses.for_vocabulary)"
-        )
-    direction, width = np.asarray(vector, dtype=np.float64), word_classes.centers.shape[1]
-    if direction.shape != (width,) or not np.isfinite(direction).all() or not direction.any():
-        raise UserError(f"the word's vector must have {width} dimensions, be finite, and not zero")
-    usable = np.arange(len(own)) != (-1 if embedding.padding_idx is None else embedding.padding_idx)
-    to_centers = _cosines(word_classes.centers, direction)
-    to_centers[np.setdiff1d(np.arange(word_classes.num_classes), own[usable])] = -np.inf
-    nearest = int(to_centers.argmax())
-    members = np.flatnonzero((own == nearest) & usable)
-    weights = np.maximum(_cosines(word_classes.vectors[members], direction), 0.0)
-    weights = weights / weights.sum() if weights.any() else np.full(len(members), 1.0 / len(members))
-    unique = embedding.unique.detach()
-    mix = torch.as_tensor(weights, dtype=unique.dtype, device=unique.device)
-    chosen = unique.index_select(0, torch.as_tensor(members, device=unique.device))
-    return torch.cat((mix @ chosen, embedding.class_tables[0].detach()[nearest]))
-
-
-def _cosines(vectors: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """``(n,)`` cosine similarities of `vectors` ``(n, d)`` with one vector; 0 for all-zero vectors."""
-    products = vectors.astype(np.float64) @ direction
-    norms = np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(direction)
-    return np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
 
 
 class Clusters(NamedTuple):
@@ -234,7 +168,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
         UserError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
         ImportError: scikit-learn is not installed.
     """
-    _check_clusters(num_classes, seed)
+    _check_settings(seed, num_classes=num_classes)
     if not np.isfinite(vectors).all():
         raise UserError("word vectors contain NaN or infinity; train them again")
     seen = vectors.any(axis=1)
@@ -252,41 +186,41 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
     return Clusters(classes, fitted.cluster_centers_)
 
 
-def read_vocabulary(path: Path) -> tuple[str, ...]:
+def read_vocabulary(path: AnyPath) -> tuple[str, ...]:
     """Read the words of a vocabulary file, one per line in the order of their ids, with or without counts.
 
     A count is a number after a tab or a space, as ``onmt_build_vocab`` writes it.
 
     Raises:
-        UserError: the file is missing, empty or not UTF-8, or has a line without a word.
+        UserError: the file is empty or not UTF-8, repeats a word, or has a line without a word.
     """
     lines = list(read_lines(path))
     if not any(lines):
         raise UserError(f"vocabulary {path}: is empty; wanted one word per line")
-    first_line: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         entry = split_count(line)
         word = line if entry is None else entry[0]
         if not word or word.startswith("\t"):
             raise UserError(f"vocabulary {path}: line {number} has no word; remove it")
-        if word in first_line:
+        if word in line_of:
             raise UserError(
-                f"vocabulary {path}: line {number} repeats {word!r} of line {first_line[word]}; remove one"
+                f"vocabulary {path}: line {number} repeats {word!r} of line {line_of[word]}; remove one"
             )
-        first_line[word] = number
-    return tuple(first_line)
+        line_of[word] = number
+    return tuple(line_of)
 
 
 def make_classes(
-    texts: Sequence[Path],
-    vocab_file: Path,
+    texts: Sequence[AnyPath],
+    vocab_file: AnyPath,
     num_classes: int,
-    output: Path,
+    output: AnyPath,
     dim: int = 100,
     window: int = 5,
     epochs: int = 5,
     seed: int = 0,
-    figure: Path | None = None,
+    figure: AnyPath | None = None,
     force: bool = False,
 ) -> str:
     """Make the class file of a vocabulary from tokenized texts.
@@ -297,12 +231,13 @@ def make_classes(
             word after 5 epochs, 43 after 20.
         num_classes: K; the paper suggests slightly less than a tenth of the words (A.4).
         figure: the PNG file to write, a plot of the class sizes (Figure 2).
+        force: replace existing files.
 
     Returns:
         A summary with a histogram of the class sizes.
 
     Raises:
-        UserError: as in the functions called.
+        UserError: as in the functions called, or an output exists.
         ImportError: gensim, scikit-learn or (for a figure) matplotlib is not installed.
     """
     words = read_vocabulary(vocab_file)
@@ -311,71 +246,65 @@ def make_classes(
         "vocabulary": os.path.basename(vocab_file),
         **{"num_classes": num_classes, "dim": dim, "window": window, "epochs": epochs, "seed": seed},
     }
-    train = functools.partial(train_word_vectors, texts, words, dim, window, epochs, seed)
-    return _group(words, train, settings, [*texts, vocab_file], output, figure, force)
+    _check_outputs(output, figure, [*texts, vocab_file], force)
+    _check_settings(seed, num_classes=num_classes)
+    if num_classes > len(words):
+        raise UserError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
+    vectors = train_word_vectors(texts, words, dim, window, epochs, seed)
+    classes = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
+    return _write(classes, output, figure)
 
 
 def regroup(
-    classes: Path,
+    classes: AnyPath,
     num_classes: int,
-    output: Path,
+    output: AnyPath,
     seed: int = 0,
-    figure: Path | None = None,
+    figure: AnyPath | None = None,
     force: bool = False,
 ) -> str:
     """Make a different number of classes from the word vectors of a class file, without the texts.
 
     The result equals that of `make_classes` with this number, the same `seed` and the settings of `classes`.
     """
-    known = WordClasses.load(classes)
-    settings = {**known.settings, "num_classes": num_classes, "seed": seed}
-    return _group(known.words, lambda: known.vectors, settings, [classes], output, figure, force)
+    before = WordClasses.load(classes)
+    _check_outputs(output, figure, [classes], force)
+    settings = {**before.settings, "num_classes": num_classes, "seed": seed}
+    clusters = cluster(before.vectors, num_classes, seed)
+    return _write(WordClasses(before.words, *clusters, before.vectors, settings), output, figure)
 
 
-def _group(
-    words: tuple[str, ...],
-    vectors_of: Callable[[], np.ndarray],
-    settings: dict[str, Any],
-    inputs: Sequence[Path],
-    output: Path,
-    figure: Path | None,
-    force: bool,
-) -> str:
-    """Cluster words, write a class file and its figure, and return the summary."""
-    # Errors that would otherwise appear after the long work.
+def _check_outputs(output: AnyPath, figure: AnyPath | None, inputs: Sequence[AnyPath], force: bool) -> None:
+    """Check the outputs, and that the libraries are installed, before the long work."""
     require("sklearn.cluster")
-    num_classes, seed = settings["num_classes"], settings["seed"]
-    _check_clusters(num_classes, seed)
-    if num_classes > len(words):
-        raise UserError(f"num_classes is {num_classes}, more than the {len(words)} words; lower it")
-    outputs = [pathlib.Path(path) for path in (figure, output) if path is not None]
-    check_outputs(outputs, map(pathlib.Path, inputs), force)
     if figure is not None:
         require("matplotlib.figure")
-    vectors = vectors_of()
-    made = WordClasses(words, *cluster(vectors, num_classes, seed), vectors, settings)
-    if figure is not None:
-        draw_sizes(made, figure)
-    made.save(output)
-    lines = [describe_sizes(made)]
-    if unseen := int((~vectors.any(axis=1)).sum()):
-        lines.append(
-            f"words that do not occur in the texts: {unseen:,}, in class {class_of_unseen(made.centers)}"
-        )
-    if figure is not None:
-        lines.append(f"figure: {figure}")
-    return "\n".join([*lines, f"classes: {output}"])
+    check_outputs([Path(path) for path in (output, figure) if path is not None], map(Path, inputs), force)
 
 
-def _check_clusters(num_classes: int, seed: int) -> None:
-    if num_classes < 1:
-        raise UserError(f"num_classes is {num_classes}, but it must be at least 1; raise it")
+def _check_settings(seed: int, **counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}, but it must be at least 1; raise it")
     if not 0 <= seed < 2**32:
         raise UserError(f"seed is {seed}, but it must be at least 0 and below 2**32; choose another number")
 
 
+def _write(classes: WordClasses, output: AnyPath, figure: AnyPath | None) -> str:
+    """Write a class file and its figure, and return the summary."""
+    lines = [describe_sizes(classes)]
+    if unseen := int((~classes.vectors.any(axis=1)).sum()):
+        number = class_of_unseen(classes.centers)
+        lines.append(f"words that do not occur in the texts: {unseen:,}, in class {number}")
+    if figure is not None:
+        draw_sizes(classes, figure)
+        lines.append(f"figure: {figure}")
+    classes.save(output)
+    return "\n".join([*lines, f"classes: {output}"])
+
+
 def describe_sizes(word_classes: WordClasses) -> str:
-    """A text histogram of the class sizes."""
+    """Return a text histogram of the class sizes."""
     sizes = word_classes.sizes()
     lines = [
         f"{len(word_classes.words):,} words in {len(sizes):,} classes: smallest {sizes.min():,}, "
@@ -392,7 +321,7 @@ def describe_sizes(word_classes: WordClasses) -> str:
     return "\n".join(lines)
 
 
-def draw_sizes(word_classes: WordClasses, path: Path) -> None:
+def draw_sizes(word_classes: WordClasses, path: AnyPath) -> None:
     """Plot the class sizes, largest first (Figure 2), to a PNG file."""
     sizes = np.sort(word_classes.sizes())[::-1]
     figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
@@ -401,16 +330,12 @@ def draw_sizes(word_classes: WordClasses, path: Path) -> None:
     axes.set_xlabel("class, by size")
     axes.set_ylabel("words")
     axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
-    with replacing(pathlib.Path(path)) as temporary:
+    with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
 
 
-# gensim truncates longer sentences.
-_LONGEST_SENTENCE = 10_000
-
-
 def train_word_vectors(
-    texts: Sequence[Path],
+    texts: Sequence[AnyPath],
     vocabulary: Sequence[str],
     dim: int = 100,
     window: int = 5,
@@ -427,14 +352,10 @@ def train_word_vectors(
         ``(V, dim)`` float32; all zeros for a word that never occurs.
 
     Raises:
-        UserError: a text is missing or not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
+        UserError: a text is not UTF-8, no word of the vocabulary occurs, or a setting is below 1.
         ImportError: gensim is not installed.
     """
-    for name, value in (("dim", dim), ("window", window), ("epochs", epochs)):
-        if value < 1:
-            raise UserError(f"{name} is {value}, but it must be at least 1; raise it")
-    if seed < 0:
-        raise UserError(f"seed is {seed}, but it must be at least 0; raise it")
+    _check_settings(seed, dim=dim, window=window, epochs=epochs)
     sentences = _Sentences(texts, frozenset(vocabulary))
     counts: Counter[str] = Counter()
     number = 0
@@ -462,7 +383,7 @@ def train_word_vectors(
 class _Sentences:
     """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
 
-    def __init__(self, texts: Sequence[Path], vocabulary: frozenset[str]) -> None:
+    def __init__(self, texts: Sequence[AnyPath], vocabulary: frozenset[str]) -> None:
         self.texts = texts
         self.vocabulary = vocabulary
         self.bar: Any = None

@@ -31,8 +31,8 @@ from lm.train.optim import (
     draw_length,
     is_stalled,
 )
-from shared_embeddings import OptionError
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import OptionError, parse_options
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout, words_of
 from tests.processes import Running
 
@@ -77,16 +77,16 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
         (NTASGDOptions, {"learning_rate": 1.0, "nonmono": -1}, "nonmono"),
         (AdamOptions, {"learning_rate": 1.0, "betas": (0.9,)}, "betas"),
         (AdamOptions, {"learning_rate": 1.0, "betas": (0.9, 1.0)}, "betas"),
-        (AdamOptions, {"learning_rate": 1.0, "eps": 0.0}, "eps"),
+        (AdamOptions, {"learning_rate": 1.0, "eps": -1e-8}, "eps"),
         (CosineOptions, {"min_lr_ratio": 1.5}, "min_lr_ratio"),
-        (StepOptions, {"decay_epochs": (1.0,), "decay_factor": 1.0}, "decay_factor"),
+        (StepOptions, {"decay_epochs": (1.0,), "decay_factor": 0.5}, "decay_factor"),
         (PlateauOptions, {"decay_factor": 0.5}, "decay_factor"),
         (PlateauOptions, {"decay_patience": 0}, "decay_patience"),
     ],
 )
 def test_values_out_of_range_fail_by_name(kind: type, options: dict[str, object], name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}'"):
-        kind(**options)
+        parse_options("test", kind, options)
 
 
 @pytest.mark.parametrize(

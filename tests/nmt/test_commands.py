@@ -95,14 +95,14 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
 def test_interrupting_translation_keeps_the_old_file(
     trained: Trained, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    import onmt.bin.translate
+    from onmt.inference_engine import InferenceEnginePY
 
-    def interrupted(opt: Any) -> None:
-        Path(opt.output).write_text("half")
+    def interrupted(engine: Any) -> None:
+        Path(engine.opt.output).write_text("half")
         raise KeyboardInterrupt
 
     host, checkpoint = trained(embedding=FUNNEL)
-    monkeypatch.setattr(onmt.bin.translate, "translate", interrupted)
+    monkeypatch.setattr(InferenceEnginePY, "infer_file", interrupted)
     output = tmp_path / "out"
     output.write_text("before")
     with pytest.raises(SystemExit) as stop:

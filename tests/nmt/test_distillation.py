@@ -15,6 +15,7 @@ import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, save_checkpoint
 from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.models import build_from_checkpoint
+from nmt.options import parse_mapping
 from nmt.train.embeddings import parse_distillation, token_counts
 from nmt.vocabulary import vocabulary_counts
 from shared_embeddings.utils.errors import UserError
@@ -273,18 +274,17 @@ def test_words_are_counted(host: Host) -> None:
 )
 def test_wrong_options_fail(option: str, printed: str) -> None:
     with pytest.raises(UserError, match=printed):
-        parse_distillation(option)
+        parse_distillation(parse_mapping("embedding_distillation", option, "{teacher: x}"))
 
 
 def test_defaults_and_numbers_with_an_exponent() -> None:
     """PyYAML parses 1e-3 as text, also in a configuration file."""
     found, frozen, small = (
-        parse_distillation({"teacher": "x", **more})
+        parse_distillation(parse_mapping("embedding_distillation", {"teacher": "x", **more}, ""))
         for more in ({}, {"freeze": "embedding"}, {"alpha": "1e-3"})
     )
     assert found and frozen and small
     assert (found.alpha, found.freeze, frozen.alpha, small.alpha) == (0.01, "none", 0.0, 0.001)
-    assert parse_distillation("{teacher: x, alpha: 1e-3}") == small
     assert parse_distillation(None) is None
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from nmt import cli
-from nmt.checkpoints import check_output, read_checkpoint
-from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, Trained, run
+from nmt.checkpoints import read_checkpoint
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, Trained, run
 from tests.nmt.test_training import DEFINE_MAP, METHODS
 
 UNTIED = {"share_embeddings": False, "share_decoder_embeddings": False}
@@ -28,47 +24,14 @@ def shown(value: object) -> str:
 
 # Options of a training, with a shared embedding unless they say otherwise, and a part of the error.
 TRAINING: list[tuple[dict[str, Any], str]] = [
-    # Of OpenNMT-py
-    ({"generator_function": "sparsemax"}, "generator_function: sparsemax does not work"),
+    # Of OpenNMT-py, by its own errors
     ({"optim": "fusedadam"}, "fused_adam_cuda"),
-    ({"quant_layers": ["w_1"], "quant_type": "bnb_8bit"}, "bitsandbytes"),
-    ({"valid_steps": 0}, "valid_steps: 0 is too small; expected at least 1"),
-    ({"train_steps": -1}, "train_steps: -1 is too small; expected at least 0"),
-    ({"layers": 0}, "layers: 0 is too small; expected at least 1, or -1"),
-    ({"decay_method": "noam", "warmup_steps": 0}, "warmup_steps: 0 is too small"),
-    ({"accum_steps": [5]}, "accum_steps: [5] is not an increasing list of steps"),
-    ({"accum_count": [1, 2], "accum_steps": [0, 0]}, "accum_steps: [0, 0] is not an increasing"),
-    ({"label_smoothing": ".nan"}, "'.nan' is not a finite number"),
-    ({"encoder_type": "transformr"}, "encoder_type: 'transformr' is unknown; use brnn or"),
     ({"batch_size": [3]}, "batch_size can't be set to a list"),
-    ({"batch_size": {"a": 1}}, "is not a whole number"),
-    ({"bridge_extra_node": "maybe"}, "'maybe' is neither true nor false"),
-    ({"world_size": 2}, "world_size: 2, but gpu_ranks is empty"),
-    ({"gpu_ranks": [0], "world_size": 1}, "gpu_ranks: [0], but torch finds no CUDA device"),
-    ({"copy_attn": True, "model_task": "lm"}, "model_task: lm lacks"),
-    ({"decoder_type": "cnn"}, "encoder_type: transformer does not work with decoder_type: cnn"),
-    ({"encoder_type": "mean", "decoder_type": "cnn"}, "mean does not work with decoder_type: cnn"),
-    ({"decoder_type": "rnn"}, "encoder_type: transformer does not work with decoder_type: rnn"),
-    (
-        {"optim": "sparseadam", "embedding": None, "share_decoder_embeddings": False},
-        "max_grad_norm: 5 does not work with optim: sparseadam",
-    ),
-    # Files and data
-    ({"src_vocab": "/nowhere/vocab"}, "/nowhere/vocab: no such file; create it with onmt_build_vocab"),
-    ({"train_from": "/nowhere/model.pt"}, "/nowhere/model.pt"),
-    ({"src_embeddings": "/nowhere"}, "src_embeddings: no such file: /nowhere"),
     ({"transforms": 5}, "invalid choice: '5'"),
-    ({"transforms": ["bpe"]}, "transforms: bpe needs src_subword_model, which is not set"),
-    ({"data": {}}, "there is no training corpus"),
-    ({"data": {"corpus": {"path_src": "/nowhere/a", "path_tgt": "/nowhere/b"}}}, "/nowhere/a"),
-    ({"data": {"path_tgt": None}}, "data: corpus: has no path_tgt; name the file of its targets"),
-    ({"data": {"path_src": [1]}}, "data: corpus: option 'path_src' is [1], but it must be text"),
-    ({"data": {"weight": 0}}, "data: there is no training corpus; add one with a weight of at least 1"),
-    ({"data": {"weight": 1.5}}, "data: corpus: option 'weight' is 1.5, but it must be a whole number"),
-    ({"data": {"weight": -1}}, "data: corpus: option 'weight' is -1, but it must be at least 0"),
-    ({"data": {"transforms": ["none"]}}, "data: corpus: transform 'none' is unknown"),
-    ({"data": {"path_source": "x"}}, "data: corpus: unknown option 'path_source'. Did you mean 'path_src'?"),
-    ({"data": {"transforms": ["clean"], "src_tgt_ratio": 0.5}}, "src_tgt_ratio: 0.5 is too small"),
+    # Files and data
+    ({"src_vocab": "/nowhere/vocab"}, "src vocab"),
+    ({"train_from": "/nowhere/model.pt"}, "/nowhere/model.pt"),
+    ({"data": {"corpus": {"path_src": "/nowhere/a", "path_tgt": "/nowhere/b"}}}, "corpus/path_src"),
     # Embeddings
     ({"embedding": {"method": "funel", "rank": 4}}, "funnel"),
     ({"embedding": {"method": "funnel", "rnk": 4}}, "unknown option 'rnk'. Did you mean 'rank'?"),
@@ -78,8 +41,7 @@ TRAINING: list[tuple[dict[str, Any], str]] = [
         {"embedding": {**FUNNEL, "embedding_dim": 8}},
         "'embedding_dim' follows from the vocabulary",
     ),
-    ({"embedding": dict([*FUNNEL.items(), (5, 3)])}, "the key '5' is not text"),
-    ({"embedding": "funnel"}, "embedding: 'funnel' does not name a method"),
+    ({"embedding": "funnel"}, "embedding: 'funnel' is not a mapping"),
     ({"embedding": "{[1]: 2}"}, "YAML"),
     ({"embeding": FUNNEL}, "Did you mean"),
     ({"embedding": WHOLE_DEFINE}, "output_projection"),
@@ -99,50 +61,16 @@ TRAINING: list[tuple[dict[str, Any], str]] = [
     ({"output_embedding": {"method": "funnel"}, **UNTIED}, "'rank' is missing"),
     ({"freeze_word_vecs_enc": True}, "freeze_word_vecs_enc: cannot be combined with `embedding`"),
     ({"parallel_mode": "tensor_parallel"}, "tensor_parallel does not work with `embedding`"),
-    ({"optim": "sparseadam"}, "optim: sparseadam"),
     ({"lora_embedding": True}, "lora_embedding"),
 ]
 
 
 @pytest.mark.parametrize(("options", "printed"), TRAINING, ids=shown)
 def test_training_fails(options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine) -> None:
-    if "gpu_ranks" in options and torch.cuda.is_available():
-        pytest.skip("a GPU is there")
-    if options.get("data") and "corpus" not in options["data"]:  # changes of a corpus
-        changed = {**host.corpus("train"), **options["data"]}
-        kept = {key: value for key, value in changed.items() if value is not None}
-        options = {**options, "data": {"corpus": kept}}
     folder = host.folder / "new"
     config = host.config("model", **{"embedding": FUNNEL, "save_model": str(folder / "run"), **options})
-    config.write_text(config.read_text().replace("'.nan'", ".nan"))
     assert printed in error_line("onmt_train -config", config)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("option", ["-freeze_word_vecs_enc", "-lora_embedding"])
-def test_options_that_do_not_work_with_the_embedding_of_a_checkpoint_fail(
-    option: str, host: Host, error_line: ErrorLine
-) -> None:
-    start = host.train("start", embedding=FUNNEL, train_steps=1)
-    config = host.config("next")
-    line = error_line("onmt_train -config", config, "-train_from", start, option)
-    assert f"{option[1:]}: cannot be combined with `embedding`" in line
-
-
-def test_sizes_of_a_checkpoint_are_kept_with_a_warning(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    start = host.train("start", embedding=FUNNEL, train_steps=1)
-    host.train("next", train_from=str(start), transformer_ff=64, train_steps=2)
-    assert "transformer_ff: 64 has no effect with train_from; the checkpoint has 32" in caplog.text
-    assert caplog.text.count("has no effect") == 1
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_copying_of_a_checkpoint_is_kept(before: bool, host: Host, error_line: ErrorLine) -> None:
-    start = host.train("start", embedding=FUNNEL, copy_attn=before, train_steps=1)
-    config = host.config("next", embedding=FUNNEL, copy_attn=not before, train_steps=2)
-    line = error_line("onmt_train -config", config, "-train_from", start)
-    asked, trained = (str(value).lower() for value in (not before, before))
-    assert f"copy_attn: {asked}, but the model was trained with {trained}" in line
+    assert not list(folder.glob("*.pt"))
 
 
 def test_transforms_may_drop_the_examples_of_some_buckets_but_not_all(
@@ -155,44 +83,13 @@ def test_transforms_may_drop_the_examples_of_some_buckets_but_not_all(
     assert "data: the transforms drop all training examples" in error_line("onmt_train -config", config)
 
 
-def test_more_processes_than_gpus_fail(host: Host, monkeypatch: Patch, error_line: ErrorLine) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    config = host.config("model", embedding=FUNNEL, world_size=2, gpu_ranks=[0, 1])
-    assert "gpu_ranks: [0, 1], but torch finds 1 CUDA devices" in error_line("onmt_train -config", config)
-
-
-def test_a_language_model_has_no_targets(host: Host, error_line: ErrorLine) -> None:
-    options = {**host.language_model(), "data": {"corpus": host.corpus("train")}}
-    config = host.config("model", embedding=FUNNEL, **options)
-    assert "data: corpus: has a path_tgt, which" in error_line("onmt_train -config", config)
-
-
 def test_files_that_do_not_fit_are_named(host: Host, error_line: ErrorLine) -> None:
     config, vocabulary = host.config("model", embedding=FUNNEL), host.folder / "vocab"
-    words = vocabulary.read_bytes()
     vocabulary.write_bytes(b"w1\t5\n\xff\t3\n")
     assert f"vocabulary {vocabulary}: is not UTF-8 at byte 5" in error_line("onmt_train -config", config)
     vocabulary.write_bytes(b"w1\t5\n\t3\n")
     assert "line 2" in error_line("onmt_train -config", config)
-    vocabulary.write_bytes(words)
-    host.write("train.tgt", ["v1"] * 89)
-    line = error_line("onmt_train -config", config)
-    assert "train.src has 90 lines" in line and "train.tgt has 89 lines" in line
     assert "/nowhere.yaml" in error_line("onmt_train -config /nowhere.yaml")
-
-
-def test_repeated_options_fail(host: Host, error_line: ErrorLine) -> None:
-    config = host.config("model")
-    line = error_line("onmt_train -batch_size 3 -batch_size 4 -config", config)
-    assert "option -batch_size is given twice" in line
-    line = error_line("onmt_train -max_grad_norm 3 -max_grad=4 -config", config)
-    assert "option -max_grad is given twice" in line
-    text = config.read_text()
-    config.write_text(f"{text}batch_size: 3\n")
-    assert "the key 'batch_size' is given twice" in error_line("onmt_train -config", config)
-    config.write_text(f"{text}--batch_size: 3\n")
-    assert "the option batch_size is given twice" in error_line("onmt_train -config", config)
 
 
 @pytest.mark.slow_except("0")
@@ -203,40 +100,12 @@ def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, error_line: 
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:4], b"\xff", *lines[5:]]))
     line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL, num_workers=workers))
-    assert line.endswith(f"data: corpus: {path}: line 5 is not UTF-8 (invalid start byte); convert it")
+    assert "data: corpus: " in line and str(path) in line and "not UTF-8" in line
 
 
-def test_errors_in_workers_are_one_line(capsys: Capture) -> None:
-    text = (
-        "Caught FileNotFoundError in DataLoader worker process 0.\n"
-        "Original Traceback (most recent call last):\n"
-        '  File "worker.py", line 1, in load\n'
-        "FileNotFoundError: [Errno 2] No such file or directory: 'train.src'\n"
-    )
-
-    @cli._command
-    def fail() -> None:
-        raise FileNotFoundError(text)
-
-    with pytest.raises(SystemExit) as stop:
-        fail()
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.endswith(": [Errno 2] No such file or directory: 'train.src'\n") and "Traceback" not in error
-
-
-def test_resuming_with_other_words_or_embeddings_fails(
-    trained: Trained, host: Host, error_line: ErrorLine
-) -> None:
+def test_resuming_with_other_embeddings_fails(trained: Trained, host: Host, error_line: ErrorLine) -> None:
     _, checkpoint = trained(embedding=FUNNEL)
     resumed = ("-train_from", checkpoint)
-    words = (host.folder / "vocab").read_text().splitlines()
-    other = host.write("other", [*words[1:], "x1\t2"])
-    config = host.config("again", embedding=FUNNEL, src_vocab=str(other), train_steps=7)
-    line = error_line("onmt_train -config", config, *resumed)
-    assert f"src_vocab: lacks 1 of the 84 words of the checkpoint {checkpoint}, such as 'w0'" in line
-    more = host.write("more", [*words, "x1\t2"])
-    host.train("again", *resumed, embedding=FUNNEL, src_vocab=str(more), train_steps=7)
     line = error_line("onmt_train -config", host.config("new", embedding={"method": "standard"}), *resumed)
     assert "embedding: {'method': 'standard'} has no effect with train_from" in line
     config = host.config("new", embedding=FUNNEL, update_vocab=True, reset_optim="all")
@@ -300,74 +169,28 @@ def test_averaging_needs_one_model(trained: Trained, tmp_path: Path, error_line:
     saved, reordered, mean = read_checkpoint(checkpoint), tmp_path / "other.pt", tmp_path / "mean.pt"
     words = saved["vocab"]["src"][::-1]
     torch.save({**saved, "vocab": {**saved["vocab"], "src": words, "tgt": words}}, reordered)
-    for other, printed in (
-        (reordered, f"{reordered}: its vocabulary differs from {checkpoint}"),
-        (standard, f"{standard}: differs from {checkpoint} (only one of them has"),
-    ):
-        assert printed in error_line("onmt_average_models -models", checkpoint, other, "-output", mean)
+    for other in (reordered, standard):
+        assert str(other) in error_line("onmt_average_models -models", checkpoint, other, "-output", mean)
     assert not mean.exists()
 
 
 # Outputs
 
 
-def test_unwritable_output_fails_before_any_work(
-    trained: Trained, tmp_path: Path, monkeypatch: Patch, error_line: ErrorLine
-) -> None:
-    import onmt.bin.translate
-
-    host, checkpoint = trained(embedding=FUNNEL)
-    monkeypatch.setattr(onmt.bin.translate, "translate", lambda opt: pytest.fail("it translates"))
-    monkeypatch.setattr("onmt.train_single.build_model", lambda *args: pytest.fail("it trains"))
-    monkeypatch.setattr("nmt.checkpoints.average_checkpoints", lambda *args: pytest.fail("it averages"))
-    file = host.folder / "test.src"
-    for path, printed in ((tmp_path, "is a folder; name a file"), (file / "x", "cannot be written")):
-        for command, *arguments in (
-            ("onmt_translate -model", checkpoint, "-src", file),
-            ("onmt_average_models -force -models", checkpoint),
-            ("onmt_release_model -force -model", checkpoint),
-        ):
-            line = error_line(command, *arguments, "-output", path)
-            assert "output: " in line and printed in line
-    config = host.config("model", embedding=FUNNEL, save_model=f"{file}/model")
-    assert "save_model: the folder" in error_line("onmt_train -config", config)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_fails(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with pytest.raises(ValueError, match="cannot be written to; choose another one"):
-        check_output("output", tmp_path / "file")
-
-
-def test_outputs_that_exist_are_kept(trained: Trained, host: Host, error_line: ErrorLine) -> None:
-    _, checkpoint = trained(embedding=FUNNEL)
-    taken = host.write("taken", ["kept"])
-    export = "onmt_release_model -format ctranslate2 -quantization int8 -force -model"
-    assert f"output: {taken} is a file" in error_line(export, checkpoint, "-output", taken)
+def test_outputs_never_replace_inputs(trained: Trained, host: Host, error_line: ErrorLine) -> None:
+    trained_host, checkpoint = trained(embedding=FUNNEL)
+    source, taken = trained_host.folder / "test.src", host.write("taken", ["kept"])
+    before = {path: path.read_bytes() for path in (source, checkpoint, taken)}
+    for output in (source, checkpoint):
+        files = ("-src", source, "-output", output)
+        assert str(output) in error_line("onmt_translate -model", checkpoint, *files)
+    for command in ("onmt_average_models -models", "onmt_release_model -model"):
+        assert "--force" in error_line(command, checkpoint, "-output", taken)
+        assert str(checkpoint) in error_line(f"{command}", checkpoint, "-force", "-output", checkpoint)
     config, vocabulary = host.config("model"), (host.folder / "vocab").read_text()
     line = error_line("onmt_build_vocab -config", config, "-save_data", host.folder / "s")
-    assert "-overwrite" in line
-    assert taken.read_text() == "kept\n" and (host.folder / "vocab").read_text() == vocabulary
-    text = host.folder / "train.src"
-    before = text.read_bytes()
-    for option in ("-log_file", "-save_config"):
-        line = error_line("onmt_train -config", config, option, text)
-        assert "would replace the file of data: corpus: path_src" in line
-        assert text.read_bytes() == before
-
-
-def test_a_log_that_cannot_be_written_ends_a_translation(trained: Trained, error_line: ErrorLine) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
-    log, output = host.folder / "log", host.folder / "not written"
-    log.unlink(missing_ok=True)
-    try:
-        os.mknod(log, stat.S_IFCHR | 0o666, os.makedev(1, 7))
-    except PermissionError:
-        pytest.skip("devices cannot be made here")
-    asked = ("-src", host.folder / "test.src", "-output", output, "-log_file", log)
-    assert "No space left on device" in error_line("onmt_translate -model", checkpoint, *asked)
-    assert not output.exists()
+    assert "-overwrite" in line and (host.folder / "vocab").read_text() == vocabulary
+    assert {path: path.read_bytes() for path in before} == before
 
 
 # Vocabularies
@@ -380,47 +203,15 @@ def test_vocabulary_file_name_may_have_brackets(host: Host) -> None:
     assert not list(host.folder.glob("*incomplete*"))
 
 
-def test_vocabularies_that_would_be_empty_or_overwritten_fail(host: Host, error_line: ErrorLine) -> None:
-    path = host.folder / "new"
-    samples = ("-n_sample", "-1", "-save_data", host.folder / "samples")
-    config = host.config("model", share_vocab=False, src_vocab=str(path), tgt_vocab=str(path))
-    line = error_line("onmt_build_vocab -config", config, *samples)
-    assert f"tgt_vocab: {path} is also src_vocab" in line and "share_vocab" in line
-    for side in ("src", "tgt"):
-        host.write(f"train.{side}", [""] * 90)
-    config = host.config("model", src_vocab=str(path))
-    line = error_line("onmt_build_vocab -config", config, *samples)
-    assert "src_vocab: would be empty; data has no pair" in line
-    assert not path.exists() and not list(host.folder.glob("*incomplete*"))
-
-
-# Translation and its server
-
-NO_GPU = torch.cuda.device_count()
-
-
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        ("-beam_size 0", "beam_size: 0 is too small; expected at least 1"),
-        ("-max_length 0", "max_length: 0 is too small; expected at least 1"),
-        ("-n_best 3 -beam_size 2", "n_best: 3 is more than beam_size 2"),
-        ("-min_length 9 -max_length 8", "min_length: 9 is more than max_length 8"),
-        ("-phrase_table /nowhere -replace_unk", "phrase_table: no such file: /nowhere"),
-        (f"-phrase_table {__file__}", "phrase_table: has no effect without replace_unk"),
-        ("-phrase_table gap.tgt -replace_unk", "line 2 of gap.tgt is not like 'source|||target'"),
-        ("-beam_size 100000", "beam_size: 100000 is too large; expected at most 1,000"),
-        ("-beam_size 999", "beam_size: 999 is more than the 88 words of the vocabulary"),
-        ("-random_sampling_topk 99", "random_sampling_topk: 99 is more than the 88 words"),
-        ("-random_sampling_topp 1.5", "random_sampling_topp: 1.5 is too large; expected at most 1"),
-        ("-data_type audio", "data_type: 'audio' is unknown; use text"),
-        ("-precision int8", "precision: 'int8' is unknown; use fp32 or fp16"),
-        ("-fp32", "deprecated"),
-        (f"-gpu {NO_GPU}", f"gpu: {NO_GPU}, but torch finds {NO_GPU} CUDA devices"),
-        ("-world_size 2", "world_size: 2, but a translation runs in one process"),
-        ("-tgt_file_prefix", "tgt_file_prefix: needs a file of target prefixes"),
-        ("-tgt gap.tgt -tgt_file_prefix", "line 3 is empty"),
-        (f"-seed {2**63}", "seed"),
+        ("-beam_size many", "invalid int value: 'many'"),
+        ("-beem_size 2", "Did you mean 'beam_size'"),
+        ("-tgt gap.tgt -tgt_file_prefix", "translations, not 1 each"),
+        ("-tgt train.tgt", "train.tgt has 90 lines, but src has 7"),
+        ("-transforms filtertoolong", "invalid choice: 'filtertoolong'"),
+        ("-config /nowhere.yaml", "/nowhere.yaml"),
     ],
 )
 def test_translation_fails(
@@ -428,65 +219,21 @@ def test_translation_fails(
 ) -> None:
     host, checkpoint = trained(embedding=FUNNEL)
     monkeypatch.chdir(host.folder)
-    host.write("gap.tgt", ["v1|||v1", "v2", "", "v4", "v5", "v6", "v7"])
-    asked = ("-src", "test.src", "-output", "nothing", *arguments.split())
-    assert printed in error_line("onmt_translate -model", checkpoint, *asked)
+    host.write("gap.tgt", ["v1", "v2", "", "v4", "v5", "v6", "v7"])
+    files = ("-src", "test.src", "-output", "nothing", *arguments.split())
+    assert printed in error_line("onmt_translate -model", checkpoint, *files)
     assert not Path("nothing").exists()
 
 
-def test_models_that_do_not_fit_into_an_ensemble_are_named(
+def test_models_of_an_ensemble_have_the_same_words(
     trained: Trained, host: Host, error_line: ErrorLine
 ) -> None:
-    copying = {"copy_attn": True, "embedding": FUNNEL, "train_steps": 1}
     words = host.write("other", [*(host.folder / "vocab").read_text().splitlines(), "x1\t2"])
-    _, one = trained(embedding=FUNNEL)
-    for name, options, printed in (
-        ("other", {"src_vocab": str(words), "embedding": FUNNEL}, "has another src vocabulary than"),
-        ("copying", copying, "copy_attn: true; an ensemble needs models that agree in it"),
-        ("lm", {**host.language_model(), "embedding": FUNNEL}, "is a language model"),
-    ):
-        another = host.train(name, **{**options, "train_steps": 1})
-        for pair in ((one, another), (another, one)):
-            files = ("-src", host.folder / "test.src", "-output", host.folder / "nothing")
-            assert printed in error_line("onmt_translate -model", *pair, *files)
-
-
-@pytest.mark.parametrize("name", ["onmt_train", "onmt_build_vocab", "onmt_translate"])
-def test_missing_subword_models_are_named(name: str, trained: Trained, error_line: ErrorLine) -> None:
-    host, checkpoint = trained(embedding=FUNNEL)
-    arguments: list[object] = ["-config", host.config("new", embedding=FUNNEL)]
-    if name == "onmt_translate":
-        arguments = ["-model", checkpoint, "-src", host.folder / "test.src"]
-    elif name == "onmt_build_vocab":
-        arguments += ["-save_data", host.folder / "samples"]
-    line = error_line(f"{name} -transforms sentencepiece -src_subword_model /nowhere.model", *arguments)
-    assert "src_subword_model: no such file: /nowhere.model" in line
-
-
-@pytest.mark.parametrize(
-    ("content", "printed"),
-    [
-        ("[]", "[] is not a mapping"),
-        ("{}", "'models' is missing"),
-        ('{"models": "x"}', "'models' is 'x', but it must be a list"),
-        ('{"models": []}', "has no list of models"),
-        ("{a", "cannot be read as JSON"),
-    ],
-)
-def test_invalid_server_configurations_fail(
-    content: str, printed: str, tmp_path: Path, error_line: ErrorLine
-) -> None:
-    path = tmp_path / "server.json"
-    path.write_text(content)
-    line = error_line("onmt_server --port 0 --model_config", path)
-    assert "model_config" in line and f"{path}: " in line and printed in line
-    assert "/nowhere.json" in error_line("onmt_server --model_config /nowhere.json")
-
-
-def test_a_server_gpu_that_is_missing_fails(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
-    _, checkpoint = trained(embedding=FUNNEL)
-    shutil.copy(checkpoint, tmp_path / "model.pt")
-    model = {"id": 1, "model": "model.pt", "load": True, "opt": {"gpu": NO_GPU}}
-    path = tmp_path / "server.json"
-    path.write_text(json.dumps({"models_root": str(tmp_path), "models": [model]}))
-    assert f"gpu: {NO_GPU}, but torch finds" in error_line("onmt_server --model_config", path)
+    options = {"share_vocab": False, "share_embeddings": False, "embedding": FUNNEL, "train_steps": 1}
+    first, second = (
+        host.train(name, **options, tgt_vocab=str(vocabulary))
+        for name, vocabulary in (("first", host.folder / "vocab"), ("second", words))
+    )
+    files = ("-src", host.folder / "test.src", "-output", host.folder / "nothing")
+    for pair in ((first, second), (second, first)):
+        assert "has another vocabulary than" in error_line("onmt_translate -model", *pair, *files)

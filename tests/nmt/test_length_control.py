@@ -364,7 +364,7 @@ def test_lengths_files_fail(
         ("-desired_length ten", "'ten' is not a length"),
         ("-desired_length 250", "max_length: 250 is too small for the desired_length; set 251"),
         ("-desired_length 9 -max_length_ratio 3", "max_length_ratio: 3.0 has no effect"),
-        ("-desired_length 9 -desired_lengths /nowhere", "/nowhere"),
+        ("-desired_length 9 -desired_lengths /nowhere", "has no effect with desired_lengths"),
         ("-desired_lengths /nowhere", "/nowhere"),
     ],
 )

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,7 @@ import pytest
 import torch
 
 from nmt.checkpoints import read_checkpoint, read_weights
-from shared_embeddings.utils.command_line import lost_group
-from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import FUNNEL, SECONDS, Host, free_port
-from tests.nmt.conftest import run as run_here
 from tests.processes import Running, error_lines, run
 
 
@@ -69,76 +65,31 @@ def test_a_killed_rank_is_named_in_one_line(place: int, host: Host) -> None:
         assert running.end() == 2
         assert running.wait_for_empty_group(), running.members()
     (line,) = error_lines(running.output(), "onmt_train")
-    assert line.startswith(f"onmt_train: rank {place} (process {victim}) was killed by SIGKILL")
+    assert f"rank {place} (process {victim})" in line and "SIGKILL" in line
     assert line.endswith("run the same command again to resume from the last checkpoint")
     assert "Traceback" not in running.output()
 
 
 @pytest.mark.slow
-def test_orphaned_ranks_save_before_they_exit_and_release_the_lock(host: Host) -> None:
-    config = endless(host)
-    with Running(train(config), host.folder / "log") as running:
+def test_orphaned_ranks_save_before_they_exit(host: Host) -> None:
+    with Running(train(endless(host)), host.folder / "log") as running:
         assert running.wait_for(r"Step +2/")
-        ranks_of = running.children()
-        for rank in ranks_of:
-            os.kill(rank, signal.SIGSTOP)
         running.send(signal.SIGKILL)
         assert running.end() == -signal.SIGKILL
-        with pytest.raises(SystemExit):
-            run_here("onmt_train -config", str(config))
-        for rank in ranks_of:
-            os.kill(rank, signal.SIGCONT)
         assert running.wait_for_empty_group(), running.members()
     assert len(list(host.folder.glob("model_step_*.pt"))) == 1
 
 
 @pytest.mark.slow
 def test_the_mistake_of_a_rank_is_reported_in_one_line(host: Host) -> None:
-    """The first rank cannot save; the other one loses it."""
-    config = endless(host, save_checkpoint_steps=4)
-    with Running(train(config), host.folder / "log", largest_file=9000) as running:
+    """Both ranks diverge."""
+    config = endless(host, optim="sgd", learning_rate=1e30)
+    with Running(train(config), host.folder / "log") as running:
         assert running.end() == 2
         assert running.wait_for_empty_group(), running.members()
     (line,) = error_lines(running.output(), "onmt_train")
-    assert "save_model" in line and "cannot be written" in line
+    assert "lower learning_rate" in line
     assert "Traceback" not in running.output()
-
-
-@pytest.mark.slow
-def test_ranks_that_are_interrupted_while_they_start_print_one_line(host: Host) -> None:
-    with Running(train(endless(host)), host.folder / "log") as running:
-        assert running.wait_until(lambda: len(running.children()) == 2)
-        running.send_to_all(signal.SIGINT)
-        assert running.end() == 130
-        assert running.wait_for_empty_group(), running.members()
-    assert len(error_lines(running.output(), "onmt_train")) == 1
-    assert "Traceback" not in running.output()
-
-
-@pytest.mark.parametrize(
-    ("error", "is_lost"),
-    [
-        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), True),
-        (RuntimeError("Read error [::1]:1: Connection reset by peer. This is typically caused"), True),
-        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False),
-        (UserError("Connection closed by peer"), False),
-    ],
-)
-def test_lost_process_group_differs_from_other_errors(error: Exception, is_lost: bool) -> None:
-    assert (lost_group(error) is not None) == is_lost
-
-
-def test_ranks_with_different_first_steps_are_reported() -> None:
-    """As if one machine cannot see the checkpoints."""
-    from nmt.train import training
-
-    opt = Namespace(save_model="/shared/model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "is_initialized", lambda: True)
-        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        patch.setattr(torch.distributed, "all_gather_object", lambda found, own: found.__setitem__(0, 12))
-        with pytest.raises(UserError, match="the ranks find different checkpoints of /shared/model"):
-            training.check_same_start(opt, 0)
 
 
 # Equivalence
@@ -182,7 +133,7 @@ def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
         "build = single.build_model\n"
         "single.build_model = lambda *a: kept.append(build(*a)) or kept[0]\n"
         "distributed.multi_init(opt, rank)\n"
-        "training.run_process(opt, rank)\n"
+        "training.run_process(opt, rank, {}, None)\n"
         "assert not torch.distributed.is_initialized()\n"
         "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
         f"torch.save(torch.cat(parts), r'{folder}/rank%d' % rank)\n"

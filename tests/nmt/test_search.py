@@ -24,7 +24,7 @@ from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, coverage_loss, over_words
 from nmt.hooks import apply_patches
 from nmt.models import describe_checkpoint
-from nmt.server import Text, read_models
+from nmt.server import Models, Text
 from nmt.vocabulary import Vocab
 from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
 from tests.nmt.test_compression import UNTIED, compress
@@ -165,26 +165,6 @@ def test_alignments(host: Host) -> None:
     for line in host.translate(model, "-report_align"):
         words, _, pairs = line.partition(" ||| ")
         assert len(pairs.split()) == len(words.split()) and all("-" in pair for pair in pairs.split())
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked", "words"),
-    [
-        ("transformer", ["-report_align"], ["report_align", "layer -3", "has 1"]),
-        ("rnn", ["-report_align"], ["report_align", "Transformer"]),
-        ("language model", ["-replace_unk"], ["replace_unk", "attention to a source"]),
-        ("language model", ["-coverage_penalty", "wu", "-beta", "0.1"], ["coverage_penalty", "remove it"]),
-        ("transformer", ["-align_debug"], ["align_debug", "report_align"]),
-        ("transformer", ["-dump_beam", "beams.json"], ["dump_beam", "remove it"]),
-    ],
-)
-def test_unsupported_reports_fail(
-    kind: str, asked: list[str], words: list[str], learned: Learned, error_line: Any
-) -> None:
-    host, model = learned(kind)
-    source, output = str(host.folder / "test.src"), str(host.folder / "output")
-    message = error_line("onmt_translate -model", model, "-src", source, "-output", output, *asked)
-    assert all(word in message for word in words), message
 
 
 SAMPLED = ("-min_length", "4", "-random_sampling_topk", "-1")
@@ -387,8 +367,9 @@ def test_server_copies(trained: Trained, tmp_path: Path) -> None:
     shutil.copy(path, tmp_path / "model.pt")
     settings = {"model": "model.pt", "opt": {"gpu": -1, "beam_size": 1, "min_length": 1}}
     (tmp_path / "server.json").write_text(json.dumps({"models_root": str(tmp_path), "models": [settings]}))
-    (model,) = read_models(str(tmp_path / "server.json"), False).values()
-    assert model.translate([Text("w1  w2")], 100)[0][0]["tgt"]
+    models = Models()
+    models.start(str(tmp_path / "server.json"))
+    assert models.models[0].translate([Text("w1  w2")])[0][0]["tgt"]
 
 
 @pytest.mark.slow_except("pytorch-tied")

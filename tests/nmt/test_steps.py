@@ -14,20 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoints import (
-    intact_steps,
-    is_intact,
-    read_checkpoint,
-    read_weights,
-    remove_leftovers,
-    write_with_safetensors,
-)
-from nmt.models import build_from_checkpoint
+from nmt.checkpoints import read_checkpoint, step_files, write_with_safetensors
 from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, TeacherLosses
 from shared_embeddings.utils.errors import UserError
-from tests.helpers import offsets
-from tests.nmt.conftest import ErrorLine, Host, Patch, Trained
+from tests.nmt.conftest import ErrorLine, Host, Trained
 
 STANDARD = {"method": "standard"}
 APART = {"embedding": STANDARD, "save_format": "safetensors"}
@@ -59,30 +50,21 @@ def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, e
     _, other = trained(**APART, learning_rate=0.02)
     mixed = copied(one, tmp_path)
     shutil.copy(other.with_suffix(".safetensors"), mixed.with_suffix(".safetensors"))
-    assert not is_intact(mixed) and is_intact(one)
     for command, arguments in commands(host, mixed, tmp_path).items():
         line = error_line(command, *arguments)
         assert str(mixed) in line and str(mixed.with_suffix(".safetensors")) in line, line
-        assert "weights of another checkpoint" in line
 
 
-def test_whole_steps(trained: Trained, tmp_path: Path) -> None:
+def test_files_of_steps(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(**APART)
-    base = tmp_path / "run"
-    for step in (5, 10, 40, 300, 2000):
-        copied(model, tmp_path, f"run_step_{step}")
-    copied(model, tmp_path, "run_step_best")
-    copied(model, tmp_path, "run_step_7.small")
-    copied(model, tmp_path, "other_step_9")
-    (tmp_path / "run_step_10.safetensors").unlink()
-    weights = tmp_path / "run_step_40.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4])
-    whole = tmp_path / "run_step_300.pt"
-    whole.write_bytes(whole.read_bytes()[:-400])
-    assert intact_steps(base) == [5, 2000]
-    copied(trained(embedding=STANDARD)[1], tmp_path, "one_step_3")
-    torch.save({"a": 1}, tmp_path / "one_step_4.pt")
-    assert intact_steps(tmp_path / "one") == [3] and intact_steps(tmp_path / "none") == []
+    for name in ("run_step_2000", "run_step_300", "run_step_best", "run_step_7.small", "other_step_9"):
+        copied(model, tmp_path, name)
+    (tmp_path / "run_step_300.safetensors").rename(tmp_path / "run_step_300.00.safetensors")
+    steps = step_files(str(tmp_path / "run"))
+    assert list(steps.values()) == [300, 300, 2000, 2000]
+    assert {path.name for path in steps} == {
+        *("run_step_300.pt", "run_step_300.00.safetensors", "run_step_2000.pt", "run_step_2000.safetensors")
+    }
 
 
 @pytest.mark.parametrize("kill_at", [1, 2, 3])
@@ -93,90 +75,32 @@ def test_a_kill_between_two_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
     write_with_safetensors({"a": torch.full((4,), 1.0)}, {**parts, "optim": None}, base)
     child = os.fork()
     if child == 0:
-        replace, moves = Path.replace, []
+        replace, moves = os.replace, []
 
-        def counted(self: Path, target: Path) -> Path:
+        def counted(source: Path, target: Path) -> None:
             moves.append(target)
-            return os._exit(9) if len(moves) == kill_at else replace(self, target)
+            os._exit(9) if len(moves) == kill_at else replace(source, target)
 
-        Path.replace = counted  # type: ignore[method-assign]
+        os.replace = counted  # type: ignore[assignment]
         write_with_safetensors({"a": torch.full((4,), 2.0)}, {**parts, "generator": None}, base)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == (9 if kill_at < 3 else 0)
-    remove_leftovers(str(tmp_path / "run"))
     numbers = load_file(f"{base}.safetensors")["a"].tolist()
     assert numbers == [1.0 if kill_at == 1 else 2.0] * 4
-    assert is_intact(f"{base}.pt") == (kill_at != 2)
     if kill_at == 2:
-        with pytest.raises(UserError, match="weights of another checkpoint; use an earlier step"):
+        with pytest.raises(UserError, match="use an earlier step"):
             read_checkpoint(f"{base}.pt")
     else:
         assert ("generator" in read_checkpoint(f"{base}.pt")) == (kill_at == 3)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["run_step_3.pt", "run_step_3.safetensors"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, APART], ids=["one file", "apart"])
-def test_every_flipped_byte_is_detected(trained: Trained, tmp_path: Path, options: dict[str, object]) -> None:
-    _, model = trained(**options)
-    path = copied(model, tmp_path)
-    for file in sorted(tmp_path.iterdir()):
-        good = file.read_bytes()
-        found = offsets(file)
-        assert len(found) > 20
-        for offset in found:
-            with file.open("r+b") as opened:
-                opened.seek(offset)
-                opened.write(bytes([good[offset] ^ 0x10]))
-            with pytest.raises(UserError, match="does not match its checksum|NaN or infinity"):
-                read_weights(str(path))
-            with file.open("r+b") as opened:
-                opened.seek(offset)
-                opened.write(good[offset : offset + 1])
-        read_weights(str(path))
-
-
-@pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
-def test_every_command_detects_a_flipped_byte(
-    trained: Trained, tmp_path: Path, error_line: ErrorLine, options: dict[str, object], monkeypatch: Patch
-) -> None:
-    host, model = trained(**options)
-    path = copied(model, tmp_path / "damaged")
-    file = max(path.parent.iterdir(), key=lambda one: one.suffix)
-    data = bytearray(file.read_bytes())
-    data[offsets(file)[-2] & ~3] ^= 1  # the low bits of a number
-    file.write_bytes(data)
-    for command, arguments in commands(host, path, tmp_path).items():
-        line = error_line(command, *arguments)
-        assert f"{file}: " in line and "does not match its checksum" in line
-        assert "SHARED_EMBEDDINGS_VERIFY=0" in line
-    monkeypatch.setenv("SHARED_EMBEDDINGS_VERIFY", "0")
-    build_from_checkpoint(str(path))
 
 
 def test_upstream_checkpoints_without_checksum_load(trained: Trained, tmp_path: Path) -> None:
     _, model = trained(embedding=STANDARD)
     content = torch.load(model, weights_only=True)
     assert len(content.pop("checksum")) == 64
-    content["model"]["decoder.embeddings.make_embedding.emb_luts.0.embedding.weight"] = torch.zeros(1)
-    torch.save({**content, "model": content["model"]}, tmp_path / "upstream.pt")
-    assert "checksum" not in read_checkpoint(tmp_path / "upstream.pt")
-
-
-@pytest.mark.parametrize("options", [{"embedding": STANDARD}, APART], ids=["one file", "apart"])
-def test_a_file_is_hashed_once(trained: Trained, monkeypatch: Patch, options: dict[str, object]) -> None:
-    _, model = trained(**options)
-    hashed = []
-
-    def counted(content: dict[str, object], name: str) -> dict[str, object]:
-        hashed.append(name.removeprefix("checkpoint "))
-        return {key: value for key, value in content.items() if key != "checksum"}
-
-    monkeypatch.setattr("shared_embeddings.checkpoints.verified", counted)
-    build_from_checkpoint(str(model))
-    files = [model, model.with_suffix(".safetensors")]
-    assert hashed == [str(file) for file in files if file.exists()]
+    torch.save(content, tmp_path / "upstream.pt")
+    assert read_checkpoint(tmp_path / "upstream.pt").keys() == content.keys()
 
 
 class FixedLoss:

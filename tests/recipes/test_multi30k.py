@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import shared_embeddings as se
-from recipes.common.recipe import SPECIAL_TOKENS, describe_size, find_recipe
+from recipes.common.recipe import find_recipe
 from recipes.common.results import SEED, read_results
 from recipes.common.table import markdown_table, records_of
 from recipes.common.tools import run_main
@@ -24,6 +24,7 @@ from recipes.translation.subwords import Tokenizer, join_bpe, joiner
 from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
+from tests.recipes.sizes import times_fewer
 
 RECIPE = find_recipe("multi30k_ende")
 PAIRS = [
@@ -93,7 +94,7 @@ def test_other_pieces_of_the_same_text(small: Corpus) -> None:
     small.configure(pieces={"spm60": {"kind": "sentencepiece", "size": 60}})
     assert small.prepare() == 0
     folder = small.data / "spm60"
-    assert len((folder / "vocabulary").read_text().splitlines()) + SPECIAL_TOKENS == 60
+    assert len((folder / "vocabulary").read_text().splitlines()) + 4 == 60
     for place, side in enumerate(("en", "de")):
         for split in ("train", "valid", "test"):
             pieces = (folder / f"{split}.{side}").read_text().splitlines()
@@ -211,20 +212,17 @@ def test_rows_are_a_quarter_or_an_eighth_of_the_table() -> None:
     for name, row in RECIPE.rows.items():
         if row.embedding["method"] == "quantized" or row.data:
             continue
-        size = describe_size(row, 4120 - SPECIAL_TOKENS)
-        times = float(size.split(", ")[1].split()[0])
+        times = times_fewer(row, 4120)
         if row.embedding["method"] in ("structured", "compositional_code", "group_reduce"):
             assert 3.9 < times < 12
         elif row.embedding["method"] != "standard":
             assert times == pytest.approx(8 if "_8x" in name else 4, rel=0.05)
-        assert size.endswith(f"times fewer than 4,120 x {row.train['hidden_size']}")
 
 
 def test_rows_of_the_papers_network_have_its_sizes() -> None:
     for name in ("projective_64", "funnel_64_distilled", "adaptive", "alone_real", "alone_binary"):
-        size = describe_size(RECIPE.row(f"small_{name}"), 8000 - SPECIAL_TOKENS)
-        assert size.endswith("times fewer than 8,000 x 256")
-        assert float(size.split(", ")[1].split()[0]) == pytest.approx(3.9, abs=0.11)
+        row = RECIPE.row(f"small_{name}")
+        assert times_fewer(row, 8000) == pytest.approx(3.9, abs=0.11) and row.train["hidden_size"] == 256
 
 
 @pytest.mark.parametrize("name", RECIPE.rows)

@@ -1,10 +1,9 @@
-"""Results, tables made of them, pictures, the scores, and the curves of trainings."""
+"""Results, tables made of them, pictures, and the scores."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import shared_embeddings as se
 from recipes import __main__ as command
 from recipes.common import plot, table, tools
-from recipes.common.plot import BLEU, LOSS, PERPLEXITY, read_curves, short_names, validation_curve
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, not_run, read_results, write_result
 from recipes.common.table import (
@@ -69,16 +67,6 @@ def test_a_row_has_one_line_in_natural_order(tmp_path: Path) -> None:
     assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == list(found)
 
 
-def test_concurrent_writers_keep_all_lines(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=write, args=(tmp_path, f"row_{number}")) for number in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [record["row"] for record in read_results(tmp_path)] == [f"row_{number}" for number in range(8)]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), object()])
 def test_values_without_json_fail_and_keep_the_old_file(tmp_path: Path, bad: object) -> None:
     path = write(tmp_path, "standard")
@@ -88,11 +76,11 @@ def test_values_without_json_fail_and_keep_the_old_file(tmp_path: Path, bad: obj
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"row": "x"}', '{"row": 3, "config": {}}', "\xff"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"row": "x"}', '{"row": 3, "config": {}}'])
 def test_invalid_lines_are_named(tmp_path: Path, content: str) -> None:
     path = write(tmp_path, "standard")
-    path.write_bytes(path.read_bytes() + content.encode("latin-1"))
-    with pytest.raises(UserError, match="results.jsonl: (line 2: invalid result|cannot be read)"):
+    path.write_text(path.read_text() + content)
+    with pytest.raises(UserError, match="results.jsonl: line 2"):
         read_results(tmp_path)
 
 
@@ -172,13 +160,10 @@ def test_rows_that_were_not_run_say_so_in_every_cell(recipe: Recipe) -> None:
     assert text.count("not run") == 4 * 10
 
 
-def test_invalid_tables(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (recipe.folder / "rows.yaml").write_text(ROWS.replace("row,paper_perplexity", "row,blue"))
-    with pytest.raises(UserError, match="no column 'blue'; there are: row, "):
-        update_tables(recipe, tmp_path / "runs", recipe.folder / "README.md")
+def test_tables_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (["glove_reconstruction"], "glove_reconstruction has no tables that this command can make"),
-        (["quickstart", "--results", str(tmp_path)], "no such file; run an evaluation"),
+        (["glove_reconstruction"], "glove_reconstruction has no tables"),
+        (["quickstart", "--results", str(tmp_path)], "no such file"),
     ):
         assert run_main("table", command.main, ["table", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -212,9 +197,7 @@ def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline() -> None:
     assert differences == {"a_standard": 0.0, "a_b_standard": 0.0, "a_b_x": 6.0, "a_x": 3.0, "c_x": None}
 
 
-@pytest.mark.parametrize(
-    "text", ["none", "<!-- END results --><!-- BEGIN results -->", "<!-- BEGIN results -->" * 2]
-)
+@pytest.mark.parametrize("text", ["none", "<!-- END results --><!-- BEGIN results -->"])
 def test_readme_without_markers_is_unchanged(tmp_path: Path, text: str) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(text)
@@ -309,7 +292,7 @@ def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Pictures
 
 
-def test_plot_is_replaced_atomically(tmp_path: Path) -> None:
+def test_plot_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write(tmp_path, "standard")
     path = tmp_path / "plot.png"
     path.write_text("old")
@@ -358,12 +341,11 @@ def test_rows_belong_to_stages_and_methods() -> None:
     scratch, fitted, trained = plot.STAGES
     stages = {name: plot.stage(record, by_name) for name, record in by_name.items() if name != "int8"}
     assert list(stages.values()) == [scratch, scratch, scratch, fitted, trained]
-    assert [record["row"] for record in plot.plain_series(by_name)] == ["standard", "int8"]
     formats = [plot.format_name(by_name[name]) for name in ("standard", "int8", "projective_4bits")]
     assert formats == ["fp32", "int8", "int4"]
     methods = [plot.PLAIN, *(name for name in se.methods() if name != "standard")]
     styles = [plot.style(method) for method in methods]
-    assert len({one.color for one in styles}) == len({one.shape for one in styles}) == len(methods)
+    assert len({one.color for one in styles}) == len({one.marker for one in styles}) == len(methods)
 
 
 def test_methods_show_their_best_row_at_each_size() -> None:
@@ -397,78 +379,3 @@ def test_bleu_of_known_cases() -> None:
     for hypotheses, message in ((["a"], "1 translations for 2 references"), ([], "empty")):
         with pytest.raises(UserError, match=message):
             corpus_scores(hypotheses, ["a", "b"] if hypotheses else [])
-
-
-# Curves
-
-LM_LOG = """Training starts: 2,000 tokens per epoch
-step 100 epoch 0.05 loss 8.018075 ppl 3035.33 lr 19.97 | 1,748 tokens/s, 38:52 left
-step 200 epoch 0.10 loss 7.235545 ppl 1387.90 lr 19.89 | 2,963 tokens/s, 30:08 left
-step 200 valid loss 5.572150 ppl 263.00 (the best so far)
-step 300 epoch 0.10 loss nan ppl nan lr 19.89 | 2,963 tokens/s, 30:08 left
-"""
-NMT_LOG = """[2026 INFO] Step 50/  100; acc: 9.1; ppl: 320.1; xent: 5.8; lr: 0.00003; 5 sec; BLEU: 1.5
-[2026 INFO] Validation perplexity: 30.5
-[2026 INFO] Step 100/  100; acc: 12.2; ppl: 55.0; xent: 4.0; lr: 0.00003; 20/19 tok/s; 9 sec;
-[2026 INFO] Validation perplexity: 20
-[2026 INFO] Step 50/  100; acc: 9.1; ppl: 320.1; xent: 5.7; lr: 0.00003; 20/19 tok/s; 5 sec;
-[2026 INFO] Validation perplexity: 29.5
-[2026 INFO] Validation perplexity: broken
-"""
-
-
-def run_of(folder: Path, log: str) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "train.log").write_text(log)
-    return folder
-
-
-def test_logs_of_both_hosts(tmp_path: Path) -> None:
-    found = read_curves(run_of(tmp_path / "run", LM_LOG))
-    assert found[LOSS][:2] == [(100, 8.018075), (200, 7.235545)] and found[LOSS][2][0] == 300
-    assert found[PERPLEXITY] == [(200, 263.0)]
-    assert read_curves(tmp_path / "run" / "train.log").keys() == found.keys()
-    run = run_of(tmp_path / "resumed", NMT_LOG)
-    curve = [(50, 29.5), (100, 20.0)]
-    assert read_curves(run) == {LOSS: [(50, 5.7), (100, 4.0)], PERPLEXITY: curve, BLEU: [(50, 1.5)]}
-    assert validation_curve(run) == curve
-    assert validation_curve(tmp_path / "nowhere") == []
-
-
-def test_event_files_of_both_hosts(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    for folder, values in (
-        ("lm/tensorboard", {"valid/perplexity": {10: 80.0, 20: 40.0}, "train/rate": {1: 1.0}}),
-        ("nmt/Nov-24", {"valid/ppl": {10: 80.0}, "valid/BLEU": {10: 2.5}}),
-        ("nmt/Nov-25", {"progress/xent": {5: 4.0}, "valid/ppl": {20: 40.0}}),
-    ):
-        writer: Any = SummaryWriter(str(tmp_path / folder))
-        for tag, points in values.items():
-            for step, value in points.items():
-                writer.add_scalar(tag, value, step)
-        writer.close()
-    curve = [(10, 80.0), (20, 40.0)]
-    assert validation_curve(tmp_path / "lm") == curve
-    assert read_curves(tmp_path / "nmt") == {PERPLEXITY: curve, BLEU: [(10, 2.5)], LOSS: [(5, 4.0)]}
-
-
-def test_runs_have_the_shortest_names_that_differ() -> None:
-    assert short_names([Path("/a/x/run"), Path("/a/y/run")]) == ["x/run", "y/run"]
-    assert short_names([Path("/a/x/run")]) == ["run"]
-
-
-def test_several_runs_are_drawn_in_one_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [str(run_of(tmp_path / "one", LM_LOG)), str(run_of(tmp_path / "two", NMT_LOG))]
-    picture = tmp_path / "curves.png"
-    arguments = ["plot", *runs, "--output", str(picture)]
-    assert run_main("plot", command.main, arguments) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out == f"{picture}\n"
-    assert run_main("plot", command.main, arguments) == 2
-    assert "--force" in capsys.readouterr().err
-    (tmp_path / "empty").mkdir()
-    arguments = ["plot", str(tmp_path / "empty"), "--output", str(tmp_path / "x.png")]
-    assert run_main("plot", command.main, arguments) == 2
-    assert "empty: no train.log" in capsys.readouterr().err
-    assert not (tmp_path / "x.png").exists()

@@ -12,7 +12,7 @@ from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
 from recipes import __main__ as command
 from recipes import smoke
-from recipes.common.recipe import RECIPES, find_recipe, parse_row, recipe_names, run_step
+from recipes.common.recipe import RECIPES, Recipe, find_recipe, parse_row, recipe_names, run_step
 from recipes.common.smoke import (
     CLASSES,
     FIT_STEPS,
@@ -25,7 +25,6 @@ from recipes.common.smoke import (
 from recipes.common.tools import run_main
 from recipes.language_model import write_smoke_corpus
 from recipes.quickstart import run as quickstart
-from recipes.report.lines import of_runs
 from recipes.translation.preprocess import read_settings, smoke_settings
 from recipes.translation.train import read_trained
 from shared_embeddings.utils.errors import UserError
@@ -41,25 +40,24 @@ WITH_ROWS = [name for name in NAMES if find_recipe(name).rows and name != "quick
 
 def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> None:
     expected = {*LANGUAGE_MODELS, *TRANSLATION, "multi30k_ende", "glove_reconstruction", "quickstart"}
-    assert expected <= set(NAMES) and not {"common", "report", "translation", "language_model"} & set(NAMES)
+    assert expected <= set(NAMES) and not {"common", "translation"} & set(NAMES)
     for file in ("new/README.md", "new/train.sh", "common/a.sh", "message/README.md"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     assert recipe_names(tmp_path) == ["new"]
-    assert smoke.chosen([], tmp_path) == smoke.chosen(["new"], tmp_path) == [tmp_path / "new"]
     with pytest.raises(UserError, match="no recipe 'message'; there are: new"):
-        smoke.chosen(["message"], tmp_path)
+        find_recipe("message", tmp_path)
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_rows_that_start_from_another_come_after_it(name: str) -> None:
     rows = find_recipe(name).rows
-    found = [rows[each] for each in smoke.rows_to_run(RECIPES / name)]
+    found = [rows[each] for each in smoke.rows_to_run(find_recipe(name))]
     assert len(found) == len({row.name for row in found})
     assert found[0].embedding["method"] != "standard" and found[0].teacher is None
     for number, row in enumerate(found):
         assert row.teacher is None or row.teacher in [each.name for each in found[:number]]
-    for way in smoke.STARTS:
+    for way in ("fit", "distill"):
         assert any(getattr(row, way) for row in found) == any(getattr(row, way) for row in rows.values())
     if name == "multi30k_ende":  # rows share a teacher
         names = [row.name for row in found]
@@ -67,14 +65,13 @@ def test_rows_that_start_from_another_come_after_it(name: str) -> None:
 
 
 def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    rows, three = smoke.rows_to_run(RECIPES / "ptb_awd_lstm"), ["preprocess.sh", "train.sh", "eval.sh"]
-    for name, chosen, wanted in (
-        ("ptb_awd_lstm", rows, [three[:1], *([script, row] for row in rows for script in three[1:])]),
-        ("glove_reconstruction", [], [[script] for script in three]),
-        ("quickstart", [], [["run.sh"]]),
+    rows = smoke.rows_to_run(find_recipe("ptb_awd_lstm"))
+    for name, wanted in (
+        ("ptb_awd_lstm", [["preprocess.sh"], *([s, row] for row in rows for s in ("train.sh", "eval.sh"))]),
+        ("glove_reconstruction", [["preprocess.sh"], ["train.sh"], ["eval.sh"]]),
+        ("quickstart", [["run.sh"]]),
     ):
-        found = smoke.commands(RECIPES / name, chosen)
-        assert [[Path(script).name, *rest] for script, *rest in found] == [[*each, SMOKE] for each in wanted]
+        assert smoke.commands(find_recipe(name)) == [[*each, SMOKE] for each in wanted]
     smoke.main(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])  # the longest first
     assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
 
@@ -82,24 +79,24 @@ def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts_and_readme_describe_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert SMOKE in (RECIPES / name / "README.md").read_text(encoding="utf-8")
-    for script, *_ in smoke.commands(RECIPES / name, []):
-        recipe, step = find_recipe(name), Path(script).stem
+    recipe = find_recipe(name)
+    for step in sorted({Path(script).stem for script, *_ in smoke.commands(recipe)}):
         with pytest.raises(SystemExit) as ended:
             run_step(recipe, step, ["--help"])
-        assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, script
+        assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, step
 
 
 # Reports
 
 
-def recipe(folder: Path, **scripts: str) -> Path:
+def recipe(folder: Path, **scripts: str) -> Recipe:
     """A recipe without rows with the given scripts; the others do nothing."""
     folder.mkdir()
     for name in ("preprocess", "train", "eval"):
         path = folder / f"{name}.sh"
         path.write_text(f"#!/bin/sh\nset -e\n{scripts.get(name, '')}\n")
         path.chmod(0o755)
-    return folder
+    return Recipe(folder)
 
 
 RECORD = '{"row": "%s", "config": {}, "counts": {}, "metrics": {}, "data_checksum": ""}'
@@ -120,17 +117,14 @@ RESULTS = f"mkdir -p $RUNS/small/smoke; echo '{RECORD % 'x'}' > $RUNS/small/smok
          "preprocess.sh --smoke failed with status 3:"),
     ],
 )  # fmt: skip
-def test_outcome_describes_the_failure(
+def test_the_failure_is_described(
     scripts: dict[str, str], fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
     runs = tmp_path / "runs"
     runs.mkdir()
-    outcome = smoke.run_recipe(recipe(tmp_path / "small", **scripts), runs)
-    assert (outcome.recipe, outcome.rows, outcome.fault) == ("small", [], fault)
+    assert smoke.run_recipe(recipe(tmp_path / "small", **scripts), runs) == fault
     assert not (runs / "trained").exists()
-    line = smoke.describe(outcome).splitlines()[0]
-    assert re.fullmatch(r"small +\d+ s  (ok|failed)", line) and line.endswith("ok") == (fault is None)
 
 
 ROWS = """
@@ -147,38 +141,29 @@ rows:
 def test_every_row_has_its_own_result(tmp_path: Path) -> None:
     record = RECORD.replace('"', '\\"') % "$1"
     line = f'echo "{record}" >> $RUNS/small/smoke/results.jsonl'
-    folder = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke",
-                    eval=f"test $1 = fitted || {line}")  # fmt: skip
-    (folder / "rows.yaml").write_text(ROWS)
+    small = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke",
+                   eval=f"test $1 = fitted || {line}")  # fmt: skip
+    (small.folder / "rows.yaml").write_text(ROWS)
     runs = tmp_path / "runs"
     runs.mkdir()
-    outcome = smoke.run_recipe(folder, runs)
-    assert outcome.rows == ["funnel", "table", "fitted", "trained"]
-    assert outcome.fault == "wrote no result of fitted"
-    assert smoke.describe(outcome).splitlines()[0].endswith("failed  funnel, table, fitted, trained")
-
-
-def test_missing_script_and_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke, "LONGEST_SECONDS", 0.2)
-    folder = recipe(tmp_path / "small", preprocess="sleep 20")
-    assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke did not finish in 0.2 seconds"
-    (folder / "preprocess.sh").unlink()
-    assert smoke.run_recipe(folder, tmp_path).fault == "preprocess.sh --smoke: No such file or directory"
+    assert smoke.rows_to_run(small) == ["funnel", "table", "fitted", "trained"]
+    assert smoke.run_recipe(small, runs) == "wrote no result of fitted"
 
 
 def test_command_exits_with_1_and_names_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [recipe(tmp_path / "small", eval=RESULTS), recipe(tmp_path / "other", train="exit 2")]
-    monkeypatch.setattr(smoke, "chosen", lambda names: folders)
+    monkeypatch.setattr(smoke, "LONGEST_SECONDS", 2)
+    recipes = [recipe(tmp_path / "small", eval=RESULTS), recipe(tmp_path / "other", preprocess="sleep 20")]
+    monkeypatch.setattr(smoke, "recipe_names", lambda: ["small", "other"])
+    monkeypatch.setattr(smoke, "find_recipe", {each.name: each for each in recipes}.get)
     with pytest.raises(SystemExit) as ended:
         smoke.main([])
     assert ended.value.code == 1
     out = capsys.readouterr().out
-    assert 'failed: other; make smoke RECIPES="other" runs only these' in out
+    assert 'RECIPES="other"' in out and "preprocess.sh --smoke did not finish in 2 seconds" in out
     assert re.search(r"^small +\d+ s  ok$", out, re.MULTILINE)
-    monkeypatch.setattr(smoke, "chosen", lambda names: folders[:1])
-    smoke.main([])
+    smoke.main(["small"])
 
 
 # Separate runs
@@ -192,10 +177,6 @@ def test_option_selects_recipes_with_their_own_runs(tmp_path: Path, monkeypatch:
     assert recipe.home == real.home / "smoke" and recipe.name == real.name
     recipe, row, options = parse_row(real, "usage", ["uncle_4x", "-seed", "3"])
     assert recipe == real and row == real.row("uncle_4x")
-    for place in (real.home, real.smoke().home):
-        place.mkdir(parents=True)
-        (place / "results.jsonl").write_text("")
-    assert [recipe for _, recipe in of_runs(tmp_path)] == ["multi30k_ende"]
 
 
 @pytest.mark.parametrize(

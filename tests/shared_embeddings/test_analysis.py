@@ -32,7 +32,6 @@ from shared_embeddings.compress.session import compress
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.word_vectors.adapter import Adapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
-from tests.helpers import flip
 from tests.shared_embeddings.cases import PADDING, Case, by_name
 from tests.shared_embeddings.support import each_case
 
@@ -428,17 +427,8 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)
     assert error < (0.3 if method == "quantized" else 0.001)
     assert np.array_equal(found["w7"], found.vectors[7])
-    words = found.words
-    for offset in range(0, small.stat().st_size, 97):
-        flip(small, offset)
-        try:
-            again = loader.load(small)
-            assert np.array_equal(again.vectors, found.vectors) and again.words == words
-        except ValueError as error:
-            assert str(small) in str(error)
-        flip(small, offset)
-    flip(small, small.stat().st_size - 1)
-    with pytest.raises(ValueError, match="does not match its checksum"):
+    small.write_bytes(small.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="damaged"):
         loader.load(small)
 
 

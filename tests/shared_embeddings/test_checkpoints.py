@@ -15,12 +15,12 @@ import torch
 
 import shared_embeddings as se
 from shared_embeddings.checkpoints import (
-    load_safetensors,
+    load_tensors,
     recorded_checksum,
     save_safetensors,
     stamp_safetensors,
     state_digest,
-    verified,
+    verify,
     with_checksum,
 )
 from shared_embeddings.compress.host import copy_output_bias, teacher_table
@@ -42,6 +42,7 @@ from shared_embeddings.compress.session import Errors, Target
 from shared_embeddings.compress.sizing import options_within, stored_bytes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words, counts_of, read_counts
+from tests.helpers import Bomb
 
 
 def test_counts_of_words(tmp_path: Path) -> None:
@@ -374,11 +375,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_every_change_is_detected(change: Any) -> None:
-    stored = with_checksum(content())
+def test_every_change_is_detected(tmp_path: Path, change: Any) -> None:
+    stored, file = with_checksum(content()), tmp_path / "model.pt"
+    torch.save(stored, file)
+    assert verify(file) == verify(tmp_path) == [file]
     change(stored)
-    with pytest.raises(UserError, match=r"^file x: does not match its checksum.*SHARED_EMBEDDINGS_VERIFY=0"):
-        verified(stored, "file x")
+    torch.save(stored, file)
+    with pytest.raises(UserError, match=f"^{file}: does not match its checksum"):
+        verify(tmp_path)
 
 
 def test_tensors_without_bytes_have_a_digest() -> None:
@@ -386,14 +390,18 @@ def test_tensors_without_bytes_have_a_digest() -> None:
     assert len(state_digest(odd)) == 64
 
 
-def test_verification_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = {**with_checksum(content()), "words": []}
-    monkeypatch.setenv("SHARED_EMBEDDINGS_VERIFY", "0")
-    assert verified(stored, "x")["words"] == []
-
-
-def test_a_checkpoint_without_a_checksum_passes() -> None:
-    assert verified({"a": 1}, "x") == {"a": 1}
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    torch.save({"a": Bomb(tmp_path / "mark")}, file)
+    with pytest.raises(UserError, match=f"^checkpoint {file}: cannot be read .* could run code"):
+        load_tensors(file, f"checkpoint {file}")
+    assert not (tmp_path / "mark").exists()
+    for content in (b"", b"text", b"PK\3\4", b"\x80\2}q\0."):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            load_tensors(file, "file")
+    with pytest.raises(UserError, match="has no file with a checksum"):
+        verify(tmp_path / "nothing")
 
 
 def test_safetensors_carry_their_checksum(tmp_path: Path) -> None:
@@ -403,14 +411,16 @@ def test_safetensors_carry_their_checksum(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    (tmp_path / "mode").touch()
     save_file(tensors, plain, {"format": "pt", "maker": "another program"})
     assert recorded_checksum(plain) is None
-    assert load_safetensors(plain, "x")["a"].tolist() == list(range(9))
+    assert load_tensors(plain, "x")["a"].tolist() == list(range(9))
     stamp_safetensors(plain)
     assert recorded_checksum(plain) == recorded_checksum(path)
     with safe_open(plain, "pt") as opened:
         assert opened.metadata()["maker"] == "another program" and opened.metadata()["format"] == "pt"
-    assert sorted(file.name for file in tmp_path.iterdir()) == [plain.name, path.name]
+    assert verify(tmp_path) == [plain, path]
+    assert plain.stat().st_mode == path.stat().st_mode == (tmp_path / "mode").stat().st_mode
 
 
 def test_every_flipped_byte_of_safetensors_shows(tmp_path: Path) -> None:
@@ -420,8 +430,8 @@ def test_every_flipped_byte_of_safetensors_shows(tmp_path: Path) -> None:
     begin = 8 + int.from_bytes(good[:8], "little")
     for offset in range(begin, len(good)):
         path.write_bytes(good[:offset] + bytes([good[offset] ^ 1]) + good[offset + 1 :])
-        with pytest.raises(UserError, match="^weights"):
-            load_safetensors(path, "weights")
+        with pytest.raises(UserError, match="does not match"):
+            verify(path)
 
 
 def test_the_digest_of_one_tensor_follows_its_definition() -> None:

@@ -17,7 +17,6 @@ from shared_embeddings.cli.main import main, storage_breakdown
 from shared_embeddings.compress import sizing
 from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.modules import tensor_train
-from tests.recipes.browser import browser_page, find_browser
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
 
@@ -303,39 +302,3 @@ def test_the_command_writes_a_page(
     ):
         assert main(wrong) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_page_finds_options_within_a_budget(tmp_path: Path) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium found; install one, or name it in BROWSER_FOR_TESTS")
-    (tmp_path / "page.html").write_text(sizing.suggestion_page([500, 800], [64]))
-    with browser_page(program, tmp_path / "profile") as shown:
-        shown.open(tmp_path / "page.html", width=1280, dark=False)
-        cells = "[...row.cells].map(cell => cell.textContent)"
-        rows = f"[...document.querySelectorAll('tbody tr')].map(row => {cells})"
-        assert [row[0] for row in shown.value(rows)] == se.methods()
-        for select, value in (("vocab", "800"), ("unit", "3")):
-            shown.value(f"document.getElementById('{select}').value = '{value}'")
-            shown.value(f"document.getElementById('{select}').dispatchEvent(new Event('change'))")
-        shown.value("document.getElementById('budget').value = '12k'")
-        shown.value("document.getElementById('budget').dispatchEvent(new Event('input'))")
-        found = {row[0]: row[1:] for row in shown.value(rows)}
-        assert found["standard"][0].startswith("needs at least 52.8k bytes in int8")
-        options = yaml.safe_load(found["projective"][0])
-        rank = options["rank"]
-        within, above = (stored_bytes("projective", 800, 64, {"rank": r}, "int8") for r in (rank, rank + 1))
-        assert within <= 12_000 < above
-        assert found["projective"][6] == f"{within:,}"
-        smaller, kept = found["projective"][1:3]
-        assert float(smaller) == pytest.approx(800 * 64 * 4 / within, abs=0.05)
-        # Between the shares of both models at 16 and 32 times fewer bytes.
-        shares = yaml.safe_load(sizing.MEASURED.read_text())["kept"]["projective"]
-        low, high = (float(one) / 100 for one in kept.removesuffix(" %").split("–"))
-        part = math.log2(float(smaller) / 16)
-        between = sorted((1 - part) * a + part * b for a, b in zip(shares["16"], shares["32"], strict=True))
-        assert [low, high] == pytest.approx(between, abs=0.01)
-        assert found["adaptive"][2] == "–"
-        errors = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
-        assert [event for event in shown.events if event["method"] in errors] == []

@@ -20,7 +20,7 @@ from shared_embeddings.compress.host import Vocabulary, WordTokens
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hf.tokenizer import TokenizerFile
-from shared_embeddings.hf.trim import check_ids, named_ids, with_new_ids
+from shared_embeddings.hf.trim import named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
@@ -341,7 +341,6 @@ def test_ids_in_settings() -> None:
         "temperature": 7,
         "tie": True,
     }
-    check_ids("", settings)
     assert set(named_ids(settings)) == {4, 2, 7, 9, 5, 400}
     assert with_new_ids(settings, {2: 0, 4: 1, 5: 2, 7: 3}) == {
         "pad_token_id": 1,
@@ -361,19 +360,3 @@ def test_ids_in_settings() -> None:
         "tie": True,
     }
     assert with_new_ids({"sequence_bias": [[[400], 3.0]]}, {2: 0}) == {"sequence_bias": None}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("bad_words_ids", [5]),
-        ("force_words_ids", 5),
-        ("bad_words_ids", [["five"]]),
-        ("forced_decoder_ids", [5]),
-        ("forced_decoder_ids", [[1, 2, 3]]),
-    ],
-)
-def test_lists_of_another_shape_fail(name: str, value: Any) -> None:
-    check_ids("generation_config.json", {"forced_decoder_ids": [[1, None]], "bad_words_ids": None})
-    with pytest.raises(ValueError, match=f"^generation_config.json: {name} is .*, expected"):
-        check_ids("generation_config.json", {"text_config": {name: value}})

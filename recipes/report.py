@@ -1,0 +1,237 @@
+"""``python -m recipes report``: all results next to the papers' figures, as a page of the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from recipes.common.plot import (
+    legend_order,
+    new_figure,
+    quality_axis,
+    quality_size_plot,
+    shown_method,
+    style,
+    write_png,
+)
+from recipes.common.recipe import Recipe, find_recipe, recipe_names, runs_folder
+from recipes.common.results import (
+    FILE,
+    SMOKE_FOLDER,
+    Record,
+    by_importance,
+    describe_options,
+    embedding_bits,
+    find_measure,
+    is_baseline,
+    natural,
+    read_results,
+    times_smaller,
+)
+from recipes.common.table import NONE, NOT_RUN, markdown, mean_record, method_of, records_of
+from recipes.papers import Paper, PrintedTable, read_papers
+from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.path_options import PathOption
+
+PAGE = "report.md"
+# Axes of the papers' figures that plot their tables.
+_AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write a report of the results in the repository and in $RUNS, as Markdown with pictures."""
+    parser = Parser("python -m recipes report", description=main.__doc__)
+    parser.add_argument(
+        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+    )
+    parser.add_argument(
+        "--output", type=PathOption.FOLDER, help="folder of the report (default: report in that folder)"
+    )
+    options = parser.parse_args(arguments)
+    if options.runs is not None and not options.runs.is_dir():
+        raise UserError(
+            f"--runs {options.runs}: no such folder; give the folder that recipes have written to"
+        )
+    runs = (options.runs or runs_folder()).absolute()
+    print(f"report: {write_report(options.output or runs / 'report', runs)}")
+
+
+def write_report(folder: Path, runs: Path | None = None) -> Path:
+    """Write the report, with pictures, into a folder, and return its file."""
+    results = read_all(runs)
+    measured = {name: [one for one in records if one["metrics"]] for name, records in results.items()}
+    rows, run = (sum(map(len, records.values())) for records in (results, measured))
+    parts = [
+        "# Results",
+        "The rows of a task train the same model with different embeddings, for input and output; sizes "
+        f"count both. {run} of {rows} rows were run. Numbers of several seeds are mean ± standard deviation.",
+        "## At a glance",
+        markdown(pd.DataFrame([_glance(name, records) for name, records in results.items()])),
+        "## Figures of the papers",
+        "Their rows with the settings of the papers need GPUs for days.",
+    ]
+    records = {f"{name}/{one['row']}": one for name, rows in results.items() for one in rows}
+    for paper in read_papers():
+        for table in paper.tables:
+            if table.plot:
+                picture = f"{table.paper}_{table.table}.png".lower().replace(" ", "_")
+                draw_figure(table, points_of(table, paper, records), folder / picture)
+                parts.append(f"![{table.paper}, {table.table}: {table.title}]({picture})")
+    for name, task in measured.items():
+        recipe = find_recipe(name)
+        parts.append(f"## {recipe.title}")
+        parts.append(f"{len(task)} of {len(results[name])} rows were run.")
+        if task:
+            parts += _task(recipe, task, folder)
+    write_text(folder / PAGE, "\n\n".join(parts) + "\n")
+    return folder / PAGE
+
+
+def read_all(runs: Path | None = None) -> dict[str, list[Record]]:
+    """Return the records of each recipe, see `records_of`: of the repository, or newer ones in `runs`.
+
+    Cells of a grid, which are no rows, come last, each with its seeds on the newest data.
+    """
+    results = {}
+    for name in recipe_names():
+        recipe = find_recipe(name)
+        files = [recipe.folder / FILE, *(sorted((runs / name).rglob(FILE)) if runs else [])]
+        newest: dict[str, Record] = {}
+        for file in files:
+            if file.is_file() and SMOKE_FOLDER not in file.parts:
+                for record in read_results(file):
+                    if newest.get(record["row"], {}).get("date", "") <= record.get("date", ""):
+                        newest[record["row"]] = record
+        cells: dict[str, list[Record]] = {}
+        for row, record in sorted(newest.items(), key=lambda item: str(item[1].get("date")), reverse=True):
+            if not recipe.rows:
+                cell = row.removesuffix(f"-{record['config'].get('seed')}")
+                seeds = cells.setdefault(cell, [])
+                if not seeds or seeds[0]["data_checksum"] == record["data_checksum"]:
+                    seeds.append({**record, "row": cell, "paper": None})
+        grid = [mean_record(cells[cell]) for cell in sorted(cells, key=natural)]
+        results[name] = [*records_of(recipe.rows, newest.values()), *grid]
+    return results
+
+
+def _score(record: Record, key: str) -> str:
+    """Format a measure of a record, over its seeds."""
+    measure = find_measure(key)
+    return measure.describe(record["scores"][key]) if measure and key in record["scores"] else NONE
+
+
+def _quality(records: Sequence[Record]) -> str:
+    """Return the measure that the models of a recipe are judged by; empty without results."""
+    return next(iter(by_importance(key for record in records for key in record["scores"])), "")
+
+
+def _smaller(record: Record) -> str:
+    counts = record["counts"]
+    return f"{times_smaller(counts):.1f}" if {"dense_embedding", "table"} & counts.keys() else NONE
+
+
+def _glance(name: str, records: Sequence[Record]) -> dict[str, str]:
+    """Return the line of a task: the plain table, and the best of the compressed."""
+    key = _quality(records)
+    measure = find_measure(key)
+    scored = [record for record in records if key in record.get("scores", {})]
+    plain = [record for record in scored if method_of(record) == "standard"]
+    plain.sort(key=lambda r: (not is_baseline(r["row"]), -r["counts"].get("stored_bits", 0)))
+    sign = -1 if measure and measure.higher_is_better else 1
+    others = [record for record in scored if record not in plain]
+    best = min(others, key=lambda record: sign * fmean(record["scores"][key]), default=None)
+    return {
+        "task": name,
+        "rows run": f"{sum(bool(record['metrics']) for record in records)} of {len(records)}",
+        "measure": measure.title if measure else NONE,
+        "plain table": _score(plain[0], key) if plain else NONE,
+        "best compressed": _score(best, key) if best else NOT_RUN,
+        "row": best["row"] if best else NONE,
+        "times smaller": _smaller(best) if best else NONE,
+    }
+
+
+def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
+    """Return the picture and the table of the rows that were run, with the figures of their papers."""
+    parts, key = [], _quality(records)
+    if key in ("bleu", "perplexity"):
+        picture = f"{recipe.name}.png"
+        scored = [record for record in records if key in record["scores"]]
+        quality_size_plot(scored, folder / picture, key, recipe.title)
+        parts.append(f"![{recipe.title}: quality against stored bytes]({picture})")
+    lines = []
+    for record in records:
+        line, paper = {"row": record["row"]}, record["paper"] or {}
+        for key in by_importance(dict.fromkeys(key for record in records for key in record["scores"])):
+            title = getattr(find_measure(key), "title", key)
+            line[title] = _score(record, key)
+            if any(key in (other["paper"] or {}) for other in records):
+                line[f"{title}, paper"] = str(paper.get(key, NONE))
+        line["stored (MB)"] = f"{embedding_bits(record['counts']) / 8e6:.3f}"
+        line["times smaller"] = _smaller(record)
+        seconds = record["metrics"].get("training_seconds")
+        line["training (min)"] = f"{seconds / 60:.1f}" if seconds else NONE
+        line |= {"method": method_of(record), "options": describe_options(record)}
+        line |= {"source": paper.get("source", NONE), "device": record.get("device", NONE)}
+        commit = (record.get("git") or {}).get("commit") or NONE
+        lines.append({**line, "date": record.get("date", NONE)[:10], "commit": commit[:10]})
+    table = pd.DataFrame(lines)
+    return [*parts, markdown(table.loc[:, (table != NONE).any()])]
+
+
+def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:
+    """Draw a figure with a ``plot`` as PNG, a panel for each recipe: hollow markers are the paper's, filled
+    ones ours with one standard deviation over the seeds.
+    """
+    from matplotlib.lines import Line2D
+
+    picture, panels = new_figure(points["recipe"].nunique(), f"{table.paper}, {table.table}: {table.title}")
+    for axes, (recipe, shown) in zip(panels, points.groupby("recipe", sort=False), strict=True):
+        for method, rows in shown.sort_values("x").groupby("method"):
+            look: dict[str, Any] = {**style(str(method))._asdict(), "linewidth": 1}
+            axes.plot(rows["x"], rows["paper"], markerfacecolor="white", linestyle="--", **look)
+            axes.errorbar(rows["x"], rows["ours"], yerr=rows["deviation"], capsize=2, **look)
+        axes.set_xscale("log", base=2)
+        if table.plot["x"] == "width":
+            axes.set_xticks(sorted(set(points["x"])))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(_AXES[table.plot["x"]])
+        axes.set_title(f"{recipe}: {shown['ours'].count() or 'no'} rows run", fontsize=10)
+        axes.grid(alpha=0.3, linewidth=0.6)
+    quality_axis(panels[0], table.plot["y"])
+    gray: dict[str, Any] = {"marker": "o", "color": "#8c8c8c"}
+    methods = sorted(set(points["method"]), key=legend_order)
+    handles = [
+        *(Line2D([], [], **style(name)._asdict(), label=name) for name in methods),
+        Line2D([], [], **gray, markerfacecolor="white", linestyle="--", label="in the paper"),
+        Line2D([], [], **gray, label="ours"),
+    ]
+    columns = 3 * len(panels)
+    picture.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+    write_png(picture, path)
+
+
+def points_of(table: PrintedTable, paper: Paper, records: Mapping[str, Record]) -> pd.DataFrame:
+    """Return the points of a figure with a ``plot``: the rows of the paper's tables that a recipe trains.
+
+    They have ``recipe``, ``method``, ``x``, the ``paper``'s score, and ``ours`` with its ``deviation``.
+    """
+    points = []
+    for other, cell in paper.cells:
+        if other.table in table.plot["tables"] and cell.trained_by:
+            record, score = records[cell.trained_by], table.plot["y"]
+            ours = pd.Series(record["scores"].get(score, []), dtype=float)
+            if table.plot["x"] == "ratio":
+                x = float(cell.figures.get("compression") or cell.figures["input-compression"])
+            else:  # the width at the end of its label
+                x = float(re.findall(r"\d+", cell.row)[-1])
+            place = (cell.trained_by.partition("/")[0], shown_method(record), x, float(cell.figures[score]))
+            points.append((*place, ours.mean(), ours.std()))
+    return pd.DataFrame(points, columns=["recipe", "method", "x", "paper", "ours", "deviation"])
