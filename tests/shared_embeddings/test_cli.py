@@ -97,7 +97,7 @@ def test_numbers_are_written_in_decimal_digits() -> None:
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
         (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["9" * 30]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["methods", "--all"], ["--all"]),
         (
