@@ -18,23 +18,22 @@ from typing import Any
 
 from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
 from recipes.common.tools import run_main
-from shared_embeddings.compress import SUBWORDS
-from shared_embeddings.compress.measure import Comparison, Kept, Validation
-from shared_embeddings.compress.session import Session, Settings, Trial, candidates
+from shared_embeddings.compress.measure import Comparison, Retention
+from shared_embeddings.compress.options import CompressOptions
+from shared_embeddings.compress.search import Trial, attempt, candidates
+from shared_embeddings.compress.session import Session
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.modules.quantized import DEFAULT_CODEC
 from shared_embeddings.spec import Candidate
 from shared_embeddings.utils.paths import existing_file, existing_path
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
-PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8", "int4")]
+PLAIN = [("standard", Candidate({}, store)) for store in ("fp16", "int8")]
 # Methods that `compress` does not try by default.
 OTHERS = [
     ("structured", Candidate({}, "fp16")),
     ("compositional_code", Candidate({}, "fp16")),
     ("group_reduce", Candidate({}, "int8")),
-    ("group_reduce", Candidate({}, "int4")),
-    ("projective", Candidate({}, "int4")),
 ]
 
 
@@ -50,9 +49,9 @@ def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, 
     return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
 
 
-def measured(trial: Trial, predictions: Kept) -> dict[str, Any]:
+def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
-    quality, kept = trial.quality, trial.kept
+    quality, kept = trial.quality, trial.retention
     assert quality is not None and kept is not None
     return {
         "bytes": trial.sizes.after,
@@ -125,21 +124,6 @@ def choices(found: Sequence[Record]) -> Iterator[str]:
         )
 
 
-def curves(records: Sequence[Record]) -> dict[str, Any]:
-    """The share of the quality that models kept, by method and times fewer bytes: the best of the trials."""
-    kept: dict[str, dict[str, list[float]]] = {}
-    for record in records:
-        best: dict[tuple[str, float], float] = {}
-        for one in record["trials"]:
-            # A plain table has no target: its sizes are those of the storage dtypes.
-            size = one["ratio"] or float(round(32 / one["bits"]))
-            key = one["method"], size
-            best[key] = max(best.get(key, 0.0), one["kept"])
-        for (method, size), share in sorted(best.items()):
-            kept.setdefault(method, {}).setdefault(f"{size:g}", []).append(round(min(share, 1.0), 3))
-    return {"models": [record["title"] for record in records], "kept": kept}
-
-
 def _percent(share: float | None) -> str:
     """A share in percent; a dash if it was not measured."""
     return "–" if share is None else f"{100 * share:.1f}%"
@@ -154,20 +138,22 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--validation", type=existing_path)
     parser.add_argument("--validation-source", type=existing_file)
     parser.add_argument("--validation-target", type=existing_file)
-    parser.add_argument("--validation-subwords", choices=SUBWORDS, default="none")
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--marker", default="compression", help="name of the results (default: compression)")
     options = parser.parse_args(arguments)
-    sides = (options.validation_source, options.validation_target, options.validation_subwords)
-    settings = Settings(
-        texts=options.text,
-        validation=Validation(options.validation, *sides),
-        progress=sys.stderr.isatty(),
+    compared = CompressOptions(
+        model=options.model,
+        compare=True,
+        size="8x",  # each trial has its own
+        text=tuple(options.text),
+        validation=options.validation,
+        validation_source=options.validation_source,
+        validation_target=options.validation_target,
     )
     texts = [path.name for path in options.text]
     new: Record = {"title": options.title or options.model.name, "texts": texts, "trials": []}
     record = earlier_record(options.output, options.marker) or new
-    session = Session(options.model, settings)
+    session = Session(compared)
     # Translations of the model, also for the others.
     predictions = Comparison(session.trained, None, options.text, seed=0)
     for method, candidate, ratio in trials(options.ratios):
@@ -175,8 +161,9 @@ def main(arguments: Sequence[str]) -> None:
         if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
             continue
         print(*key.values(), file=sys.stderr, flush=True)
-        found = session.attempt(method, candidate, None if ratio is None else Target(ratio))
-        numbers = measured(found, predictions.kept()) if found.kept else {"impossible": found.reason}
+        trial = attempt(session, method, candidate, None if ratio is None else Target(ratio))
+        is_measured = trial.retention is not None
+        numbers = measured(trial, predictions.retention()) if is_measured else {"impossible": trial.reason}
         record["trials"].append({**key, **numbers})
         if options.output is not None:
             save_record(options.output, options.marker, record)

@@ -27,14 +27,12 @@ from torch import nn
 
 import shared_embeddings as se
 from benchmarks.measuring import (
-    add_run_options,
     in_fresh_process,
     markdown,
     median_times,
+    memory,
     parser_of,
     publish,
-    read_record,
-    resident,
 )
 from recipes.common.tools import run_main
 from shared_embeddings.export.onnx import IR_VERSION, OPSET
@@ -160,7 +158,7 @@ def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]
         # Compiled loops take 160 MiB of this process, for tables of any size.
         for use in quantized_uses(table.options, (1000, 128))[0].values():
             use()
-    before = resident()
+    before = memory()
     if table.plain:
         uses, file_bytes = plain_uses(table.plain, size)
     elif table.options:
@@ -172,7 +170,7 @@ def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]
         if name in uses:
             uses[name]()
     gc.collect()
-    held = resident() - before
+    held = memory() - before
     plain = {kind: plain_uses(kind, size)[0] for kind in ("float32", "bfloat16")}
     times = {}
     for name, use in uses.items():
@@ -189,24 +187,23 @@ def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]
 def as_table(size: str, results: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of the results at one size."""
     words, dim = SIZES[size]
-    titles = ["table", "file, MiB", "in memory, MiB", f"look-up of {LOOKED_UP}, / fp32"]
-    titles += [
-        "one token, / bf16",
-        "one token, / fp32",
-        f"{SCORED['few']} tokens, / fp32",
-        f"{BATCH} tokens, / fp32",
-    ]
-    compared = [("look_up", "float32"), ("token", "bfloat16"), ("token", "float32")]
-    compared += [("few", "float32"), ("batch", "float32")]
+    compared = {
+        f"look-up of {LOOKED_UP}, / fp32": ("look_up", "float32"),
+        "one token, / bf16": ("token", "bfloat16"),
+        "one token, / fp32": ("token", "float32"),
+        f"{SCORED['few']} tokens, / fp32": ("few", "float32"),
+        f"{BATCH} tokens, / fp32": ("batch", "float32"),
+    }
+    titles = ["table", "file, MiB", "in memory, MiB", *compared]
     rows = []
-    for one in results:
-        times = one["times"]
-        sizes = [f"{one[key] / 2**20:.1f}" for key in ("file_bytes", "resident_bytes")]
+    for result in results:
+        times = result["times"]
+        sizes = [f"{result[key] / 2**20:.1f}" for key in ("file_bytes", "resident_bytes")]
         ratios = [
             f"{times[use]['seconds'] / times[use][kind]:.2f}" if use in times else "–"
-            for use, kind in compared
+            for use, kind in compared.values()
         ]
-        rows.append([one["name"], *sizes, *ratios])
+        rows.append([result["name"], *sizes, *ratios])
     return f"V = {words:,}, D = {dim}\n\n{markdown(titles, rows)}"
 
 
@@ -219,31 +216,29 @@ def as_text(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure every table at every size, and publish."""
-    parser = parser_of("benchmarks.decoding", __doc__)
+    parser = parser_of("benchmarks.decoding", __doc__, threads=1)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["translation", "large"])
-    add_run_options(parser, threads=1)
     parser.add_argument("--marker", default="decoding", help="name of the results (default: decoding)")
     parser.add_argument("--table", choices=[table.name for table in TABLES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.table:
         (size,) = options.sizes
-        table = next(one for one in TABLES if one.name == options.table)
+        table = next(table for table in TABLES if table.name == options.table)
         print(json.dumps(measure(table, SIZES[size], options.repeats)))
         return
-    if options.input:
-        record = read_record(options.input, options.marker, "measured")
-    else:
-        instructions = {"torch": torch.backends.cpu.get_cpu_capability(), "loops": lanes.INSTRUCTIONS}
-        record = {"threads": options.threads, "torch": torch.__version__, "instructions": instructions}
-        record["measured"] = {}
-        for size in options.sizes:
-            record["measured"][size] = []
-            for table in TABLES:
-                print(f"{size}: measuring {table.name} ...", file=sys.stderr, flush=True)
-                how = ["--sizes", size, "--threads", options.threads, "--repeats", options.repeats]
-                found = in_fresh_process("benchmarks.decoding", "--table", table.name, *how)
-                record["measured"][size].append(found)
+    instructions = {"torch": torch.backends.cpu.get_cpu_capability(), "loops": lanes.INSTRUCTIONS}
+    record: dict[str, Any] = {
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "instructions": instructions,
+    }
+    record["measured"] = {size: [] for size in options.sizes}
+    for size, results in record["measured"].items():
+        for table in TABLES:
+            print(f"{size}: measuring {table.name} ...", file=sys.stderr, flush=True)
+            how = ["--sizes", size, "--threads", options.threads, "--repeats", options.repeats]
+            results.append(in_fresh_process("benchmarks.decoding", "--table", table.name, *how))
     publish(record, as_text(record), options.marker, options)
 
 

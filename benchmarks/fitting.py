@@ -9,7 +9,7 @@ that the ``--output`` file already has are skipped, so an interrupted command ca
 With ``--size`` it measures the time and the memory of fits to a drawn table of this size instead, each fit in
 a process of its own. The table has normal numbers with a decaying spectrum and rows of different lengths;
 words have counts by Zipf's law. Options of `quantized` are in the name of a fit, those of other methods are
-found as by `compress --target-ratio`.
+found as by `compress --size`.
 
     python -m benchmarks.fitting --size 262144x640 --output benchmarks/results.jsonl
 """
@@ -71,33 +71,32 @@ def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
 
 def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Find options of `methods` within a parameter budget; names the methods that cannot meet it."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in suggest(table.size(0), table.size(1), budget):
-        if each.method not in methods:
+    options: dict[str, dict[str, Any]] = {}
+    for suggestion in suggest(table.size(0), table.size(1), budget):
+        if suggestion.method not in methods:
             continue
-        if each.options is None:
-            print(f"{each.method} is skipped: {each.remark}", file=sys.stderr, flush=True)
+        if suggestion.options is None:
+            print(f"{suggestion.method} is skipped: {suggestion.remark}", file=sys.stderr, flush=True)
             continue
-        # Fitting finds better classes than random ones.
-        found[each.method] = {key: value for key, value in each.options.items() if key != "random_classes"}
-    return found
+        chosen = dict(suggestion.options)
+        chosen.pop("random_classes", None)  # fitting finds better classes than random ones
+        options[suggestion.method] = chosen
+    return options
 
 
-def kept(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any]]:
-    """Read the fits that an earlier run with the same text and sizes has written."""
-    record = earlier_record(path, benchmark)
-    if record is None:
-        return []
+def earlier_fits(path: Path | None, benchmark: str, asked: Record) -> list[dict[str, Any]]:
+    """Return the fits that an earlier run with the same text and sizes has written."""
+    record = earlier_record(path, benchmark) or asked
     for name, value in asked.items():
         if record.get(name) != value:
             raise UserError(
                 f"{path}: {name} is {record.get(name)!r} in this file but {value!r} now; "
                 f"remove the file or pass another --output"
             )
-    return list(record["fits"])
+    return list(record.get("fits", []))
 
 
-def as_table(found: list[dict[str, Any]]) -> str:
+def as_table(fits: list[dict[str, Any]]) -> str:
     """Format the reports as a Markdown table."""
     titles = "method, parameters, KiB stored, mean L2 loss, relative error, weighted error, seconds"
     rows = [
@@ -106,7 +105,7 @@ def as_table(found: list[dict[str, Any]]) -> str:
             *(f"{report[key]:.3f}" for key in ("loss", "relative_error", "weighted_error")),
             f"{report['seconds']:.0f}",
         ]
-        for report in found
+        for report in fits
     ]
     return markdown(titles.split(", "), rows)
 
@@ -117,13 +116,11 @@ class Size(NamedTuple):
     words: int
     dim: int
 
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Read a size such as 262144x640."""
-        words, dim = map(int, text.split("x"))
-        if words < 1 or dim < 1:
-            raise ValueError("both numbers must be at least 1")
-        return cls(words, dim)
+
+def parse_size(text: str) -> Size:
+    """Read a size such as 262144x640."""
+    words, dim = map(int, text.split("x"))
+    return Size(words, dim)
 
 
 def drawn_table(size: Size) -> tuple[Tensor, Tensor]:
@@ -138,11 +135,20 @@ def drawn_table(size: Size) -> tuple[Tensor, Tensor]:
     return table, 1e6 / torch.arange(1.0, size.words + 1)
 
 
+def options_of(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
+    """Return the method and its options: those in its name, or those at a size in its own storage."""
+    method, *named = name.split(", ")
+    if named:
+        return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
+    limit = 4 * size.words * size.dim // compression
+    return method, dict(options_within(method, *size, limit, se.get_method_config(method).default_store))
+
+
 def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
     """Fit one of `NAMES` in this process; returns its sizes, times, memory and errors."""
     started = time.perf_counter()
-    method, options = _options(name, size, compression)
-    found: dict[str, Any] = {"method": name, "search_seconds": time.perf_counter() - started}
+    method, options = options_of(name, size, compression)
+    result: dict[str, Any] = {"method": name, "search_seconds": time.perf_counter() - started}
     # Fitting finds better classes than random ones.
     options.pop("random_classes", None)
     table, counts = drawn_table(size)
@@ -150,7 +156,7 @@ def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
     def fit() -> None:
         busy = time.process_time()
         _, report = se.fit(method, table, token_counts=counts, **options)
-        found.update(
+        result.update(
             options=options,
             seconds=report.seconds,
             cpu_seconds=time.process_time() - busy,
@@ -159,32 +165,11 @@ def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
             weighted_error=report.weighted_error,
         )
 
-    found["peak_tables"] = added_peak(fit) / table.nbytes
-    return found
+    result["peak_tables"] = added_peak(fit) / table.nbytes
+    return result
 
 
-def _options(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
-    """The method and its options: those in its name, or those at a size in bytes, in its own storage."""
-    method, *named = name.split(", ")
-    if named:
-        return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
-    limit = 4 * size.words * size.dim // compression
-    return method, dict(options_within(method, *size, limit, se.get_method_config(method).default_store))
-
-
-def fit_apart(name: str, size: Size, compression: int) -> dict[str, Any] | None:
-    """`fit_one` in a new process; None if the method is impossible at this size."""
-    try:
-        _options(name, size, compression)
-    except OptionError as error:
-        print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
-        return None
-    print(f"{name} {size.words} x {size.dim}", file=sys.stderr, flush=True)
-    asked = ["--size", f"{size.words}x{size.dim}", "--compression", compression, "--one", name]
-    return dict(in_fresh_process("benchmarks.fitting", *asked))
-
-
-def as_large_table(found: Sequence[dict[str, Any]]) -> str:
+def as_large_table(fits: Sequence[dict[str, Any]]) -> str:
     """Format the measurements as a Markdown table."""
     titles = ["method", "smaller", "relative error", "weighted error", "seconds to find options"]
     titles += ["seconds to fit", "with the report, CPU seconds", "memory, tables"]
@@ -195,7 +180,7 @@ def as_large_table(found: Sequence[dict[str, Any]]) -> str:
             *(f"{fit['search_seconds']:.1f}", f"{fit['seconds']:.0f}", f"{fit['cpu_seconds']:.0f}"),
             f"{fit['peak_tables']:.1f}",
         ]
-        for fit in sorted(found, key=lambda fit: float(fit["relative_error"]))
+        for fit in sorted(fits, key=lambda fit: float(fit["relative_error"]))
     ]
     return markdown(titles, rows)
 
@@ -205,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = parser_of("benchmarks.fitting", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", type=existing_file)
-    source.add_argument("--size", type=Size.parse, metavar="VxD", help="measure time and memory")
+    source.add_argument("--size", type=parse_size, metavar="VxD", help="measure time and memory")
     parser.add_argument("--methods", nargs="+", choices=NAMES, metavar="METHOD", help="(default: all)")
     parser.add_argument("--dim", type=positive, default=400, help="D (default: 400)")
     parser.add_argument("--epochs", type=positive, default=10, help="passes of skip-gram (default: 10)")
@@ -222,21 +207,23 @@ def main(arguments: Sequence[str]) -> None:
 
 def measure_large(options: argparse.Namespace) -> None:
     """Fit methods to a drawn table, each in its own process, and publish."""
-    asked = {
-        "size": list(options.size),
-        "compression": options.compression,
-        "threads": torch.get_num_threads(),
-    }
-    fits = kept(options.output, "large fits", asked)
-    for method in options.methods or NAMES:
-        if method not in {fit["method"] for fit in fits}:
-            if found := fit_apart(method, options.size, options.compression):
-                fits.append(found)
-            if options.output:
-                save_record(options.output, "large fits", {**asked, "fits": fits})
-    title = (
-        f"{options.size.words:,} x {options.size.dim}; threads: {asked['threads']}; torch {torch.__version__}"
-    )
+    size, compression = options.size, options.compression
+    asked = {"size": list(size), "compression": compression, "threads": torch.get_num_threads()}
+    fits = earlier_fits(options.output, "large fits", asked)
+    for name in options.methods or NAMES:
+        if name in {fit["method"] for fit in fits}:
+            continue
+        print(f"{name} {size.words} x {size.dim}", file=sys.stderr, flush=True)
+        try:
+            options_of(name, size, compression)
+        except OptionError as error:
+            print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
+            continue
+        how = ["--size", f"{size.words}x{size.dim}", "--compression", compression, "--one", name]
+        fits.append(dict(in_fresh_process("benchmarks.fitting", *how)))
+        if options.output:
+            save_record(options.output, "large fits", {**asked, "fits": fits})
+    title = f"{size.words:,} x {size.dim}; threads: {asked['threads']}; torch {torch.__version__}"
     publish({**asked, "fits": fits}, f"{title}\n\n{as_large_table(fits)}", "large fits", options)
 
 
@@ -249,7 +236,7 @@ def measure_trained(options: argparse.Namespace) -> None:
         "epochs": options.epochs,
         "compression": options.compression,
     }
-    fits = kept(options.output, "fitting", asked)
+    fits = earlier_fits(options.output, "fitting", asked)
     table, counts = trained_table(options.text, options.dim, options.epochs)
     budget = table.numel() // options.compression
     for method, chosen in suggested(table, budget, options.methods or se.methods()).items():

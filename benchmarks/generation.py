@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import statistics
@@ -27,14 +26,11 @@ import torch
 
 import shared_embeddings.hf  # noqa: F401  # registers with transformers
 from benchmarks.measuring import (
-    add_run_options,
     in_fresh_process,
     markdown,
+    memory,
     parser_of,
-    peak,
     publish,
-    read_record,
-    resident,
 )
 from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import positive
@@ -79,7 +75,7 @@ def llama_generator(file: str, threads: int) -> Generate:
 
 def measure(name: str, tokens: int, threads: int) -> dict[str, Any]:
     """Tokens per second of the model in this process, after the prompt, and the memory that it takes."""
-    before = resident()
+    before = memory()
     path, _, kind = name.partition(":")
     if path.endswith(".gguf"):
         generate = llama_generator(path, threads)
@@ -92,15 +88,13 @@ def measure(name: str, tokens: int, threads: int) -> dict[str, Any]:
         start = time.perf_counter()
         generate(count)
         taken.append(time.perf_counter() - start)
-    found = {"tokens_per_second": tokens / (taken[1] - taken[0])}
-    return {**found, "resident_bytes": resident() - before, "peak_bytes": peak() - before}
+    speed = {"tokens_per_second": tokens / (taken[1] - taken[0])}
+    return {**speed, "resident_bytes": memory() - before, "peak_bytes": memory("VmHWM") - before}
 
 
 def weights_bytes(name: str) -> int:
-    """The bytes of the weights of a model on disk; `UserError` if it cannot be measured."""
+    """Return the bytes of the weights of a model on disk."""
     path = Path(name.partition(":")[0])
-    if path.suffix == ".gguf" and importlib.util.find_spec("llama_cpp") is None:
-        raise UserError(f"{path}: needs llama.cpp; pip install llama-cpp-python")
     files = [path] if path.is_file() else [*path.glob("*.safetensors")]
     if not files:
         raise UserError(f"{path}: is neither a folder with *.safetensors nor a GGUF file; name one of these")
@@ -111,12 +105,12 @@ def as_table(record: dict[str, Any]) -> str:
     """A Markdown table; speeds are relative to the first model."""
     titles = ["model", "weights on disk, MB", "in memory, MiB", "peak, MiB", "tokens/s", "/ first"]
     rounds = record["measured"]
-    first = [one["tokens_per_second"] for one in rounds[record["names"][0]]]
+    first = [turn["tokens_per_second"] for turn in rounds[record["names"][0]]]
     rows = []
     for name in record["names"]:
-        speeds = [one["tokens_per_second"] for one in rounds[name]]
+        speeds = [turn["tokens_per_second"] for turn in rounds[name]]
         ratio = statistics.median(speed / other for speed, other in zip(speeds, first, strict=True))
-        held, most = (max(one[key] for one in rounds[name]) for key in ("resident_bytes", "peak_bytes"))
+        held, most = (max(turn[key] for turn in rounds[name]) for key in ("resident_bytes", "peak_bytes"))
         size = [f"{record['bytes'][name] / 1e6:.1f}", f"{held / 2**20:.0f}", f"{most / 2**20:.0f}"]
         rows.append([name, *size, f"{statistics.median(speeds):.1f}", f"{ratio:.2f}"])
     note = f"{record['tokens']} tokens; rounds: {len(first)}; threads: {record['threads']}"
@@ -125,37 +119,31 @@ def as_table(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure every model in turns, and publish."""
-    parser = parser_of("benchmarks.generation", __doc__)
+    parser = parser_of("benchmarks.generation", __doc__, threads=1)
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="folders, FOLDER:bf16, FOLDER:int8, GGUF files"
+        "models", nargs="+", metavar="MODEL", help="folders, FOLDER:bf16, FOLDER:int8, GGUF files"
     )
     parser.add_argument("--tokens", type=positive, default=32, help="new tokens of each run (default: 32)")
     parser.add_argument("--marker", default="generation", help="name of the results (default: generation)")
-    add_run_options(parser, threads=1)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.measure:
-        print(json.dumps(measure(options.measure, options.tokens, options.threads)))
+        print(json.dumps(measure(options.models[0], options.tokens, options.threads)))
         return
-    if options.input:
-        record = read_record(options.input, options.marker, "measured")
-    elif not options.models:
-        raise UserError("no model is given; name folders of Hugging Face models or GGUF files")
-    else:
-        names = {name: os.path.basename(name.rstrip("/")) for name in options.models}
-        record = {
-            "threads": options.threads,
-            "tokens": options.tokens,
-            "torch": torch.__version__,
-            "names": list(names.values()),
-            "bytes": {short: weights_bytes(name) for name, short in names.items()},
-            "measured": {short: [] for short in names.values()},
-        }
-        for _ in range(options.repeats):
-            for name, short in names.items():
-                how = ["--measure", name, "--tokens", options.tokens, "--threads", options.threads]
-                record["measured"][short].append(in_fresh_process("benchmarks.generation", *how))
+    names = {name: os.path.basename(name.rstrip("/")) for name in options.models}
+    record: dict[str, Any] = {
+        "threads": options.threads,
+        "tokens": options.tokens,
+        "torch": torch.__version__,
+        "names": list(names.values()),
+        "bytes": {short: weights_bytes(name) for name, short in names.items()},
+        "measured": {short: [] for short in names.values()},
+    }
+    for _ in range(options.repeats):
+        for name, short in names.items():
+            how = ["--measure", "--tokens", options.tokens, "--threads", options.threads]
+            record["measured"][short].append(in_fresh_process("benchmarks.generation", name, *how))
     publish(record, as_table(record), options.marker, options)
 
 

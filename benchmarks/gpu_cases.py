@@ -32,7 +32,8 @@ from benchmarks.measuring import Step, median_times
 from recipes.common.recipe import find_recipe, run_step
 from recipes.common.results import REPOSITORY
 
-Cases = Iterator[tuple[str, Callable[[], dict[str, float]]]]
+Measured = dict[str, Any]
+Cases = Iterator[tuple[str, Callable[[], Measured]]]
 WARM_UP, RUNS = 5, 10
 LARGE = 262_144
 # The published Transformer-XL for WikiText-103, and its vocabulary.
@@ -49,19 +50,14 @@ TRANSFORMER_TABLES: dict[str, dict[str, Any] | None] = {
 }
 
 
-def device_of(tiny: bool) -> str:
-    """Where to measure."""
-    return "cpu" if tiny else "cuda"
-
-
 def compiled_for(device: str, module: nn.Module) -> nn.Module:
-    """A compiled module; on a CPU, it is traced only, because generating code takes a minute."""
+    """Return a compiled module; on a CPU, it is traced only, because generating code takes a minute."""
     compiled = torch.compile(module, backend="inductor" if device == "cuda" else "eager")
     return cast("nn.Module", compiled)
 
 
-def timed(step: Step, device: str, runs: int = RUNS) -> dict[str, float]:
-    """Median milliseconds of a step, and on a GPU the peak of the memory that it adds, in MiB."""
+def timed(step: Step, device: str, runs: int = RUNS) -> Measured:
+    """Return median milliseconds of a step, and on a GPU the peak of the memory that it adds, in MiB."""
     is_cuda = device == "cuda"
     for _ in range(WARM_UP if is_cuda else 1):
         step()
@@ -84,16 +80,17 @@ def timed(step: Step, device: str, runs: int = RUNS) -> dict[str, float]:
     }
 
 
-def layer_cases(side: str, vocabulary: int, tiny: bool) -> Cases:
-    """The layers of one side, plain ones first, in bfloat16."""
+def layer_cases(side: str, vocabulary: int, folder: Path, tiny: bool) -> Cases:
+    """Yield the layers of one side, plain ones first, in bfloat16."""
+    device = "cpu" if tiny else "cuda"
     setting = Setting("tiny", 3000, 512, 64) if tiny else Setting("gpu", vocabulary, 512, 4096)
     methods = se.methods() if vocabulary < LARGE or not tiny else ("standard",)
 
     def has(package: str) -> bool:  # kernels for GPUs do not run on a CPU
         return package == "torch" or (not tiny and importlib.util.find_spec(package) is not None)
 
-    def measure(row: Row) -> dict[str, float]:
-        return timed(SIDES[side](row, setting, device_of(tiny), torch.bfloat16), device_of(tiny))
+    def measure(row: Row) -> Measured:
+        return timed(SIDES[side](row, setting, device, torch.bfloat16), device)
 
     fused = [Row(name, name, {}) for name, package in FUSED.items() if has(package)]
     for row in [PLAIN, *(fused if side == "output" else ()), *rows(setting, methods)]:
@@ -108,7 +105,7 @@ class TranslationLoss(nn.Module):
         self.model, self.padding = model, padding
 
     def forward(self, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-        """The loss of sentences ``(B, S, 1)`` and their translations ``(B, T, 1)``."""
+        """Return the loss of sentences ``(B, S, 1)`` and their translations ``(B, T, 1)``."""
         hidden, _ = self.model(source, target, lengths)
         hidden = hidden[:, : target.size(1) - 1].flatten(0, 1)
         targets = target[:, 1:, 0].flatten()
@@ -121,7 +118,7 @@ class TranslationLoss(nn.Module):
 
 
 def build_translator(embedding: dict[str, Any] | None, tiny: bool) -> TranslationLoss:
-    """The Transformer base of OpenNMT-py with one vocabulary of 37,000 words for both languages."""
+    """Return the Transformer base of OpenNMT-py with one vocabulary of 37,000 words for both languages."""
     import onmt.bin.train
     import onmt.model_builder
     from onmt.inputters.inputter import dict_to_vocabs
@@ -157,41 +154,41 @@ def build_translator(embedding: dict[str, Any] | None, tiny: bool) -> Translatio
     return TranslationLoss(model, names.index("<blank>"))
 
 
-def _measure_translator(embedding: dict[str, Any] | None, compiles: bool, tiny: bool) -> dict[str, float]:
-    """Speed and memory of training the Transformer base, with 25,600 target tokens in a batch."""
-    device, (sentences, length) = device_of(tiny), (2, 8) if tiny else (400, 64)
+def _measure_translator(embedding: dict[str, Any] | None, compiles: bool, tiny: bool) -> Measured:
+    """Return speed and memory of training the Transformer base, with 25,600 target tokens in a batch."""
+    device, (sentences, length) = "cpu" if tiny else "cuda", (2, 8) if tiny else (400, 64)
     loss = build_translator(embedding, tiny).to(device).train()
     setting = Setting("words", 1000 if tiny else 37_000, 0, 2 * sentences * (length + 1))
     # The first four are special words.
     source, target = words(setting).clamp(min=4).view(2, sentences, length + 1, 1).to(device)
     inputs = (source, target, torch.full((sentences,), length + 1, device=device))
     compiled = compiled_for(device, loss) if compiles else loss
-    step = training_step(lambda: compiled(*inputs) / (sentences * length), loss, device)
-    return with_speed(timed(step, device), sentences * length)
+    tokens = sentences * length
+    return measure_training(lambda: compiled(*inputs) / tokens, loss, device, tokens)
 
 
-def translator_cases(tiny: bool) -> Cases:
-    """Training steps of the Transformer base, with and without torch.compile."""
+def translator_cases(folder: Path, tiny: bool) -> Cases:
+    """Yield training steps of the Transformer base, with and without torch.compile."""
     for compiles in (False, True):
         for name, embedding in TRANSFORMER_TABLES.items():
             title = f"{name}, compiled" if compiles else name
             yield title, functools.partial(_measure_translator, embedding, compiles, tiny)
 
 
-def xl_cases(tiny: bool) -> Cases:
-    """Training steps of Transformer-XL with either attention, with and without torch.compile."""
+def xl_cases(folder: Path, tiny: bool) -> Cases:
+    """Yield training steps of Transformer-XL with either attention, with and without torch.compile."""
     for compiles in (False, True):
         for attention in ("sdpa", "flex"):
             title = f"{attention}, compiled" if compiles else attention
             yield title, functools.partial(_measure_xl, attention, compiles, tiny)
 
 
-def _measure_xl(attention: str, compiles: bool, tiny: bool) -> dict[str, float]:
-    """Speed and memory of training Transformer-XL with a full memory, 60 x 150 tokens."""
+def _measure_xl(attention: str, compiles: bool, tiny: bool) -> Measured:
+    """Return speed and memory of training Transformer-XL with a full memory, 60 x 150 tokens."""
     from lm import models
     from lm.train.loop import SegmentLoss
 
-    device, (batch, length) = device_of(tiny), (2, 8) if tiny else (60, 150)
+    device, (batch, length) = "cpu" if tiny else "cuda", (2, 8) if tiny else (60, 150)
     vocabulary = 1000 if tiny else XL_VOCABULARY
     embedding = {**XL_EMBEDDING, "cutoffs": [100, 400]} if tiny else XL_EMBEDDING
     options = {**(XL_TINY if tiny else {}), "attention": attention, "memory_length": length}
@@ -208,11 +205,11 @@ def _measure_xl(attention: str, compiles: bool, tiny: bool) -> dict[str, float]:
         total, _, state = compiled(inputs, targets, *state)
         return total
 
-    return with_speed(timed(training_step(segment_loss, loss, device), device), batch * length)
+    return measure_training(segment_loss, loss, device, batch * length)
 
 
-def training_step(loss: Callable[[], Tensor], module: nn.Module, device: str) -> Step:
-    """A forward and backward pass in bfloat16 and an update by Adam."""
+def measure_training(loss: Callable[[], Tensor], module: nn.Module, device: str, tokens: int) -> Measured:
+    """Return time, memory and speed of a forward and backward pass in bfloat16 and an update by Adam."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=device == "cuda")
 
@@ -223,17 +220,11 @@ def training_step(loss: Callable[[], Tensor], module: nn.Module, device: str) ->
         value.backward()
         optimizer.step()
 
-    return step
-
-
-def with_speed(measured: dict[str, float], tokens: int) -> dict[str, float]:
-    """Measured numbers and the tokens per second."""
+    measured = timed(step, device)
     return {**measured, "tokens_per_second": 1000 * tokens / measured["ms"]}
 
 
 # Other processes.
-
-Measured = dict[str, Any]
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -256,7 +247,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run_tests(folder: Path, _tiny: bool) -> Measured:
+def run_tests(folder: Path) -> Measured:
     """Run the tests that need a GPU, which are skipped without one."""
     tests = sorted((REPOSITORY / "tests").rglob("test_*.py"))
     tests = [path for path in tests if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
@@ -265,13 +256,9 @@ def run_tests(folder: Path, _tiny: bool) -> Measured:
     subprocess.run([sys.executable, "-m", "pytest", *options, *map(str, tests)], cwd=REPOSITORY, check=False)
     suite = ElementTree.parse(report).getroot()[0]
     counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+    passed = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
     failed = [case.attrib["name"] for case in suite if case.find("failure") is not None]
-    return {
-        "passed": counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"],
-        **counts,
-        "names_of_failures": failed,
-        "seconds": float(suite.attrib["time"]),
-    }
+    return {"passed": passed, **counts, "names_of_failures": failed, "seconds": float(suite.attrib["time"])}
 
 
 # Two processes.
@@ -283,7 +270,7 @@ def train_shared(folder: Path, tiny: bool) -> Measured:
     run_step(recipe, "preprocess", ["--smoke"])
     dropped = [f"{part}_dropout" for part in ("embedding", "input", "hidden", "output")]
     settings = {
-        **{"data": recipe.data, "model": "awd_lstm", "device": device_of(tiny)},
+        **{"data": recipe.data, "model": "awd_lstm", "device": "cpu" if tiny else "cuda"},
         **{"embedding": '{"method": "standard"}', **dict.fromkeys([*dropped, "weight_drop"], 0.0)},
         **{"embedding_dim": 64, "hidden_dim": 128, "num_layers": 2},
         **{"sequence_length": 20, "learning_rate": 1.0, "epochs": 2, "seed": 1, "log_every": 1000},

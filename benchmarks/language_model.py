@@ -21,12 +21,10 @@ from torch import Tensor, nn
 from benchmarks.layers import Setting, words
 from benchmarks.measuring import (
     Step,
-    add_run_options,
     markdown,
     median_clocks,
     parser_of,
     publish,
-    read_record,
 )
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.table import NOT_RUN
@@ -107,15 +105,15 @@ def as_table(measured: list[dict[str, Any]]) -> str:
     """Format tokens per second and ratios on every device as a Markdown table."""
     rows = []
     for device in DEVICES:
-        one = next((one for one in measured if one["device"] == device), None)
-        if one is None:
+        results = [result for result in measured if result["device"] == device]
+        if not results:
             rows.append([device.upper(), *[NOT_RUN] * 4])
             continue
-        plain, regularized = one["plain"], one["awd_lstm"]
+        plain, regularized = results[0]["plain"], results[0]["awd_lstm"]
         speeds = [TOKENS / model["seconds"] for model in (plain, regularized)]
         # CPU time does not include a GPU's work.
         processor = f"{plain['processor_seconds'] / regularized['processor_seconds']:.2f}"
-        cells = [one["name"], *(f"{speed:,.0f}" for speed in speeds), f"{speeds[1] / speeds[0]:.2f}"]
+        cells = [results[0]["name"], *(f"{speed:,.0f}" for speed in speeds), f"{speeds[1] / speeds[0]:.2f}"]
         rows.append([*cells, processor if device == "cpu" else "–"])
     titles = ["device", "plain LSTM, tokens/s", "AWD-LSTM, tokens/s", "ratio", "ratio of CPU time"]
     return markdown(titles, rows)
@@ -123,16 +121,13 @@ def as_table(measured: list[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
-    parser = parser_of("benchmarks.language_model", __doc__)
-    add_run_options(parser, threads=min(2, os.cpu_count() or 1))
+    parser = parser_of("benchmarks.language_model", __doc__, threads=min(2, os.cpu_count() or 1))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    if options.input:
-        record = read_record(options.input, "language model", "measured")
-    else:
-        devices = DEVICES if torch.cuda.is_available() else DEVICES[:1]
-        record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}
-        record["measured"] = [measure(device, options.repeats) for device in devices]
+    devices = DEVICES if torch.cuda.is_available() else DEVICES[:1]
+    record: dict[str, Any] = {"threads": options.threads, "repeats": options.repeats}
+    record |= {"torch": torch.__version__}
+    record["measured"] = [measure(device, options.repeats) for device in devices]
     text = as_table(record["measured"])
     text += f"\n\nThreads on the CPU: {record['threads']}; torch {record['torch']}."
     publish(record, text, "language model", options)

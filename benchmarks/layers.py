@@ -26,14 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import shared_embeddings as se
 from benchmarks.measuring import (
     Step,
-    add_run_options,
     added_peak,
     in_fresh_process,
     markdown,
     median_times,
     parser_of,
     publish,
-    read_record,
 )
 from recipes.common.tools import run_main
 
@@ -275,31 +273,31 @@ def as_table(measured: dict[str, Any]) -> str:
     return f"{title}\n\n{table}\n\nThe plain layer took {times}."
 
 
+def as_text(record: dict[str, Any]) -> str:
+    """Return the tables of all settings, and what they were measured with."""
+    text = "\n\n".join(as_table(part) for part in record["measured"])
+    return f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}."
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
-    parser = parser_of("benchmarks.layers", __doc__)
+    parser = parser_of("benchmarks.layers", __doc__, threads=min(2, os.cpu_count() or 1))
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=PUBLISHED)
     parser.add_argument("--methods", nargs="+", choices=se.methods(), default=se.methods())
-    add_run_options(parser, threads=min(2, os.cpu_count() or 1))
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    benchmark = f"{options.side} layer"
     if options.peak_of:
         (name,) = options.settings
         row = Row(*json.loads(options.peak_of))
         print(added_peak(SIDES[options.side](row, SETTINGS[name])))
         return
-    if options.input:
-        record = read_record(options.input, benchmark, "measured")
-    else:
-        how = options.methods, options.threads, options.repeats
-        measured = [measure(options.side, SETTINGS[name], *how) for name in options.settings]
-        record = {"threads": options.threads, "repeats": options.repeats, "torch": torch.__version__}
-        record["measured"] = measured
-    text = "\n\n".join(as_table(part) for part in record["measured"])
-    publish(record, f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}.", benchmark, options)
+    how = options.methods, options.threads, options.repeats
+    measured = [measure(options.side, SETTINGS[name], *how) for name in options.settings]
+    record: dict[str, Any] = {"threads": options.threads, "repeats": options.repeats}
+    record |= {"torch": torch.__version__, "measured": measured}
+    publish(record, as_text(record), f"{options.side} layer", options)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def target_losses(
     model: Any, vocabulary: Any, sources: Sequence[str], targets: Sequence[str]
 ) -> list[tuple[str, float]]:
     """Each word of the targets with the negative logarithm of its probability, without ends of sentences."""
-    found: list[tuple[str, float]] = []
+    losses: list[tuple[str, float]] = []
     for start in tqdm(range(0, len(sources), _SENTENCES), "sentences", leave=False, disable=None):
         end = start + _SENTENCES
         read, written = ([line.split(" ") for line in side[start:end]] for side in (sources, targets))
@@ -82,8 +82,8 @@ def target_losses(
         for row, words in enumerate(written):
             ids = torch.tensor([vocabulary[word] for word in words])
             values = scores[row, torch.arange(len(words)), ids]
-            found += zip(words, (-values).tolist(), strict=True)
-    return found
+            losses += zip(words, (-values).tolist(), strict=True)
+    return losses
 
 
 def _padded(vocabulary: Any, sentences: Sequence[Sequence[str]]) -> Tensor:
@@ -104,13 +104,13 @@ def as_text(record: Mapping[str, Any]) -> str:
     """The table as Markdown."""
     rows = [
         [
-            f"`{one['row']}`",
-            f"{one['parameters'] / 1e6:.2f} M",
-            f"{100 * one['common']:.0f} %",
-            f"{one['directions']:.0f}",
-            *(f"{loss:.2f}" for loss in one["losses"]),
+            f"`{result['row']}`",
+            f"{result['parameters'] / 1e6:.2f} M",
+            f"{100 * result['common']:.0f} %",
+            f"{result['directions']:.0f}",
+            *(f"{loss:.2f}" for loss in result["losses"]),
         ]
-        for one in record["measured"]
+        for result in record["measured"]
     ]
     bands = [f"words {first + 1:,} to {last:,}" for first, last in zip(BANDS, BANDS[1:], strict=False)]
     titles = ["row", "parameters", "in common", "directions", *bands, "rarer words", "all words"]
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     recipe = find_recipe(RECIPE)
     earlier = (earlier_record(options.output, "learned") or {"measured": []})["measured"]
-    measured = {one["row"]: one for one in earlier}
+    measured = {result["row"]: result for result in earlier}
     for name in options.rows:
         measured[name] = measure(recipe, name)
     record = {"measured": [measured[name] for name in recipe.rows if name in measured]}

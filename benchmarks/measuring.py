@@ -18,7 +18,6 @@ from typing import Any
 
 from recipes.common.table import update_readme
 from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.paths import existing_file, output_path
 from shared_embeddings.utils.reading import parse_json
@@ -29,7 +28,7 @@ Step = Callable[[], object]
 
 
 def median_clocks(steps: Iterable[Step], repeats: int) -> list[tuple[float, float]]:
-    """Median wall-clock and CPU seconds of each of `steps`, which alternate after one warm-up run each."""
+    """Return median wall-clock and CPU seconds of `steps`, which alternate after one warm-up run each."""
     functions = list(steps)
     taken: list[list[tuple[float, float]]] = [[] for _ in functions]
     for repeat in range(repeats + 1):
@@ -43,38 +42,29 @@ def median_clocks(steps: Iterable[Step], repeats: int) -> list[tuple[float, floa
 
 
 def median_times(steps: Iterable[Step], repeats: int) -> list[float]:
-    """The wall-clock seconds of `median_clocks`."""
+    """Return the wall-clock seconds of `median_clocks`."""
     return [seconds for seconds, _ in median_clocks(steps, repeats)]
 
 
-def added_peak(step: Step) -> int:
-    """Bytes that the first step adds to the peak memory of this process."""
-    before = resident()
-    # Writing 5 resets the peak in Linux.
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    step()
-    return peak() - before
-
-
-def resident() -> int:
-    """The memory of this process in bytes."""
-    return _status("VmRSS")
-
-
-def peak() -> int:
-    """The largest memory of this process so far in bytes."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
+def memory(name: str = "VmRSS") -> int:
+    """Return the memory of this process in bytes; with ``VmHWM`` the largest so far."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
-def parser_of(module: str, description: str | None) -> Parser:
-    """The parser of a benchmark, with the options for where its numbers go."""
+def added_peak(step: Step) -> int:
+    """Return the bytes that the first step adds to the peak memory of this process."""
+    before = memory()
+    # Writing 5 resets the peak in Linux.
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    step()
+    return memory("VmHWM") - before
+
+
+def parser_of(module: str, description: str | None, threads: int = 0) -> Parser:
+    """Return the parser of a benchmark, with the options for where its numbers go, and of timed runs."""
     parser = Parser(
         f"python -m {module}",
         description=description,
@@ -82,55 +72,32 @@ def parser_of(module: str, description: str | None) -> Parser:
     )
     parser.add_argument("--output", type=output_path, help="write the numbers to this file of results")
     parser.add_argument("--readme", type=existing_file, help="put the table between the markers of this file")
+    if threads:
+        parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
+        parser.add_argument("--threads", type=positive, default=threads)
     return parser
 
 
-def add_run_options(parser: Parser, threads: int) -> None:
-    """Add the options of timed runs, and one for numbers that are there already."""
-    parser.add_argument("--repeats", type=positive, default=5, help="measured runs of each (default: 5)")
-    parser.add_argument("--threads", type=positive, default=threads)
-    parser.add_argument("--input", type=existing_file, help="print the numbers of this file of results")
-
-
 def in_fresh_process(module: str, *arguments: object) -> Any:
-    """What ``python -m module`` prints as JSON."""
+    """Return what ``python -m module`` prints as JSON."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
-    """A Markdown table; columns after the first ones with names are aligned to the right."""
+    """Return a Markdown table; columns after the first ones with names are aligned to the right."""
     sides = ["---"] * names + ["--:"] * (len(titles) - names)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, sides, *rows))
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The records of a file of results by benchmark."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    records: dict[str, Record] = {}
-    for number, line in enumerate(lines, start=1):
-        record = parse_json(line, f"{path}: line {number}")
-        if not isinstance(record, dict) or not isinstance(record.get("benchmark"), str):
-            raise UserError(f"{path}: line {number} was not written by a benchmark; remove it")
-        records[record.pop("benchmark")] = record
-    return records
-
-
-def read_record(path: Path, benchmark: str, part: str) -> Record:
-    """The record of one benchmark in a file of results, which must have this `part`."""
-    record = read_records(path).get(benchmark, {})
-    if part not in record:
-        raise UserError(
-            f"{path}: has no numbers of the benchmark {benchmark!r}; pass the file it has written"
-        )
-    return record
+    """Return the records of a file of results by benchmark."""
+    lines = [parse_json(line, str(path)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {record.pop("benchmark"): record for record in lines}
 
 
 def earlier_record(path: Path | None, benchmark: str) -> Record | None:
-    """The record of one benchmark in its output file, or None if there is none yet."""
+    """Return the record of one benchmark in its output file, or None if there is none yet."""
     return read_records(path).get(benchmark) if path is not None and path.exists() else None
 
 

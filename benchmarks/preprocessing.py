@@ -26,10 +26,11 @@ from tqdm import tqdm
 from benchmarks.measuring import markdown, parser_of, publish
 from recipes.common.recipe import find_recipe
 from recipes.common.tools import run_main
-from recipes.translation.preprocess import Settings, read_settings
+from recipes.translation.preprocess import read_settings
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
+from shared_embeddings.utils.paths import output_path
 
 # Parts of syllables. They differ between the two languages, so the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
@@ -77,56 +78,43 @@ class Language:
                 start += length
 
 
-def write_corpus(folder: Path, settings: Settings, pairs: int, languages: tuple[Language, Language]) -> None:
-    """Write ``train.LANGUAGE`` and the test sets as plain files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for code, language in zip(settings.languages, languages, strict=True):
-        sentences = language.sentences()
-        for texts in settings.tests:
-            write_lines(folder / f"{texts.name}.{code}", islice(sentences, 100))
-        bar = tqdm(islice(sentences, pairs), desc=f"train.{code}", total=pairs, unit=" lines", mininterval=1)
-        write_lines(folder / f"train.{code}", bar)
-
-
 def watch(command: list[str], environment: dict[str, str]) -> dict[str, int]:
-    """Run preprocessing; return the peak memory of each part (see `part_of`) in bytes, in order."""
-    seen: dict[str, int] = {}
-    step = ["start"]
+    """Run preprocessing; return the peak memory of each part in bytes, in order.
+
+    A learning step is a part by itself, others by what precedes the file name.
+    """
+    peaks: dict[str, int] = {}
+    part = "start"
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
 
         def look() -> None:
             while process.poll() is None:
-                seen[step[0]] = max(seen.get(step[0], 0), _memory(process.pid))
+                peaks[part] = max(peaks.get(part, 0), _memory(process.pid))
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
 
         looker = threading.Thread(target=look, daemon=True)
         looker.start()
         for line in process.stdout:
             print(line, end="", flush=True)
-            if found := _STEP.match(line):
-                step[0] = part_of(found[1])
+            if match := _STEP.match(line):
+                part = match[1] if match[1].endswith("-learn") else match[1].split("-")[0]
         process.wait()
         looker.join()
     if process.returncode:
         raise UserError(f"preprocess.sh failed with exit code {process.returncode}; see its output above")
-    return seen
-
-
-def part_of(step: str) -> str:
-    """The part that a step belongs to: a learning step by itself, others by what precedes the file name."""
-    return step if step.endswith("-learn") else step.split("-")[0]
+    return peaks
 
 
 def _memory(pid: int) -> int:
-    """Memory of a process and its children in bytes, shared pages counted once; 0 after it has ended."""
+    """Return the bytes of a process and its children, shared pages counted once; 0 after its end."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    found = re.search(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)
-    return 1024 * int(found[1] if found else 0) + sum(_memory(int(child)) for child in children)
+    sizes = re.findall(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)
+    return 1024 * sum(map(int, sizes)) + sum(_memory(int(child)) for child in children)
 
 
 def as_table(record: dict[str, Any]) -> str:
@@ -148,14 +136,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--pairs", type=positive, default=4_500_000, help="sentences (default: %(default)s)")
     parser.add_argument("--words", type=positive, default=12, help="mean words of a sentence (default: 12)")
     parser.add_argument("--vocab-size", type=positive, default=3_000_000, help="(default: %(default)s)")
-    parser.add_argument("--folder", type=Path, required=True, help="holds all data, several GB")
+    parser.add_argument("--folder", type=output_path, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
     settings = read_settings(find_recipe(options.recipe))
     pieces = options.pieces or list(settings.pieces)
     raw = options.folder.absolute() / "raw"
-    first, second = (Language(side, options.vocab_size, options.words, seed=1) for side in (0, 1))
-    languages = first, second
-    write_corpus(raw / options.recipe, settings, options.pairs, languages)
+    folder = raw / options.recipe
+    for side, code in enumerate(settings.languages):
+        sentences = Language(side, options.vocab_size, options.words, seed=1).sentences()
+        for texts in settings.tests:
+            write_lines(folder / f"{texts.name}.{code}", islice(sentences, 100))
+        lines = islice(sentences, options.pairs)
+        write_lines(folder / f"train.{code}", tqdm(lines, f"train.{code}", options.pairs, mininterval=1))
     environment = {**os.environ, "DATA_DIR": str(raw), "RUNS": str(options.folder.absolute() / "runs")}
     command = [sys.executable, "-m", "recipes", options.recipe, "preprocess", *pieces]
     steps = watch(command, environment)

@@ -65,23 +65,26 @@ def train(recipe: Recipe, run: Run, epochs: int, children: list[subprocess.Popen
             printed, errors = process.communicate()
         if process.returncode and not re.search("not finite|the loss is", errors):
             raise UserError(f"{run.row}: lm_train failed: {errors.strip().splitlines()[-1]}")
-        found = [float(number) for number in re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", printed)]
-    return {**run._asdict(), "perplexity": min(found, default=None)}
+        perplexities = map(float, re.findall(r"valid loss [\d.]+ ppl ([\d.]+)", printed))
+    return {**run._asdict(), "perplexity": min(perplexities, default=None)}
 
 
 def as_text(record: Mapping[str, Any]) -> str:
-    """A line for each row with runs, the best of them in bold, and the names of the others."""
-    found = {(one["row"], one["optimizer"], one["rate"]): one["perplexity"] for one in record["measured"]}
+    """Return a line for each row with runs, the best of them in bold, and the names of the others."""
+    results = {
+        Run(run["row"], run["optimizer"], run["rate"]): run["perplexity"] for run in record["measured"]
+    }
     columns = [(optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
-    tried = [row for row in ROWS if any(row == name for name, *_ in found)]
+    tried = [row for row in ROWS if any(row == run.row for run in results)]
     lines = []
     for row in tried:
-        values = {column: found.get((row, *column)) for column in columns}
-        best = min((value for value in values.values() if value is not None), default=None)
+        runs = [Run(row, *column) for column in columns]
+        best = min((value for run in runs if (value := results.get(run)) is not None), default=None)
         cells = []
-        for column, value in values.items():
-            text = "diverged" if (row, *column) in found else "not run"
-            text = text if value is None else f"{value:,.0f}"
+        for run in runs:
+            value = results.get(run)
+            missing = "diverged" if run in results else "not run"
+            text = missing if value is None else f"{value:,.0f}"
             cells.append(f"**{text}**" if value is not None and value == best else text)
         lines.append([f"`{row}`", *cells])
     idle = ", ".join(f"`{row}`" for row in ROWS if row not in tried)
@@ -100,18 +103,17 @@ def main(arguments: Sequence[str]) -> None:
     record = dict(earlier_record(options.output, BENCHMARK) or {})
     if record.get("epochs") != options.epochs:
         record = {"epochs": options.epochs, "measured": []}
-    done = {(one["row"], one["optimizer"], one["rate"]) for one in record["measured"]}
+    done = {(run["row"], run["optimizer"], run["rate"]) for run in record["measured"]}
     runs = [Run(row, name, rate) for row in options.rows for name in RATES for rate in RATES[name]]
     children: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        started = [
-            pool.submit(train, recipe, run, options.epochs, children) for run in runs if run not in done
-        ]
+        waiting = [run for run in runs if run not in done]
+        futures = [pool.submit(train, recipe, run, options.epochs, children) for run in waiting]
         try:
-            for future in as_completed(started):
-                one = future.result()
-                print(*one.values(), file=sys.stderr, flush=True)
-                record["measured"] = [*record["measured"], one]
+            for future in as_completed(futures):
+                result = future.result()
+                print(*result.values(), file=sys.stderr, flush=True)
+                record["measured"] = [*record["measured"], result]
                 if options.output:
                     save_record(options.output, BENCHMARK, record)
         finally:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.measuring import add_run_options, markdown, parser_of, publish, read_record
+from benchmarks.measuring import markdown, parser_of, publish
 from benchmarks.preprocessing import Language
 from recipes.common.recipe import find_recipe
 from recipes.common.tools import read_lines, run_main, write_yaml
@@ -196,16 +196,12 @@ def as_table(measured: dict[str, list[float]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure and publish."""
-    parser = parser_of("benchmarks.translation", __doc__)
-    add_run_options(parser, threads=1)
+    parser = parser_of("benchmarks.translation", __doc__, threads=1)
     parser.add_argument("--steps", type=positive, default=200, help="measured steps (default: 200)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    if options.input:
-        record = read_record(options.input, "translation", "measured")
-    else:
-        record = {"repeats": options.repeats, "steps": options.steps, "torch": torch.__version__}
-        record["measured"] = measure(options.repeats, options.steps)
+    record: dict[str, Any] = {"repeats": options.repeats, "steps": options.steps}
+    record |= {"torch": torch.__version__, "measured": measure(options.repeats, options.steps)}
     publish(record, as_table(record["measured"]), "translation", options)
 
 

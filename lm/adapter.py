@@ -161,7 +161,7 @@ class CheckpointModel(WordTokens):
         """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
         if texts is None:
             ids = self._sampled(seed, tokens)
-            return ids, f"{ids.numel():,} tokens sampled from the model; use --text for real ones"
+            return ids, f"{ids.numel():,} tokens sampled from the model; pass a text for real ones"
         lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
         flat = list(chain.from_iterable(lines))[:tokens]
         columns = min(_TEXTS, max(1, len(flat) // _LONG))

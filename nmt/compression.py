@@ -133,7 +133,7 @@ class CheckpointModel:
         from nmt.translation import bleu
 
         source, target = validation.two_sides()
-        return bleu(self.path, self.module, source, target, validation.subwords)
+        return bleu(self.path, self.module, source, target)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         """Return the model's predictions in its translations or, for a language model, in texts."""

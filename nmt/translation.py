@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import random
-import re
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -180,7 +179,7 @@ class _Reader:
         if type(self.model.encoder).__name__ == "GGNNEncoder":
             raise UserError("this model reads graphs, not sentences")
         if texts is None:
-            return self.random(seed, number), "random words; use --text for real ones"
+            return self.random(seed, number), "random words; pass a text for real ones"
         text = self.source_text(texts, seed)
         return self.known([text], seed, number), text.name
 
@@ -189,7 +188,7 @@ class _Reader:
     ) -> tuple[Tensor, str]:
         """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
         if texts is None:
-            return self.write(seed, number), "that it generated; use --text for real ones"
+            return self.write(seed, number), "that it generated; pass a text for real ones"
         start = torch.tensor([self.start])
         lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
         padding = float(self.padding)
@@ -251,25 +250,15 @@ def language_samples(
 
 
 BEAM_SIZE = 5
-# Subword marks.
-_MARKS = {"bpe": "@@", "sentencepiece": "\N{LOWER ONE EIGHTH BLOCK}"}
 
 
-def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subwords: str) -> measure.Quality:
-    """Translate a tokenized text with beam 5 and without transforms, and compute BLEU against the target.
+def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> measure.Quality:
+    """Translate a tokenized text with beam 5 and without transforms, and compute the BLEU of its tokens.
 
-    `model` replaces the one in the checkpoint. With `subwords` "none", sacreBLEU does not tokenize; otherwise
-    it tokenizes the joined text, see `shared_embeddings.compress.measure.Validation`.
+    `model` replaces the one in the checkpoint.
     """
     check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
     wanted = list(read_lines(target))
-    mark = _MARKS.get(subwords, "")
-    for number, line in enumerate(wanted, 1) if mark else ():
-        if any(token.endswith(mark) or token.startswith(mark) for token in line.split()):
-            raise UserError(
-                f"{target}: line {number} has subwords, marked {mark}, but --validation-subwords "
-                f"{subwords} compares whole words; use a text without subwords, or remove the option"
-            )
     apply_patches()
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "translation")
@@ -282,17 +271,21 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path, subword
             translate_file(options, model)
         finally:
             logging.disable(before)
-        translations = [joined(line, subwords) for line in read_lines(output)]
-    metric = BLEU(tokenize="none", force=True) if subwords == "none" else BLEU(force=True)
+        translations = list(read_lines(output))
+    metric = BLEU(tokenize="none", force=True)
     score = metric.corpus_score(translations, [wanted]).score
-    how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, subwords {subwords}, {metric.get_signature()}"
+    how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)
 
 
-def joined(line: str, subwords: str) -> str:
-    """Join the subwords of a line."""
-    if subwords == "bpe":
-        return re.sub(r"@@( |$)", "", line)
-    if subwords == "sentencepiece":
-        return line.replace(" ", "").replace(_MARKS[subwords], " ").strip()
-    return line
+def _translate(options: Namespace, model: nn.Module) -> None:
+    """Translate ``options.src`` into ``options.output`` with a model in memory."""
+    ArgumentParser.validate_translate_opts(options)
+    ArgumentParser._get_all_transform_translate(options)
+    ArgumentParser._validate_transforms_opts(options)
+    ArgumentParser.validate_translate_opts_dynamic(options)
+    set_random_seed(options.seed, use_gpu(options))
+    engine: Any = InferenceEnginePY(options)
+    engine.translator.model = model.eval()
+    engine.infer_file()
+    engine.terminate()

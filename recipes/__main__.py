@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from recipes.common.recipe import find_recipe, recipe_names, run_step
 from recipes.common.tools import run_main
+from recipes.layers import layers
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.path_options import PathOption
 
@@ -76,6 +77,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "run": run,
     "table": table,
     "report": report,
+    "layers": layers,
     "smoke": smoke,
 }
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +34,9 @@ from recipes.common.table import controls_length
 from recipes.common.tools import (
     check_pairs,
     checksums_of,
+    data_dir,
     locate,
     option_value,
-    parse_settings,
     read_lines,
     run_step,
     with_overrides,
@@ -47,6 +46,7 @@ from recipes.translation import subwords
 from recipes.translation.train import read_trained, translate, write_evaluation
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, write_lines, write_text
+from shared_embeddings.utils.options import parse_options
 
 # Tolerated relative deviation from the desired length.
 TOLERANCE = 0.1
@@ -56,21 +56,17 @@ Generates headlines of the test set with the averaged model of ROW, scores them 
 to $RUNS/{recipe}/results.jsonl. Models with length control generate headlines of each length in rows.yaml.
 Run train.sh ROW first; use --smoke for both or neither."""
 SOURCE, TARGET = "source", "target"
-SPLITS = ("train", "valid", "test")
+# Settings for --smoke.
+SMOKE_SETTINGS: Any = {
+    **{"valid": TEST_LINES, "test": TEST_LINES},
+    **{"bpe_operations": MERGES, "lengths": (20,)},
+}
 
 
 def text_files(folder: Path) -> list[Path]:
     """Return the inputs of `encode`: both sides of training and validation, and the test source."""
     names = [f"{split}.{side}" for split in ("train", "valid") for side in (SOURCE, TARGET)]
     return [folder / "text" / name for name in (*names, f"test.{SOURCE}")]
-
-
-def write_split(folder: Path, split: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Write the text of one of `SPLITS`: texts as space-separated tokens, and headlines."""
-    sides = {f"{split}.{SOURCE}": sources, f"{split}.{TARGET}": targets}
-    check_pairs(sides)
-    for name, lines in sides.items():
-        write_lines(folder / "text" / name, lines)
 
 
 def encode(folder: Path, operations: int, references: Sequence[Path], lengths: Sequence[int]) -> None:
@@ -90,8 +86,7 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
         for path in targets:
             convert_file(path, folder / path.name, split_text)
 
-    outputs = [folder / path.name for path in targets]
-    step("characters", targets, outputs, split_into_characters)
+    step("characters", targets, [folder / path.name for path in targets], split_into_characters)
     pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
 
     def write_vocabulary() -> None:
@@ -102,13 +97,14 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
     description = {
         "source": SOURCE,
         "target": TARGET,
-        "pairs": {split: len(read_lines(folder / f"{split}.{SOURCE}")) for split in SPLITS},
+        "pairs": {path.stem: len(read_lines(folder / path.name)) for path in sources},
         "vocabulary": len(read_lines(vocabulary)),
         "references": [str(path.relative_to(folder)) for path in references],
         "lengths": list(lengths),
-        **checksums_of({str(path.relative_to(folder)): path for path in files}),
+        **checksums_of(folder, files),
     }
     write_json(folder / "data.json", description)
+    print(f"prepared {folder}")
 
 
 # AG News: cleaning, and a split that does not depend on the order of the file.
@@ -149,7 +145,7 @@ class News(NamedTuple):
 def read_news_settings(recipe: Recipe, path: Path | None = None) -> NewsSettings:
     """Read the settings of AG News, or those in a file."""
     where, content = recipe.data_settings(path)
-    return parse_settings(where, NewsSettings, content)
+    return parse_options(where, NewsSettings, content)
 
 
 def locate_news(settings: NewsSettings, downloads: Path) -> Path:
@@ -159,19 +155,8 @@ def locate_news(settings: NewsSettings, downloads: Path) -> Path:
 
 def read_news(path: Path) -> list[News]:
     """Read a file of AG News, with the columns class, title and description."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; replace it") from error
-    except (OSError, csv.Error) as error:
-        raise UserError(f"{path}: {error}; replace it") from error
-    for number, row in enumerate(rows, 1):
-        if len(row) != 3:
-            raise UserError(
-                f"{path}: row {number} has {len(row)} columns; expected class, title, description"
-            )
-    return [News(description, title) for _, title, description in rows]
+    with path.open(encoding="utf-8", newline="") as file:
+        return [News(description, title) for _, title, description in csv.reader(file)]
 
 
 def hash_of(news: News) -> str:
@@ -200,15 +185,15 @@ def clean_news(news: News) -> News:
 def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]:
     """Clean and split pairs, ordered by hash of the original pair.
 
-    Of pairs with the same description, the one with the smallest hash is kept, so that splits are disjoint.
+    Of pairs with the same description, the one with the smallest hash is used, so that splits are disjoint.
     Pairs without a description or title are removed.
     """
-    kept: dict[str, News] = {}
+    unique: dict[str, News] = {}
     for pair in sorted(news, key=hash_of):
         cleaned = clean_news(pair)
         if all(cleaned):
-            kept.setdefault(cleaned.description, cleaned)
-    pairs = list(kept.values())
+            unique.setdefault(cleaned.description, cleaned)
+    pairs = list(unique.values())
     if len(pairs) <= valid + test:
         raise UserError(f"{len(pairs)} pairs are too few for {valid} to validate on and {test} to test on")
     return {"test": pairs[:test], "valid": pairs[test : test + valid], "train": pairs[test + valid :]}
@@ -220,8 +205,7 @@ def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
     settings = read_news_settings(recipe, options.settings)
     if options.smoke:
         recipe = recipe.smoke()
-        small = {"valid": TEST_LINES, "test": TEST_LINES, "bpe_operations": MERGES, "lengths": (20,)}
-        settings, table = replace(settings, **small), recipe.home / "raw" / settings.file  # type: ignore[arg-type]
+        settings, table = replace(settings, **SMOKE_SETTINGS), recipe.home / "raw" / settings.file
         rows = [
             [number % 4 + 1, f"{sentence(words[:3])} (AP)", f"AP - {sentence(words)} #36;{number}"]
             for number, words in enumerate(generated_words(LINES, seed=0))
@@ -230,21 +214,21 @@ def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
             csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
     else:
         table = locate_news(settings, recipe.home / "raw")
-    folder = recipe.data
+    text = recipe.data / "text"
 
     def write_texts() -> None:
         tokenizer = subwords.Tokenizer("en")
         for split, pairs in split_news(read_news(table), settings.valid, settings.test).items():
             texts = tqdm([pair.description for pair in pairs], split, unit=" lines")
             words = [tokenizer.tokenize(text).split()[: settings.source_words] for text in texts]
-            write_split(folder, split, [" ".join(each) for each in words], [pair.title for pair in pairs])
+            write_lines(text / f"{split}.{SOURCE}", map(" ".join, words))
+            write_lines(text / f"{split}.{TARGET}", (pair.title for pair in pairs))
 
-    references = [folder / "text" / "test.target"]
+    references = [text / f"test.{TARGET}"]
     chosen = {name: getattr(settings, name) for name in ("valid", "test", "source_words")}
-    outputs = [*text_files(folder), *references]
-    run_step(folder / "steps", "texts", [table], outputs, write_texts, **chosen)
-    encode(folder, settings.bpe_operations, references, settings.lengths)
-    print(f"prepared {folder}")
+    outputs = [*text_files(recipe.data), *references]
+    run_step(recipe.data / "steps", "texts", [table], outputs, write_texts, **chosen)
+    encode(recipe.data, settings.bpe_operations, references, settings.lengths)
 
 
 # Gigaword: the files are those that the scripts of Rush et al. (2015,
@@ -276,49 +260,33 @@ def locate_licensed(folder: Path, references: int) -> tuple[dict[str, Path], lis
     """Find all files of the user in ``$DATA_DIR/gigaword``.
 
     Returns:
-        Both sides of training and validation and the test source, by name in the prepared data; as many
-        references of the test set.
+        Both sides of training and validation by name in the prepared data; the test source, and as many
+        references of it.
     """
-    places = {
-        **TRAIN,
-        "test.source": tuple(f"{place}/input.txt" for place in TEST_FOLDERS),
-        **{
-            f"reference {number}": tuple(f"{place}/task1_ref{number}.txt" for place in TEST_FOLDERS)
-            for number in range(references)
-        },
-    }
-    found = {}
-    for name, candidates in places.items():
-        paths_of = (folder / f"{each}{end}" for each in candidates for end in ("", ".gz"))
-        found[name] = next(filter(Path.is_file, paths_of), None)
-    if missing := [name for name, path in found.items() if path is None]:
-        listed = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
+    tests = ["input.txt", *(f"task1_ref{number}.txt" for number in range(references))]
+    names = {**TRAIN, **{name: tuple(f"{place}/{name}" for place in TEST_FOLDERS) for name in tests}}
+    paths: dict[str, Path] = {}
+    for name, candidates in names.items():
+        places = (folder / f"{candidate}{end}" for candidate in candidates for end in ("", ".gz"))
+        if existing := [place for place in places if place.is_file()]:
+            paths[name] = existing[0]
+    if missing := [name for name in names if name not in paths]:
+        listed = "; ".join(f"{name}: {' or '.join(names[name])}" for name in missing)
         raise UserError(
-            f"{folder}: {len(missing)} of {len(places)} files are missing ({listed}; or with suffix .gz); "
+            f"{folder}: {len(missing)} of {len(names)} files are missing ({listed}; or with suffix .gz); "
             "the texts are licensed, see recipes/gigaword_headline/README.md"
         )
-    paths = {name: path for name, path in found.items() if path is not None}
-    numbered = [paths.pop(f"reference {number}") for number in range(references)]
-    return paths, numbered
-
-
-def check_lengths(lines: Mapping[Path, Sequence[str]], wanted: int | None = None) -> None:
-    """Check that files have equal numbers of lines, or `wanted` lines; raises `UserError` otherwise."""
-    counts = {path: len(each) for path, each in lines.items()}
-    if len({*counts.values(), *([] if wanted is None else [wanted])}) > 1:
-        listed = ", ".join(f"{path} has {number}" for path, number in counts.items())
-        also = "equal numbers" if wanted is None else f"{wanted} in each"
-        raise UserError(f"{listed} lines; expected {also}; create them again")
+    return {name: paths[name] for name in TRAIN}, [paths[name] for name in tests]
 
 
 def write_smoke_gigaword(folder: Path, references: int) -> None:
     """Write generated texts in the layout of the archive of Rush et al."""
     for seed, split in enumerate(("train", "valid")):
         lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
-        write_lines(folder / TRAIN[f"{split}.source"][0], (" ".join(words) for words in lines))
+        write_lines(folder / TRAIN[f"{split}.source"][0], map(" ".join, lines))
         write_lines(folder / TRAIN[f"{split}.target"][0], (" ".join(words[:3]) for words in lines))
     tests = list(generated_words(TEST_LINES, seed=2))
-    write_lines(folder / TEST_FOLDERS[0] / "input.txt", (" ".join(words) for words in tests))
+    write_lines(folder / TEST_FOLDERS[0] / "input.txt", map(" ".join, tests))
     for number in range(references):
         path = folder / TEST_FOLDERS[0] / f"task1_ref{number}.txt"
         write_lines(path, (" ".join(words[number % 3 : 3]) for words in tests))
@@ -328,52 +296,50 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
     options = preprocess_options(prepare_gigaword.__doc__, arguments)
     where, content = recipe.data_settings(options.settings)
-    settings, data_dir = parse_settings(where, GigawordSettings, content), os.environ.get("DATA_DIR")
+    settings, home = parse_options(where, GigawordSettings, content), data_dir()
     if options.smoke:
         recipe = recipe.smoke()
-        small = {"bpe_operations": MERGES, "lengths": (20,), "valid": TEST_LINES, "test": TEST_LINES}
-        settings, raw = replace(settings, **small), recipe.home / "raw"  # type: ignore[arg-type]
+        settings, raw = replace(settings, **SMOKE_SETTINGS), recipe.home / "raw"
         write_smoke_gigaword(raw, settings.references)
-    elif data_dir:
-        raw = Path(data_dir).absolute() / "gigaword"
+    elif home is not None:
+        raw = home / "gigaword"
     else:
         raise UserError("DATA_DIR is not set; set it to the folder with the licensed texts in gigaword")
-    folder = recipe.data
-    sides, references = locate_licensed(raw, settings.references)
-    step, test_source = partial(run_step, folder / "steps"), folder / "text" / "test.source"
-    copies = [folder / "text" / f"test.reference.{number}" for number in range(settings.references)]
+    sides, tests = locate_licensed(raw, settings.references)
+    step, text = partial(run_step, recipe.data / "steps"), recipe.data / "text"
+    references = [text / f"test.reference.{number}" for number in range(settings.references)]
+    test_files = [text / f"test.{SOURCE}", *references]
 
     def write_test() -> None:
-        contents = {path: read_lines(path) for path in tests}
-        check_lengths(contents, settings.test)
-        for path, lines in zip((test_source, *copies), contents.values(), strict=True):
+        contents = {str(path): read_lines(path) for path in tests}
+        check_pairs(contents, settings.test)
+        for path, lines in zip(test_files, contents.values(), strict=True):
             write_lines(path, lines)
 
     def write_training() -> None:
         for split, most in (("train", None), ("valid", settings.valid)):
             paths = [sides[f"{split}.{side}"] for side in (SOURCE, TARGET)]
-            texts = {path: read_lines(path) for path in paths}
-            check_lengths(texts)
-            pairs = [pair for pair in zip(*texts.values(), strict=True) if all(pair)][:most]
-            write_split(folder, split, [source for source, _ in pairs], [target for _, target in pairs])
+            contents = {str(path): read_lines(path) for path in paths}
+            check_pairs(contents)
+            pairs = [pair for pair in zip(*contents.values(), strict=True) if all(pair)][:most]
+            for at, side in enumerate((SOURCE, TARGET)):
+                write_lines(text / f"{split}.{side}", (pair[at] for pair in pairs))
 
-    tests = [sides.pop("test.source"), *references]
-    step("test", tests, [test_source, *copies], write_test, test=settings.test)
-    outputs = [path for path in text_files(folder) if path != test_source]
-    step("training", list(sides.values()), outputs, write_training, valid=settings.valid)
-    encode(folder, settings.bpe_operations, copies, settings.lengths)
-    print(f"prepared {folder}")
+    step("test", tests, test_files, write_test, test=settings.test)
+    training_files = [path for path in text_files(recipe.data) if path not in test_files]
+    step("training", list(sides.values()), training_files, write_training, valid=settings.valid)
+    encode(recipe.data, settings.bpe_operations, references, settings.lengths)
 
 
 def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Generate and score headlines of every length; without length control, they are generated once."""
     recipe, row, options = parse_row(recipe, USAGE, arguments)
-    trained = read_trained(recipe, row)
-    references = [read_lines(recipe.data / name) for name in trained.data["references"]]
+    data, training = read_trained(recipe, row)
+    references = [read_lines(recipe.data / name) for name in data["references"]]
     metrics: dict[str, Any] = {}
     speeds: list[float] = []
     controlled = controls_length(row)
-    for length in trained.data["lengths"]:
+    for length in data["lengths"]:
         if controlled or not speeds:
             asked = with_overrides(["-desired_length", str(length)], options) if controlled else options
             name = f"test.{length}" if controlled else "test"
@@ -387,7 +353,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         within = f"{scores['within']:.0f} % of the lengths within {TOLERANCE:.0%}"
         print(f"{row.name} at {length}: ROUGE-1/2/L {', '.join(parts)}; {within}", flush=True)
     metrics["tokens_per_second"] = sum(speeds) / len(speeds)
-    write_evaluation(recipe, row, trained, metrics, options)
+    write_evaluation(recipe, row, data, training, metrics, options)
 
 
 def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> tuple[list[str], float]:
@@ -416,15 +382,15 @@ def score_headlines(headlines: list[str], references: list[list[str]], length: i
     """
 
     def scores(settings: Settings) -> dict[str, Any]:
-        found = score_texts(headlines, references, settings).as_json()
-        means = {metric: measures[settings.measure] for metric, measures in found["scores"].items()}
-        return {**means, "signature": found["signature"]}
+        result = score_texts(headlines, references, settings).as_json()
+        means = {metric: measures[settings.measure] for metric, measures in result["scores"].items()}
+        return {**means, "signature": result["signature"]}
 
     recall = replace(PRESETS["duc2004"], cut_bytes=length)
     off = [abs(len(headline) - length) for headline in headlines]
     return {
         "f1": scores(PRESETS["f1"]),
         "recall": scores(recall),
-        "within": 100 * sum(each <= TOLERANCE * length for each in off) / len(off),
+        "within": 100 * sum(distance <= TOLERANCE * length for distance in off) / len(off),
         "difference": sum(off) / len(off),
     }

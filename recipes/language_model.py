@@ -13,7 +13,7 @@ import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,36 +26,26 @@ from recipes.common.results import write_result
 from recipes.common.smoke import CLASSES, LINES, SMOKE, SMOKE_HELP, TEST_LINES, generated_words, sentence
 from recipes.common.tools import (
     Segment,
+    data_dir,
     fit_model,
     kept_segments,
-    parse_settings,
     peak_memory_of_children,
     read_json,
-    run_module,
+    run_command,
     run_step,
     with_overrides,
     write_json,
     write_yaml,
 )
 from shared_embeddings.utils import reading
-from shared_embeddings.utils.command_line import environment_number
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, remove_leftovers, write_lines
+from shared_embeddings.utils.files import locked, write_lines
+from shared_embeddings.utils.options import parse_options
 from shared_embeddings.words.classes import make_classes, regroup
 
 SMALL = "small"
 LAST, BEST = "last.pt", "best.pt"
-# Options of lm_train and lm_evaluate that the scripts set.
-OWN_OPTIONS = {
-    "train": ("config", "data", "embedding", "output_dir"),
-    "eval": ("data", "model", "output", "split"),
-}
-PREPROCESS_USAGE = """usage: preprocess.sh [{choices}]
-
-Prepares texts from $DATA_DIR/{folder} or from the network, and semantic word classes, in $RUNS/{recipe}/data.
-Steps that are up to date are skipped.
-"""
-SMALL_USAGE = "  small    prepare $DATA_DIR/{folder} in $RUNS/{recipe}/data_small, for the rows small_*"
 TRAIN_USAGE = """usage: train.sh ROW [--smoke] [option of lm_train ...]
 
 Trains ROW in $RUNS/{recipe}/ROW, or resumes its training. Run preprocess.sh first, and train.sh for the
@@ -80,70 +70,55 @@ class DataSettings:
     """The ``data`` in ``rows.yaml``: corpora, and the settings of each class file by name."""
 
     dataset: str
-    classes: Mapping[str, Any]
+    classes: dict[str, ClassSettings]
     small: str | None = None
 
 
 def read_settings(recipe: Recipe) -> DataSettings:
     """Read the settings of the recipe's data."""
     where, content = recipe.data_settings()
-    settings = parse_settings(where, DataSettings, content)
-    for key in ("dataset", SMALL):
-        value = getattr(settings, key)
-        if value is not None and value not in SOURCES:
-            raise UserError(f"{where}: {key} is {value!r}; it may be {', '.join(SOURCES)}")
-    for name, each in settings.classes.items():
-        parse_settings(f"{where}: classes {name}", ClassSettings, each)
-    return settings
+    return parse_options(where, DataSettings, content)
 
 
 def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare the data of a recipe: its texts and class files, those of its small rows, or generated ones."""
+    """Prepare texts from $DATA_DIR or from the network, and semantic word classes, below $RUNS."""
     settings, downloads = read_settings(recipe), recipe.home / "downloads"
-    command = ["-downloads", str(downloads), "-force"]
-    if arguments and arguments[0] in ("-h", "--help"):
-        names = {"folder": SOURCES[settings.dataset].folder, "recipe": recipe.name}
-        choices, lines = SMOKE, [f"  {SMOKE}  {SMOKE_HELP}"]
-        if settings.small is not None:
-            choices = f"{SMALL} | {SMOKE}"
-            small = SMALL_USAGE.format(folder=SOURCES[settings.small].folder, recipe=recipe.name)
-            lines.insert(0, small)
-        print("\n".join([PREPROCESS_USAGE.format(choices=choices, **names), *lines]))
-        raise SystemExit(0)
-    if list(arguments) == [SMALL]:
-        if settings.small is None:
-            raise UserError(f"{recipe.name} has no {SMALL} data; small rows use the data of preprocess.sh")
-        output = recipe.home / f"data_{SMALL}"
-        run_module("lm.data.prepare", ["-dataset", settings.small, "-output", output, *command])
-    elif list(arguments) == [SMOKE]:
+    parser = Parser("preprocess.sh", description=preprocess.__doc__)
+    if settings.small is not None:
+        what = f"prepare {SOURCES[settings.small].folder} in data_{SMALL}, for the rows {SMALL}_*"
+        parser.add_argument("part", nargs="?", choices=[SMALL], help=what)
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    options = parser.parse_args(arguments)
+    if options.smoke:
         recipe = recipe.smoke()
         texts = write_smoke_corpus(settings.dataset, recipe.home / "raw")
         named: list[str | Path] = [part for split, path in texts.items() for part in (f"-{split}", path)]
-        run_module("lm.data.prepare", [*named, "-output", recipe.data, "-force"])
-        classes = {name: {"num_classes": CLASSES, "epochs": 1} for name in settings.classes}
+        run_command("lm_prepare", [*named, "-output", recipe.data, "-force"])
+        classes = dict.fromkeys(settings.classes, ClassSettings(CLASSES, epochs=1))
         _make_class_files(recipe, [texts["train"]], classes)
-    elif not arguments:
-        run_module("lm.data.prepare", ["-dataset", settings.dataset, "-output", recipe.data, *command])
-        data_dir = os.environ.get("DATA_DIR")
-        found = locate(settings.dataset, Path(data_dir) if data_dir else None, downloads)["train"]
-        _make_class_files(recipe, found, settings.classes)
-    else:
-        given = " ".join(arguments)
-        raise UserError(f"{given!r} is not an argument of preprocess.sh; see preprocess.sh --help")
+        return
+    is_small = settings.small is not None and options.part == SMALL
+    dataset = str(settings.small) if is_small else settings.dataset
+    output = recipe.home / f"data_{SMALL}" if is_small else recipe.data
+    places: list[str | Path] = ["-output", output, "-downloads", downloads]
+    run_command("lm_prepare", ["-dataset", dataset, *places, "-force"])
+    if not is_small:
+        train = locate(dataset, data_dir(), downloads)["train"]
+        _make_class_files(recipe, train, settings.classes)
 
 
-def _make_class_files(recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, Any]) -> None:
+def _make_class_files(recipe: Recipe, texts: Sequence[Path], classes: Mapping[str, ClassSettings]) -> None:
     """Create class files unless they are up to date; files with equal epochs share word vectors."""
     trained: dict[int, Path] = {}
     vocabulary = recipe.data / VOCABULARY
     for name, settings in classes.items():
-        output, epochs = recipe.home / name, settings["epochs"]
-        first = trained.setdefault(epochs, output)
-        make, inputs = partial(make_classes, texts, vocabulary, epochs=epochs), [*texts, vocabulary]
+        output = recipe.home / name
+        first = trained.setdefault(settings.epochs, output)
+        make, inputs = partial(make_classes, texts, vocabulary, epochs=settings.epochs), [*texts, vocabulary]
         if output != first:
             make, inputs = partial(regroup, first), [first]
-        make = partial(make, num_classes=settings["num_classes"], output=output, force=True)
-        run_step(recipe.data / "steps", output.stem, inputs, [output], make, **settings)
+        make = partial(make, num_classes=settings.num_classes, output=output, force=True)
+        run_step(recipe.data / "steps", output.stem, inputs, [output], make, **asdict(settings))
 
 
 def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
@@ -168,17 +143,9 @@ def write_smoke_corpus(dataset: str, folder: Path) -> dict[str, Path]:
     return texts
 
 
-def check_options(options: Sequence[str], step: str) -> None:
-    """Raise `UserError` for an option that the script of a step sets."""
-    for option in options:
-        name = option.lstrip("-").partition("=")[0]
-        if option.startswith("-") and name in OWN_OPTIONS[step]:
-            raise UserError(f"-{name} is set by the row and $RUNS; remove it")
-
-
 def is_first_process() -> bool:
     """Return whether this is the only process, or the first one of torchrun."""
-    return environment_number("RANK", 0) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def data_folder(recipe: Recipe, row: Row) -> Path:
@@ -186,16 +153,11 @@ def data_folder(recipe: Recipe, row: Row) -> Path:
     return recipe.home / str(row.data.get("folder", "data"))
 
 
-def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Train the row of the command line."""
+def train(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Train the row of the command line; with ``finetune``, a second time from the best model."""
     recipe, row, options = parse_row(recipe, TRAIN_USAGE, arguments)
-    check_options(options, "train")
-    train(recipe, row, options)
-
-
-def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
-    """Train a row with options of ``lm_train``; with ``finetune``, a second time from the best model."""
-    checksum = recipe.describe_data(data_folder(recipe, row))["checksum"]
+    data = data_folder(recipe, row)
+    checksum = recipe.describe_data(data)["checksum"]
     run = recipe.home / row.name
     settings = dict(row.train)
     if row.teacher is not None:
@@ -216,20 +178,15 @@ def train(recipe: Recipe, row: Row, options: Sequence[str]) -> None:
         with locked(run / "lock"):
             segment: Segment = {"started": time.time(), "ended": None}
             _write_log(run, [segment], checksum, options)
-            embedding = recipe.with_files(row.embedding, recipe.home)
-            counts, text = data_folder(recipe, row) / "vocabulary.tsv", run / "train.txt"
+            text = run / "train.txt"
             if row.fit.get("calibrate"):
-                write_training_text(data_folder(recipe, row), text)
-            fit_model(teacher, embedding, counts, [text], row.train.get("seed", 0), run / BEST, row.fit)
+                corpus = load_corpus(data)
+                words = " ".join(corpus.vocabulary.words[token] for token in corpus.train)
+                write_lines(text, [line.strip() for line in words.split(EOS)])
+            embedding, seed = recipe.with_files(row.embedding, recipe.home), row.train.get("seed", 0)
+            fit_model(teacher, embedding, data / VOCABULARY, [text], seed, run / BEST, row.fit)
             segment["ended"] = time.time()
             _write_log(run, [segment], checksum, options)
-
-
-def write_training_text(data: Path, output: Path) -> None:
-    """Write the training tokens of prepared data as lines of words."""
-    corpus = load_corpus(data)
-    text = " ".join(corpus.vocabulary.words[token] for token in corpus.train)
-    write_lines(output, [line.strip() for line in text.split(EOS)])
 
 
 def trained_folders(recipe: Recipe, row: Row) -> list[Path]:
@@ -247,28 +204,27 @@ def _train_stage(
     recipe: Recipe, row: Row, folder: Path, settings: dict[str, Any], options: Sequence[str], checksum: str
 ) -> None:
     """Run ``lm_train`` in `folder`, and write time and memory to ``training.json`` there."""
-    own = {
+    places = {
         "data": str(data_folder(recipe, row)),
         "output_dir": str(folder),
         "embedding": recipe.with_files(row.embedding, recipe.home),
     }
-    write_yaml(folder / "settings.yaml", {**own, **settings})
+    write_yaml(folder / "settings.yaml", {**places, **settings})
     arguments = ["-config", str(folder / "settings.yaml"), *options]
     if not is_first_process():
-        run_module("lm.train.command", arguments)
+        run_command("lm_train", arguments)
         return
 
     def saved() -> float | None:
         return (folder / LAST).stat().st_mtime if (folder / LAST).exists() else None
 
-    with locked(folder / "lock") as lock:
+    with locked(folder / "lock"):
         log = read_json(folder / "training.json") or {"segments": []}
         before = saved()
         segments = kept_segments(log["segments"], before)
         segment: Segment = {"started": time.time(), "ended": None}
         _write_log(folder, [*segments, segment], checksum, options)
-        run_module("lm.train.command", arguments, keep_open=[lock])
-        remove_leftovers(folder / "settings.yaml", folder / "training.json")  # of killed processes
+        run_command("lm_train", arguments)
         segment["ended"] = time.time()
         # Skip the segment if the run was already finished.
         _write_log(folder, segments if saved() == before else [*segments, segment], checksum, options)
@@ -288,16 +244,11 @@ def _write_log(folder: Path, segments: list[Segment], checksum: str, options: Se
     write_json(folder / "training.json", content)
 
 
-def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Evaluate the row of the command line."""
+def evaluate(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Evaluate the trained row of the command line on both texts, and write its result."""
     recipe, row, options = parse_row(recipe, EVAL_USAGE, arguments)
-    check_options(options, "eval")
-    if is_first_process():
-        print(f"results: {evaluate(recipe, row, options)}")
-
-
-def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
-    """Evaluate a trained row on both texts with these options of ``lm_evaluate``; return the results file."""
+    if not is_first_process():
+        return
     data, run = data_folder(recipe, row), recipe.home / row.name
     checksum = recipe.describe_data(data)["checksum"]
     folders = trained_folders(recipe, row)
@@ -306,14 +257,14 @@ def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
         raise UserError(
             f"{run}: trained on different data than {data} contains now; move it away and train again"
         )
-    found = {}
+    records = {}
     for split in ("valid", "test"):
         output = run / f"{split}.json"
-        own = ["-model", str(folders[-1] / BEST), "-data", str(data), "-split", split]
-        own += ["-output", str(output), "-force", *as_options(row.evaluate)]
-        run_module("lm.evaluate.command", with_overrides(own, options))
-        found[split] = dict(reading.read_json(output))
-    test, valid = found["test"], found["valid"]["metrics"]
+        asked = ["-model", str(folders[-1] / BEST), "-data", str(data), "-split", split]
+        asked += ["-output", str(output), "-force", *as_options(row.evaluate)]
+        run_command("lm_evaluate", with_overrides(asked, options))
+        records[split] = dict(reading.read_json(output))
+    test, valid = records["test"], records["valid"]["metrics"]
     log = folders[0] / "train.log"
     text = log.read_text(encoding="utf-8") if log.is_file() else ""
     times = [float(number) for number in re.findall(r"([\d.]+) ms per step", text)]
@@ -324,7 +275,7 @@ def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
         "train_options": list(logs[0]["options"]),
         "eval_options": list(options),
     }
-    return write_result(
+    path = write_result(
         recipe.home,
         row.name,
         config={key: value for key, value in config.items() if value and key not in ("average", "finetune")},
@@ -342,6 +293,7 @@ def evaluate(recipe: Recipe, row: Row, options: Sequence[str]) -> Path:
             "evaluation": test["peak_memory_mib"],
         },
     )
+    print(f"results: {path}")
 
 
 def as_options(settings: dict[str, Any]) -> list[str]:

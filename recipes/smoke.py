@@ -21,7 +21,7 @@ WHOLE = "run.sh"
 LONGEST_SECONDS = 1800
 LAST_LINES = 20
 # Environment variables of real runs.
-REAL_RUN_VARIABLES = ("AVERAGE", "DATA_DIR", "TORCHRUN")
+REAL_RUN_VARIABLES = ("DATA_DIR", "TORCHRUN")
 
 
 def rows_to_run(recipe: Recipe) -> list[str]:

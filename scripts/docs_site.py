@@ -110,7 +110,7 @@ def methods() -> str:
     """Return a table of all methods, and a section for each with docstring and options."""
     from recipes.common.table import markdown
     from shared_embeddings import registry
-    from shared_embeddings.cli.main import methods_table, options_of
+    from shared_embeddings.cli.catalog import methods_table, options_of
 
     parts = [methods_table()]
     for name in registry.methods():

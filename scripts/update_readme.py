@@ -2,20 +2,15 @@
 
 from pathlib import Path
 
-from benchmarks.compression import curves
-from benchmarks.measuring import read_records
 from recipes import papers
 from recipes.claims import TARGET, claims_table
 from recipes.common.recipe import FILE, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE as RESULTS
 from recipes.common.table import update_readme, update_tables
-from recipes.common.tools import write_yaml
 from recipes.shrink_a_model.models import SUMMARY_PICTURE, decoder_summary, draw_summary
-from shared_embeddings.cli.main import methods_table
-from shared_embeddings.compress.sizing import MEASURED
+from shared_embeddings.cli.catalog import methods_table
 
 README = Path(__file__).parents[1] / "README.md"
-BENCHMARKS = read_records(README.with_name("benchmarks") / "results.jsonl")
 
 update_readme(README, "methods", methods_table())
 update_readme(README, "decoder", decoder_summary())
@@ -25,4 +20,3 @@ for recipe in map(find_recipe, recipe_names()):
         print(update_tables(recipe, recipe.folder / RESULTS, recipe.folder / "README.md"))
 update_readme(papers.README, papers.MARKER, papers.coverage_tables(papers.read_papers()))
 update_readme(TARGET, "claims", claims_table())
-write_yaml(MEASURED, curves([BENCHMARKS["compression ptb"], BENCHMARKS["compression quickstart"]]))

@@ -106,7 +106,7 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The options that `suggest` and `compress --target-ratio` search, in order of preference.
+        """The options that `suggest` and `compress --size` search, in order of preference.
 
         Yields nothing if the method is impossible for V words in D dimensions.
         """

@@ -32,7 +32,7 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.files import UNREADABLE
-from tests.helpers import arguments, example, hosts_of_this_tree
+from tests.helpers import as_method, example, hosts_of_this_tree
 from tests.test_hosts import MAKERS, opened
 
 # A value is a text or a list of numbers; numbers may differ by rounding.
@@ -143,12 +143,12 @@ def record_files(records: Records, folder: Path) -> None:
             for codec in CODECS
             for bits in (4, 1.5)
         }
-        stores = ("fp32", "fp16", "int8", "int4")
+        stores = ("fp32", "fp16", "int8")
         named |= {f"standard-{store}": ["--method", "standard", "--store", store] for store in stores}
         for method in se.methods():
-            options = arguments(example(method, *sizes))
-            named[f"method-{method}"] = ["--method", method, *options, "--fit-steps", 5]
-        named["choice"] = ["--target-ratio", 4, "--text", text]
+            options = as_method(method, example(method, *sizes))
+            named[f"method-{method}"] = ["--method", options, "--fit-steps", 5]
+        named["choice"] = ["--size", "4x", "--text", text]
         named["counts"] = ["--method", "quantized", "--bits", 2, "--text", text]
         for name, options in named.items():
             output, report = place / f"{name}.pt", place / f"{name}.json"
@@ -162,7 +162,7 @@ def record_files(records: Records, folder: Path) -> None:
             records[f"{key} report"] = json.dumps(
                 without_changing(json.loads(report.read_text())), sort_keys=True
             )
-            if name in ("standard-fp32", "standard-int4", "quantized-uniform-4", "method-funnel"):
+            if name in ("standard-fp32", "standard-int8", "quantized-uniform-4", "method-funnel"):
                 for form in ("onnx", "onnx-embeddings", "vec", "dense"):
                     exported = place / f"{name}.{form}"
                     failed = run("export", "--model", output, "--format", form, "--output", exported)

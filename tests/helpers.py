@@ -29,18 +29,9 @@ def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     return next(iter(get_method_config(method).examples(num_embeddings, embedding_dim).values()))
 
 
-def arguments(options: Options) -> list[str]:
-    """Options of a method as arguments of `shared-embeddings compress`."""
-    # The command has an option --output of its own.
-    names = {"output": "embedding_output"}
-    return [
-        text
-        for name, value in options.items()
-        for text in (
-            "--" + names.get(name, name).replace("_", "-"),
-            value if isinstance(value, str) else json.dumps(value),
-        )
-    ]
+def as_method(method: str, options: Options) -> str:
+    """A method with its options as a value of ``--method``."""
+    return json.dumps({"method": method, **options})
 
 
 HOSTS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_embeddings.cli.main import methods_table
+from shared_embeddings.cli.catalog import methods_table
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("shared_embeddings", "lm", "nmt", "recipes")

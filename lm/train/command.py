@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -10,11 +11,11 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm import models
-from lm.checkpoint import load_model, load_state, peek, read_checkpoint, save_model
+from lm.checkpoint import Trained, load_model, load_state, peek, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
@@ -25,13 +26,11 @@ from lm.train.loop import Report, Trainer
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
     OPTION,
-    Reconstruction,
-    SoftTargets,
     TeacherLosses,
     copy_network,
     fit_line,
-    freeze,
     parse_distillation,
+    prepare_student,
 )
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.utils.command_line import USER_ERROR
@@ -98,7 +97,11 @@ def _train(config: Configuration, group: Group) -> None:
         embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
-    teacher_losses, lines = prepare_student(model, options, corpus.vocabulary, group, is_new)
+    teacher_losses, lines = TeacherLosses(), list[str]()
+    if options.embedding_distillation is not None:
+        student = Student(model, options, corpus.vocabulary, group.is_first, lines)
+        distillation = parse_distillation(options.embedding_distillation)
+        teacher_losses = prepare_student(student, distillation, is_new)
     if options.init_from is not None and is_new:
         start = read_checkpoint(Path(options.init_from))
         if start["words"] != words:
@@ -167,116 +170,90 @@ def _run(
         report.close()
 
 
-def prepare_student(
-    model: LanguageModel, options: TrainingOptions, vocabulary: Vocabulary, group: Group, is_new: bool
-) -> tuple[TeacherLosses, list[str]]:
-    """Initialize a new model from its teacher, and freeze parameters as requested (embedding distillation).
+@dataclasses.dataclass
+class Student:
+    """A model that learns from a teacher, see `shared_embeddings.compress.distillation.prepare_student`."""
 
-    Args:
-        model: on its device; its embedding may be replaced by a fitted one.
-        vocabulary: words of the model and the teacher, and their counts.
-        is_new: False when training resumes.
+    model: LanguageModel  # on its device; its embedding may be replaced by a fitted one
+    options: TrainingOptions
+    vocabulary: Vocabulary  # words of the model and the teacher, and their counts
+    is_first: bool  # among all processes, to show progress
+    lines: list[str] = dataclasses.field(default_factory=list)  # for the log
 
-    Returns:
-        The losses against the teacher, and lines for the log.
+    def embeddings(self) -> list[nn.Module]:
+        return [self.model.embedding]
 
-    Raises:
-        UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
-        OptionError: the network of the teacher has other tensors, or the embedding cannot be fitted.
-    """
-    if options.embedding_distillation is None:
-        return TeacherLosses(), []
-    distillation = parse_distillation(options.embedding_distillation)
-    if not (is_new or distillation.alpha > 0 or distillation.soft_targets > 0):
-        freeze(model, [model.embedding], distillation.freeze)
-        return TeacherLosses(), []
-    path, words = distillation.teacher, vocabulary.words
-    try:
-        teacher = load_model(Path(path))
-    except UserError as error:
-        raise UserError(f"{OPTION}: teacher: {error}") from error
-    if teacher.words != words:
-        raise UserError(
-            f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
-            f"this model ({len(words)} words); use the data that the teacher was trained with"
+    def read_teacher(self, path: str) -> Trained:
+        words = self.vocabulary.words
+        try:
+            teacher = load_model(Path(path))
+        except UserError as error:
+            raise UserError(f"{OPTION}: teacher: {error}") from error
+        if teacher.words != words:
+            raise UserError(
+                f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
+                f"this model ({len(words)} words); use the data that the teacher was trained with"
+            )
+        width, wanted = teacher.model.embedding.embedding_dim, self.model.embedding.embedding_dim
+        if width != wanted:
+            raise UserError(
+                f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
+                f"{wanted}; set embedding_dim: {width}"
+            )
+        return teacher
+
+    def copy_network(self, teacher: Trained) -> None:
+        ours, theirs = self.model, teacher.model
+        if theirs.kind != ours.kind:
+            raise UserError(
+                f"{OPTION}: the teacher is a {theirs.kind}, this model a {ours.kind}; set model: "
+                f"{theirs.kind}, or network_start: random"
+            )
+        remedy = "set the options of the model to the teacher's, or network_start: random"
+        if theirs.embedding.score_dim != ours.embedding.score_dim:
+            remedy = (
+                f"the teacher's embedding has score_dim {theirs.embedding.score_dim}, this "
+                f"{ours.embedding.method} embedding {ours.embedding.score_dim}, so the last layers differ; "
+                f"choose options with score_dim {theirs.embedding.score_dim}, or network_start: random"
+            )
+        copy_network(_network(ours), _network(theirs), remedy)
+
+    def fit(self, teacher: Trained, steps: int | None) -> None:
+        settings: dict[str, Any] = dict(self.options.embedding)
+        old = teacher.model.embedding
+        bias = old.output_bias() if old.has_linear_scores else None
+        if bias is not None:
+            settings.setdefault("output_bias", True)
+        self.model.embedding, report = se.fit(
+            settings.pop("method"),
+            self._table(teacher),
+            words=self.vocabulary.words,
+            token_counts=torch.tensor(self.vocabulary.counts).clamp(min=1),
+            seed=self.options.seed,
+            steps=steps,
+            progress=self.is_first,
+            **settings,
         )
-    width, wanted = teacher.model.embedding.embedding_dim, model.embedding.embedding_dim
-    if width != wanted:
-        raise UserError(
-            f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
-            f"{wanted}; set embedding_dim: {width}"
-        )
-    with torch.no_grad():
-        table = teacher.model.embedding.table().detach().clone().to(group.device)
-    lines = []
-    if is_new and distillation.network_start == "teacher":
-        _copy_network(model, teacher.model, path)
-    if is_new and distillation.embedding_start == "fit":
-        lines = _fit(model, teacher.model, table, options, vocabulary, group, distillation.fit_steps)
-    freeze(model, [model.embedding], distillation.freeze)
-    reconstruction = None
-    if distillation.alpha > 0:
-        reconstruction = Reconstruction([(model.embedding, table)], distillation.alpha)
-    soft_targets = SoftTargets.of(teacher.model, distillation.soft_targets, group.device)
-    return TeacherLosses(reconstruction, soft_targets), lines
+        self.lines.append(fit_line("embedding", report))
+        if bias is not None:
+            self.lines += copy_output_bias(self.model.embedding, bias)
+        elif old.output_bias() is not None:
+            self.lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
 
+    def pairs(self, teacher: Trained) -> list[tuple[se.SharedEmbedding, Tensor]]:
+        return [(self.model.embedding, self._table(teacher))]
 
-def _copy_network(model: LanguageModel, teacher: LanguageModel, path: str) -> None:
-    """Copy all tensors outside the embedding from the teacher, which was read from `path`."""
-    if teacher.kind != model.kind:
-        raise UserError(
-            f"{OPTION}: the teacher {path} is a {teacher.kind}, this model a {model.kind}; set model: "
-            f"{teacher.kind}, or network_start: random"
-        )
-    remedy = "set the options of the model to the teacher's, or network_start: random"
-    widths = [each.embedding.score_dim for each in (teacher, model)]
-    if widths[0] != widths[1]:
-        remedy = (
-            f"the teacher's embedding has score_dim {widths[0]}, this {model.embedding.method} embedding "
-            f"{widths[1]}, so the last layers differ; choose options with score_dim {widths[0]}, or "
-            "network_start: random"
-        )
-    copy_network(_network(model), _network(teacher), path, remedy)
+    @torch.no_grad()
+    def _table(self, teacher: Trained) -> Tensor:
+        table: Tensor = teacher.model.embedding.table().detach().clone()
+        return table.to(next(self.model.parameters()).device)
 
 
 def _network(model: LanguageModel) -> dict[str, Tensor]:
-    """The tensors of a model outside its embedding, by name."""
+    """Return the tensors of a model outside its embedding, by name."""
     inner = {id(tensor) for tensor in model.embedding.state_dict(keep_vars=True).values()}
     state = model.state_dict(keep_vars=True)
     return {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
-
-
-def _fit(
-    model: LanguageModel,
-    teacher: LanguageModel,
-    table: Tensor,
-    options: TrainingOptions,
-    vocabulary: Vocabulary,
-    group: Group,
-    steps: int | None,
-) -> list[str]:
-    """Replace the embedding of a model by one fitted to the teacher's table; returns lines for the log."""
-    settings: dict[str, Any] = dict(options.embedding)
-    old = teacher.embedding
-    bias = old.output_bias() if old.has_linear_scores else None
-    if bias is not None:
-        settings.setdefault("output_bias", True)
-    model.embedding, report = se.fit(
-        settings.pop("method"),
-        table,
-        words=vocabulary.words,
-        token_counts=torch.tensor(vocabulary.counts).clamp(min=1),
-        seed=options.seed,
-        steps=steps,
-        progress=group.is_first,
-        **settings,
-    )
-    lines = [fit_line("embedding", report)]
-    if bias is not None:
-        lines += copy_output_bias(model.embedding, bias)
-    elif old.output_bias() is not None:
-        lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
-    return lines
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lm.models import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
 from lm.train.optim import Averages, Progress, draw_length, is_stalled
-from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, softened
+from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.results import Writer, Writers
@@ -400,9 +400,8 @@ class SegmentLoss(nn.Module):
             with torch.no_grad():
                 taught = teacher(ids, state[own:])
                 teacher_scores = teacher.embedding.logits(taught.hidden).flatten(0, 1)
-                wanted = softened(targets.flatten(), teacher_scores, share)
             scores = self.model.embedding.logits(output.hidden).flatten(0, 1)
-            loss = F.cross_entropy(scores, wanted)
+            loss = soft_cross_entropy(scores, teacher_scores, targets.flatten(), share)
             cross_entropy = F.cross_entropy(scores.detach(), targets.flatten())
             after = output.state + taught.state
         if self.reconstruction is not None:

@@ -1,4 +1,4 @@
-"""Embeddings in training: distillation from a teacher (``embedding_distillation``), and quantization.
+"""Embeddings in training: distillation from a teacher (``embedding_distillation``).
 
 `shared_embeddings.compress.distillation` defines the keys of the option.
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from onmt.utils.logging import logger
 from torch import Tensor, nn
 
@@ -123,6 +122,65 @@ def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
     return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
 
 
+@dataclass
+class Student:
+    """A model that learns from a teacher, see `distillation.prepare_student`."""
+
+    model: Any
+    asked: distillation.Distillation
+    plan: plans.EmbeddingPlan
+    opt: Namespace
+    vocabs: dict[str, Any]
+    is_new: bool  # False when training resumes
+
+    def embeddings(self) -> list[SharedEmbedding]:
+        return list(embeddings.shared_embeddings_of(self.model))
+
+    def read_teacher(self, path: str) -> Teacher:
+        teacher = read_teacher(path)
+        _check_words(self.asked, self.plan, teacher.vocab, self.vocabs)
+        shared = {
+            "share_embeddings": self.plan.share_inputs,
+            "share_decoder_embeddings": self.plan.share_output,
+        }
+        for name, is_shared in shared.items() if self.is_new else ():
+            if is_shared and not getattr(teacher.opt, name, False):
+                raise UserError(
+                    f"{name}: true, but the teacher {path} was trained with {name}: false, and its tables "
+                    f"cannot be merged; set {name}: false, or use another teacher"
+                )
+        for side, settings in self.plan.sides().items():
+            if self.is_new:
+                distillation.check_seed(self.asked, settings)
+            embedding: Any = embeddings.words_module(self.model, side)
+            wanted = (embedding.num_embeddings, embedding.embedding_dim)
+            shape = tuple(teacher.tables[side].shape) if side in teacher.tables else None
+            if shape != wanted:
+                raise UserError(
+                    f"{OPTION}: the {side} table of the teacher {path} has shape {shape}, that of this "
+                    f"model {wanted}; use the teacher's word_vec_size and vocabulary"
+                )
+        return teacher
+
+    def copy_network(self, teacher: Teacher) -> None:
+        replaced = _names_of(self.model, self.embeddings())
+        state, full = (
+            embeddings.without_positions(model.state_dict()) for model in (self.model, teacher.model)
+        )
+        ours = {name: tensor for name, tensor in state.items() if name not in replaced}
+        theirs = {name: t for name, t in full.items() if name in ours or name not in teacher.table_tensors}
+        remedy = "set the options of the network to the teacher's, or network_start: random"
+        distillation.copy_network(ours, theirs, remedy)
+
+    def fit(self, teacher: Teacher, steps: int | None) -> None:
+        _fit_embeddings(self.model, teacher, self.plan, self.opt, self.vocabs, steps)
+
+    def pairs(self, teacher: Teacher) -> list[tuple[SharedEmbedding, Tensor]]:
+        device = next(self.model.parameters()).device
+        sides: Any = {side: embeddings.words_module(self.model, side) for side in self.plan.sides()}
+        return [(embedding, teacher.tables[side].to(device)) for side, embedding in sides.items()]
+
+
 def prepare_student(
     model: Any, opt: Namespace, vocabs: dict[str, Any], is_new: bool
 ) -> distillation.TeacherLosses:
@@ -141,49 +199,7 @@ def prepare_student(
                 f"{OPTION}: soft_targets: {asked.soft_targets:g} does not work with {name}: "
                 f"{getattr(opt, name)}; remove one of them"
             )
-    distillation.freeze(model, embeddings.shared_embeddings_of(model), asked.freeze)
-    if not is_new and asked.alpha == 0 and asked.soft_targets == 0:
-        return distillation.TeacherLosses()
-    teacher = read_teacher(asked.teacher)
-    _check_words(asked, plan, teacher.vocab, vocabs)
-    shared = {"share_embeddings": plan.share_inputs, "share_decoder_embeddings": plan.share_output}
-    for name, is_shared in shared.items() if is_new else ():
-        if is_shared and not getattr(teacher.opt, name, False):
-            raise UserError(
-                f"{name}: true, but the teacher {teacher.path} was trained with {name}: false, and its "
-                f"tables cannot be merged; set {name}: false, or use another teacher"
-            )
-    for side, settings in plan.sides().items():
-        if is_new:
-            distillation.check_seed(asked, settings)
-        embedding: Any = embeddings.words_module(model, side)
-        wanted = (embedding.num_embeddings, embedding.embedding_dim)
-        found = tuple(teacher.tables[side].shape) if side in teacher.tables else None
-        if found != wanted:
-            raise UserError(
-                f"{OPTION}: the {side} table of the teacher {teacher.path} has shape {found}, that of this "
-                f"model {wanted}; use the teacher's word_vec_size and vocabulary"
-            )
-    if is_new and asked.network_start == "teacher":
-        replaced = _names_of(model, list(embeddings.shared_embeddings_of(model)))
-        state, full = (embeddings.without_positions(one.state_dict()) for one in (model, teacher.model))
-        own = {name: tensor for name, tensor in state.items() if name not in replaced}
-        theirs = {name: t for name, t in full.items() if name in own or name not in teacher.table_tensors}
-        remedy = "set the options of the network to the teacher's, or network_start: random"
-        distillation.copy_network(own, theirs, teacher.path, remedy)
-    if is_new and asked.embedding_start == "fit":
-        _fit_embeddings(model, teacher, plan, opt, vocabs, asked.fit_steps)
-        distillation.freeze(model, embeddings.shared_embeddings_of(model), asked.freeze)
-    device = next(model.parameters()).device
-    reconstruction = None
-    if asked.alpha > 0:
-        pairs: Any = [
-            (embeddings.words_module(model, side), teacher.tables[side].to(device)) for side in plan.sides()
-        ]
-        reconstruction = distillation.Reconstruction(pairs, asked.alpha)
-    return distillation.TeacherLosses(
-        reconstruction, distillation.SoftTargets.of(teacher.model, asked.soft_targets, device)
-    )
+    return distillation.prepare_student(Student(model, asked, plan, opt, vocabs, is_new), asked, is_new)
 
 
 def _fit_embeddings(
@@ -266,10 +282,10 @@ class DistillationLoss:
         """The summed cross entropy of decoder states ``(B, T, D)`` with the teacher's predictions."""
         with torch.no_grad():
             states, _ = teacher(batch["src"], batch["tgt"], batch["srclen"])
-            wanted = torch.softmax(teacher.generator(states.flatten(0, 1)).float(), dim=-1)  # (N, V)
+            wanted = teacher.generator(states.flatten(0, 1))  # (N, V)
         scores = self.generator(output.flatten(0, 1)).float()
         targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
-        losses = F.cross_entropy(scores, wanted, reduction="none")
+        losses = distillation.soft_cross_entropy(scores, wanted, reduction="none")
         return losses[targets != self.loss.padding_idx].sum()
 
     def take_mean(self) -> float:

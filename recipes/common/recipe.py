@@ -39,8 +39,8 @@ KINDS = {
     "gigaword": {"preprocess": "headlines:prepare_gigaword", **_HEADLINES},
     "language_model": {
         "preprocess": "language_model:preprocess",
-        "train": "language_model:train_command",
-        "eval": "language_model:eval_command",
+        "train": "language_model:train",
+        "eval": "language_model:evaluate",
     },
     "reconstruction": {
         "preprocess": "reconstruction:preprocess",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any
 
 import yaml
 
@@ -23,11 +26,8 @@ from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
-from shared_embeddings.utils.options import parse_options
 
-BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 REPORT = "fit.json"
-Settings = TypeVar("Settings")
 # Part of a run: when it started and ended (None if it was killed).
 Segment = dict[str, Any]
 
@@ -37,40 +37,29 @@ def read_lines(path: Path) -> list[str]:
     return list(stream_lines(path))
 
 
-def stream_lines(path: Path) -> Iterator[str]:
+def stream_lines(path: Path, member: IO[bytes] | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text, maybe gzipped (``.gz``), which end at line feeds only.
 
-    Unicode whitespace is collapsed, and a byte order mark is removed.
+    Unicode whitespace is collapsed, and a byte order mark is removed. The text may be an opened `member` of
+    an archive.
     """
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from decode_lines(file, str(path))
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: truncated or not gzip ({error}); replace it") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        opened = member or (gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
+        with io.TextIOWrapper(opened, encoding="utf-8-sig", newline="\n") as file:  # type: ignore[type-var]
+            for line in file:
+                yield " ".join(line.split())
+    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: truncated, or not text in UTF-8 ({error}); replace it") from error
 
 
-def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of an open file as `stream_lines` does; `name` is that of the file in messages."""
-    start = 0
-    for raw in file:
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{name}: not UTF-8 at byte {start + error.start}; convert it") from error
-        yield " ".join((line if start else line.removeprefix(BYTE_ORDER_MARK)).split())
-        start += len(raw)
-
-
-def check_pairs(sides: Mapping[str, Sequence[str]]) -> None:
-    """Raise `UserError` unless the lines of each side, by name, are equally many and not none."""
+def check_pairs(sides: Mapping[str, Sequence[str]], wanted: int | None = None) -> None:
+    """Raise `UserError` unless all sides, by name, have equal numbers of lines above 0, or `wanted` lines."""
     counts = {name: len(lines) for name, lines in sides.items()}
-    if len(set(counts.values())) != 1:
+    expected = next(iter(counts.values())) if wanted is None else wanted
+    if expected == 0 or {*counts.values()} != {expected}:
         listed = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
-        raise UserError(f"the sides differ in length: {listed}")
-    if not all(counts.values()):
-        raise UserError(f"no sentences in {' and '.join(counts)}")
+        also = "equal numbers above 0" if wanted is None else f"{wanted} in each"
+        raise UserError(f"{listed}; expected {also}; replace the files")
 
 
 def read_json(path: Path) -> Any:
@@ -91,29 +80,27 @@ def write_yaml(path: Path, content: dict[str, Any]) -> None:
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
-def parse_settings(where: str, kind: type[Settings], content: Any) -> Settings:
-    """Return `content` as a dataclass of `kind`; whole numbers must be at least 1."""
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: expected settings by name; see {kind.__name__}")
-    settings = parse_options(where, kind, content)
-    for name, value in vars(settings).items():
-        for each in value if isinstance(value, tuple) else (value,):
-            if type(each) is int and each < 1:
-                raise UserError(f"{where}: {name} is {each}; it must be at least 1")
-    return settings
+def matching(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:
+    """Return the names that match one of the patterns; each pattern must match a name of `what`."""
+    listed = list(names)
+    for pattern in patterns:
+        if not fnmatch.filter(listed, pattern):
+            raise UserError(f"no {what} matches {pattern!r}; there are: {', '.join(listed)}")
+    return [name for name in listed if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def print_line(line: str) -> None:
-    """Print a line in one write, so that lines of several workers do not mix."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def data_dir() -> Path | None:
+    """Return ``$DATA_DIR``, the folder of the user's own data."""
+    text = os.environ.get("DATA_DIR")
+    return Path(text).absolute() if text else None
 
 
 def locate(name: str, folder: str, url: str, downloads: Path, sha256: str | None = None) -> Path:
     """Find the file `name` in ``$DATA_DIR/FOLDER``, or download ``URL/name``, and verify its checksum."""
-    data_dir = os.environ.get("DATA_DIR")
-    own = Path(data_dir, folder, name) if data_dir else None
-    path = own if own and own.is_file() else downloads / name
+    home = data_dir()
+    path = downloads / name
+    if home is not None and (home / folder / name).is_file():
+        path = home / folder / name
     if path.is_file():
         verify(path, sha256)
     else:
@@ -127,6 +114,12 @@ def run_main(
 ) -> int:
     """Run `main` on the command line and return the exit status; `program` is the prefix of messages."""
     return run(program, main, arguments, advice="run the same command again to resume")
+
+
+def print_line(line: str) -> None:
+    """Print a line in one write, so that lines of several workers do not mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def run_step(
@@ -160,11 +153,11 @@ def run_step(
     write_json(stamp, {**key, "outputs": checksums(outputs)})
 
 
-def checksums_of(files: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the SHA-256 of ``files`` by name, and the ``checksum`` of those checksums."""
-    found = {name: sha256(path) for name, path in files.items()}
-    whole = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
-    return {"checksum": whole, "files": found}
+def checksums_of(folder: Path, files: Iterable[Path]) -> dict[str, Any]:
+    """Return the SHA-256 of ``files`` by name in a folder, and the ``checksum`` of those checksums."""
+    checksums = {str(path.relative_to(folder)): sha256(path) for path in files}
+    whole = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+    return {"checksum": whole, "files": checksums}
 
 
 def python_path() -> str:
@@ -172,21 +165,26 @@ def python_path() -> str:
     return os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def run_tool(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """Run a command of this Python environment, such as ``onmt_train``, which inherits stdout and stderr."""
+# Processes of `run_command`, which may run in several threads.
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+def run_command(name: str, arguments: Sequence[str | Path], log: Path | None = None) -> None:
+    """Run a command of this Python environment, such as ``onmt_train``; it must end with 0.
+
+    It inherits stdout and stderr, or prints to a log.
+    """
     command = Path(sys.executable).with_name(name)
     if not command.exists():
         raise UserError(f"{command}: not installed; run 'make setup'")
-    _run(name, [command, *arguments], keep_open)
-
-
-def run_module(name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
-    """Like `run_tool`, for a module such as ``lm.train.command``."""
-    _run(name, [sys.executable, "-m", name, *arguments], keep_open)
-
-
-def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> None:
-    with subprocess.Popen(command, pass_fds=keep_open) as process:
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    with contextlib.ExitStack() as stack:
+        streams: dict[str, Any] = {}
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            streams = {"stdout": stack.enter_context(log.open("ab")), "stderr": subprocess.STDOUT}
+        process = subprocess.Popen([command, *map(str, arguments)], env=environment, **streams)
+        RUNNING.add(process)
         try:
             status = process.wait()
         except KeyboardInterrupt:
@@ -195,27 +193,33 @@ def _run(name: str, command: Sequence[str | Path], keep_open: Sequence[int]) -> 
             process.terminate()
             process.wait()
             raise
+        finally:
+            RUNNING.discard(process)
+    if status and log is not None:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+        print("\n".join(f"  | {line}" for line in lines), file=sys.stderr)
+        raise UserError(f"{name} failed with status {status}; the last lines of {log} are above")
     if status == 2:
         raise SystemExit(2)
     if status:
         raise UserError(f"{name} failed with status {status}; see its output above")
 
 
-def with_overrides(own: Sequence[str | Path], given: Sequence[str]) -> list[str]:
-    """Return the options of a command: those `given` by the user replace others of the same name in `own`."""
+def with_overrides(defaults: Sequence[str | Path], options: Sequence[str]) -> list[str]:
+    """Return the options of a command: those of the user replace `defaults` of the same name."""
 
     def name_of(text: str) -> str:
-        found = re.match(r"--?([a-zA-Z]\w*)", text)
-        return found[1] if found else ""  # a value
+        match = re.match(r"--?([a-zA-Z]\w*)", text)
+        return match[1] if match else ""  # a value
 
-    names = {name_of(text) for text in given}
-    kept, is_kept = [], True
-    for text in map(str, own):
+    names = {name_of(text) for text in options}
+    result, is_kept = [], True
+    for text in map(str, defaults):
         if name := name_of(text):
             is_kept = name not in names
         if is_kept:
-            kept.append(text)
-    return [*kept, *given]
+            result.append(text)
+    return [*result, *options]
 
 
 def option_value(options: Sequence[str], name: str) -> str | None:
@@ -235,8 +239,8 @@ def peak_memory_of_children() -> float:
 
 def kept_segments(segments: Sequence[Segment], saved: float | None) -> list[Segment]:
     """Return the run segments up to the last checkpoint, which was saved at `saved`; later work was lost."""
-    kept = [segment for segment in segments if saved is not None and segment["started"] < saved]
-    return [{**part, "ended": saved if part["ended"] is None else part["ended"]} for part in kept]
+    before = [segment for segment in segments if saved is not None and segment["started"] < saved]
+    return [{**segment, "ended": segment["ended"] or saved} for segment in before]
 
 
 def fit_model(
@@ -253,15 +257,14 @@ def fit_model(
     ``shared-embeddings compress`` does it, with the word counts in a file or on the training texts, and
     writes its report to ``fit.json`` next to the copy.
     """
-    arguments: list[str | Path] = ["compress", "--model", teacher, "--method", embedding["method"]]
+    # JSON is YAML.
+    arguments: list[str | Path] = ["compress", "--model", teacher, "--method", json.dumps(dict(embedding))]
     arguments += ["--text", *texts] if fit.get("calibrate") else ["--token-counts", counts]
     arguments += ["--seed", str(seed), "--force"]
     arguments += ["--output", output, "--report", output.with_name(REPORT)]
-    for key in ("fit_steps", "recover_steps", "store"):
+    for key in ("fit_steps", "store"):
         if key in fit:
             arguments += [f"--{key.replace('_', '-')}", str(fit[key])]
-    for name, value in embedding.items():
-        if name != "method":
-            text = value if isinstance(value, str) else json.dumps(value)
-            arguments += ["--embedding-output" if name == "output" else f"--{name}", text]
-    run_module("shared_embeddings.cli.main", arguments)
+    if "recover_steps" in fit:
+        arguments += ["--recover", f"{fit['recover_steps']}steps"]
+    run_command("shared-embeddings", arguments)

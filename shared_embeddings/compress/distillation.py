@@ -1,4 +1,4 @@
-"""Embedding distillation: code that all hosts share.
+"""Distillation: the teacher's tables, its predictions, and how a student begins, for all hosts.
 
 The three steps of Distilled Embedding (Lioutas et al., 2020, Algorithm 1): train a model with the full table,
 the teacher; fit the small embedding to that table (`shared_embeddings.fit`, Eq. 5); train the whole model,
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared_embeddings.compress.fit import FitReport
@@ -96,28 +97,24 @@ def fit_line(name: str, report: FitReport) -> str:
     )
 
 
-def copy_network(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: str, remedy: str) -> None:
+def copy_network(student: Mapping[str, Tensor], teacher: Mapping[str, Tensor], remedy: str) -> None:
     """Copy every tensor of a network from its teacher's; `OptionError` if one is missing or differs in shape.
 
     Args:
-        own: the student's tensors by name, without those of its embeddings.
-        found: those of the teacher.
-        path, remedy: of the teacher and what to do about a mismatch, for messages.
+        student: tensors by name, without those of its embeddings.
+        teacher: those of the teacher.
+        remedy: what to do about a mismatch, for messages.
     """
-    for name, tensor in own.items():
-        other = found.get(name)
-        if other is None or other.shape != tensor.shape:
-            shape = "missing" if other is None else tuple(other.shape)
+    for name in {**student, **teacher}:
+        ours, theirs = (tuple(state[name].shape) if name in state else None for state in (student, teacher))
+        if ours != theirs:
             raise OptionError(
-                f"{OPTION}: {name} is {tuple(tensor.shape)} in this model, {shape} in the teacher {path}; "
-                f"{remedy}"
+                f"{OPTION}: {name} is {ours or 'missing'} in this model, {theirs or 'missing'} in the "
+                f"teacher; {remedy}"
             )
-    left = [name for name in found if name not in own]
-    if left:
-        raise OptionError(f"{OPTION}: the teacher {path} has {left[0]}, but this model does not; {remedy}")
     with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(found[name])
+        for name, tensor in student.items():
+            tensor.copy_(teacher[name])
 
 
 def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: str) -> None:
@@ -128,16 +125,31 @@ def freeze(model: nn.Module, embeddings: Iterable[nn.Module], what: str) -> None
             parameter.requires_grad_(False)
 
 
-def softened(targets: Tensor, teacher_scores: Tensor, share: float) -> Tensor:
-    """The targets of a student ``(n, V)``: a mixture of the teacher's predictions and the words of the text.
+def soft_cross_entropy(
+    scores: Tensor,
+    teacher_scores: Tensor,
+    targets: Tensor | None = None,
+    share: float = 1.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the cross entropy with a mixture of the teacher's predictions and the words of the text.
 
     Args:
-        targets: word ids ``(n,)``.
-        teacher_scores: ``(n, V)``.
+        scores, teacher_scores: ``(n, V)``.
+        targets: word ids ``(n,)``; None for the teacher's predictions alone.
         share: the weight of the teacher's predictions.
+        reduction: as in ``torch.nn.functional.cross_entropy``.
     """
     wanted = torch.softmax(teacher_scores.float(), dim=-1) * share
-    return wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))
+    if targets is not None:
+        wanted.scatter_add_(1, targets.unsqueeze(1), wanted.new_full((len(targets), 1), 1 - share))
+    return F.cross_entropy(scores, wanted, reduction=reduction)
+
+
+def divergence(log_targets: Tensor, scores: Tensor) -> Tensor:
+    """Return the summed divergence of predictions from log-probabilities, both ``(n, V)``, in nats."""
+    terms = log_targets.exp() * (log_targets - scores.float().log_softmax(dim=-1))
+    return terms.masked_fill(log_targets == -torch.inf, 0.0).sum()
 
 
 class Reconstruction(NamedTuple):
@@ -184,14 +196,41 @@ class SoftTargets(NamedTuple):
     teacher: Any  # the frozen teacher in evaluation mode
     share: float  # the weight of its predictions; the words of the text have the rest
 
-    @classmethod
-    def of(cls, teacher: nn.Module, share: float, device: torch.device) -> SoftTargets | None:
-        """The soft targets of a teacher, which is frozen and moved; None for a share of 0."""
-        return cls(teacher.requires_grad_(False).eval().to(device), share) if share > 0 else None
-
 
 class TeacherLosses(NamedTuple):
     """The losses against a teacher; None for unused ones."""
 
     reconstruction: Reconstruction | None = None
     soft_targets: SoftTargets | None = None
+
+
+def prepare_student(student: Any, distillation: Distillation, is_new: bool) -> TeacherLosses:
+    """Initialize a new student from its teacher, and freeze parts of a new or resumed one.
+
+    Args:
+        student: of a host, with a `model` on its device, the shared `embeddings()` of it, and the steps
+            ``read_teacher(path)``, which returns an object with a `model`, ``copy_network(teacher)`` for all
+            but the embeddings, ``fit(teacher, steps)`` for these, and ``pairs(teacher)``, which returns each
+            embedding with the table ``(V, D)`` of the teacher.
+        distillation: the option.
+        is_new: False when training resumes.
+
+    Raises:
+        UserError: the teacher cannot be read, or has another vocabulary, architecture or width.
+        OptionError: the network of the teacher has other tensors, or an embedding cannot be fitted.
+    """
+    teacher = None
+    if is_new or distillation.alpha > 0 or distillation.soft_targets > 0:
+        teacher = student.read_teacher(distillation.teacher)
+    if is_new and distillation.network_start == "teacher":
+        student.copy_network(teacher)
+    if is_new and distillation.embedding_start == "fit":
+        student.fit(teacher, distillation.fit_steps)
+    freeze(student.model, student.embeddings(), distillation.freeze)
+    reconstruction = soft_targets = None
+    if distillation.alpha > 0:
+        reconstruction = Reconstruction(student.pairs(teacher), distillation.alpha)
+    if teacher is not None and distillation.soft_targets > 0:
+        model = teacher.model.requires_grad_(False).eval().to(next(student.model.parameters()).device)
+        soft_targets = SoftTargets(model, distillation.soft_targets)
+    return TeacherLosses(reconstruction, soft_targets)

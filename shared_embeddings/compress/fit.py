@@ -12,7 +12,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -108,11 +107,8 @@ def fit(
             invalid.
     """
     spec, given = spec_of(method, options)
-    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
-        raise UserError(f"steps is {steps!r}, but gradient descent needs a whole number of at least 1")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not -(2**63) <= int(seed) < 2**64:
-        raise UserError(f"seed is {seed!r}, but it must be a whole number of at most 64 bits")
-    seed, steps = int(seed), None if steps is None else int(steps)  # numpy's have other methods
+    if steps is not None and steps < 1:
+        raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
     table = _check_teacher(teacher, padding_idx)
     counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
     if words is not None:
@@ -165,14 +161,18 @@ def report(
             if token_counts is not None:
                 weighted += float(missed @ token_counts[some].double())
                 weighted_norm += float(size @ token_counts[some].double())
+
+    def relative(squared_errors: float, squares: float) -> float:
+        return math.sqrt(squared_errors / squares) if squares > 0.0 else float(squared_errors > 0.0)
+
     counts = embedding.counts()
     return FitReport(
         method=embedding.method,
         options=embedding.stored_options(),
         loss=loss / max(len(ids), 1),
         squared_loss=squares / max(len(ids), 1),
-        relative_error=_relative(squares, norm),
-        weighted_error=None if token_counts is None else _relative(weighted, weighted_norm),
+        relative_error=relative(squares, norm),
+        weighted_error=None if token_counts is None else relative(weighted, weighted_norm),
         parameters=counts["total"],
         stored_bits=counts["stored_bits"],
         compression=teacher.numel() / max(counts["total"], 1),
@@ -180,39 +180,30 @@ def report(
     )
 
 
-def _relative(squares: float, norm: float) -> float:
-    """The root of summed squares relative to a norm; 0 if both are zero."""
-    return math.sqrt(squares / norm) if norm > 0.0 else float(squares > 0.0)
-
-
 def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
-    """A float32 copy of the teacher with a padding row of zeros; UserError if it is not a finite table."""
-    if not isinstance(teacher, Tensor) or teacher.dim() != 2 or 0 in teacher.shape:
-        shape = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
-        raise UserError(f"the teacher is {shape}, but it must be a table of words by dimensions")
-    if teacher.layout != torch.strided or teacher.is_meta:
-        kind = "on the meta device" if teacher.is_meta else f"of layout {teacher.layout}"
-        raise UserError(f"the teacher is {kind}, but it must be a dense table with values")
-    if teacher.is_complex():
-        raise UserError("the teacher has complex numbers, but it must be a table of real ones")
+    """Return a float32 copy of the teacher with a padding row of zeros; UserError if it is not finite."""
+    if teacher.dim() != 2 or 0 in teacher.shape:
+        raise UserError(
+            f"the teacher is {tuple(teacher.shape)}, but it must be a table of words by dimensions"
+        )
     table = teacher.detach().to(torch.float32, copy=True)
     # `build` rejects an index that is out of range.
-    if isinstance(padding_idx, Integral) and 0 <= padding_idx < len(table):
+    if padding_idx is not None and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
     # In blocks, because torch would allocate a second table.
-    kept = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
-    broken = (~kept).nonzero().flatten()
-    if len(broken):
+    is_finite = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
+    if not bool(is_finite.all()):
+        rows = (~is_finite).nonzero().flatten()
         raise UserError(
-            f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(broken)} rows, the "
-            f"first is row {int(broken[0])}; use a table from before the training diverged"
+            f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(rows)} rows, the "
+            f"first is row {int(rows[0])}; use a table from before the training diverged"
         )
     return table
 
 
-def _check_counts(name: str, given: Tensor, table: Tensor) -> Tensor:
-    """Counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
-    counts = torch.as_tensor(given).to(table.device, torch.float64)
+def _check_counts(name: str, values: Tensor, table: Tensor) -> Tensor:
+    """Return counts as a double tensor ``(V,)`` on the device of the table ``(V, D)``, or UserError."""
+    counts = torch.as_tensor(values).to(table.device, torch.float64)
     if counts.shape != (len(table),):
         raise UserError(
             f"{name} has the shape {tuple(counts.shape)}, but the table has {len(table)} words; "
@@ -226,17 +217,17 @@ def _check_counts(name: str, given: Tensor, table: Tensor) -> Tensor:
 
 
 def _check_metric(metric: Tensor, table: Tensor) -> Tensor:
-    """The metric ``(D, D)`` in float32 on the device of the table ``(V, D)``, or UserError."""
-    found = metric.to(table.device, torch.float32)
-    if found.shape != (table.size(1), table.size(1)) or not bool(found.isfinite().all()):
+    """Return the metric ``(D, D)`` in float32 on the device of the table ``(V, D)``, or UserError."""
+    matrix = metric.to(table.device, torch.float32)
+    if matrix.shape != (table.size(1), table.size(1)) or not bool(matrix.isfinite().all()):
         raise UserError(
-            f"the metric is {tuple(found.shape)}, but it must be a finite matrix ({table.size(1)}, "
+            f"the metric is {tuple(matrix.shape)}, but it must be a finite matrix ({table.size(1)}, "
             f"{table.size(1)}) for this table; calibrate this model"
         )
-    found = (found + found.t()) / 2
-    ridge = RIDGE * found.diagonal().mean().double() * torch.eye(len(found), device=found.device)
-    if int(torch.linalg.cholesky_ex(found.double() + ridge).info):
+    matrix = (matrix + matrix.t()) / 2
+    ridge = RIDGE * matrix.diagonal().mean().double() * torch.eye(len(matrix), device=matrix.device)
+    if int(torch.linalg.cholesky_ex(matrix.double() + ridge).info):
         raise UserError(
             "the metric gives errors a negative cost, or none; it must be a positive semidefinite matrix"
         )
-    return found
+    return matrix

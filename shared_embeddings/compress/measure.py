@@ -29,18 +29,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.compress import SUBWORDS
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.reading import read_lines
-
-if TYPE_CHECKING:
-    from shared_embeddings.compress.host import TrainedModel
 
 # The approximate number of compared predictions, for a standard error of the share below 0.016.
 PREDICTIONS = 1_000
@@ -61,46 +57,24 @@ class Validation:
 
     text: Path | None = None  # the text for a language model, or None
     source: Path | None = None  # the text for a translation model, tokenized like its training data, or None
-    # A reference translation of every line of the source, with `subwords` joined; None without a
-    # source.
-    target: Path | None = None
-    # The subword markers in the model's output, which is joined before scoring. "none" scores tokens,
-    # so the target must be tokenized, too.
-    subwords: str = "none"
-
-    def __post_init__(self) -> None:
-        if (self.source is None) != (self.target is None):
-            given, missing = ("source", "target") if self.target is None else ("target", "source")
-            raise UserError(f"--validation-{given} is given without --validation-{missing}; give both")
-        if (self.text is None) == (self.source is None):
-            raise UserError(
-                "quality is measured on --validation, or on --validation-source and --validation-target; "
-                "give those that fit the model"
-            )
-        if self.subwords not in SUBWORDS:
-            raise UserError(f"unknown subwords '{self.subwords}'; choose one of {', '.join(SUBWORDS)}")
-        if self.source is None and self.subwords != "none":
-            raise UserError("--validation-subwords affects translations only; omit it")
+    target: Path | None = None  # a reference translation of every line, tokenized like the output
 
     def one_text(self) -> Path:
-        """The text for a language model; `UserError` if two sides were given, or it is missing or empty."""
+        """Return the text for a language model; `UserError` if two sides were given."""
         if self.text is None:
             raise UserError(
-                "--validation-source and --validation-target are for translation models, but this is a "
-                "language model; give --validation"
+                "validation_source and validation_target are for translation models, but this is a language "
+                "model; give validation"
             )
-        _check_file("--validation", self.text)
         return self.text
 
     def two_sides(self) -> tuple[Path, Path]:
-        """The two texts for a translation model; `UserError` if one was given, or is missing or empty."""
+        """Return the two texts for a translation model; `UserError` if one was given."""
         if self.source is None or self.target is None:
             raise UserError(
-                "--validation is for language models, but this is a translation model; give "
-                "--validation-source and --validation-target"
+                "validation is for language models, but this is a translation model; give validation_source "
+                "and validation_target"
             )
-        _check_file("--validation-source", self.source)
-        _check_file("--validation-target", self.target)
         return self.source, self.target
 
 
@@ -163,7 +137,7 @@ class Samples:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class Retention:
     """The share of a model's predictions or quality that compression kept."""
 
     share: float | None  # 1 for all, None if it could not be measured
@@ -175,16 +149,16 @@ class Kept:
     perplexities: tuple[float, float] | None = None
 
     @property
-    def rise(self) -> float:
+    def perplexity_increase(self) -> float:
         """How much larger the perplexity of the text is, relative to that before."""
         before, after = self.perplexities or (1.0, 1.0)
         return after / before - 1.0
 
     @classmethod
-    def measured(cls, share: float, of: str, how: str, **others: Any) -> Kept:
+    def measured(cls, share: float, of: str, how: str, **others: Any) -> Retention:
         """Compare a share to `USABLE_SHARE`; NaN counts as 0."""
-        found = 0.0 if math.isnan(share) else share
-        return cls(found, of, how, found < USABLE_SHARE, **others)
+        share = 0.0 if math.isnan(share) else share
+        return cls(share, of, how, share < USABLE_SHARE, **others)
 
     def described(self) -> str:
         """The last line of the printed report."""
@@ -203,7 +177,7 @@ class Kept:
 
 
 # Of a model that was not run.
-NOT_CHECKED = Kept(None, "predictions", "--no-check", needs_training=True)
+NOT_CHECKED = Retention(None, "predictions", "check=False", needs_training=True)
 
 
 class ScoredWords(NamedTuple):
@@ -217,7 +191,7 @@ class Comparison:
     """Compares a model before and after a change, by its quality if possible, else by its predictions.
 
     Args:
-        model: the model, to be changed between construction and `result`.
+        model: the `TrainedModel`, to be changed between construction and `result`.
         validation: the data for its quality, or None.
         texts: texts whose words it predicts; None to generate one.
         seed: for sampling.
@@ -228,19 +202,19 @@ class Comparison:
     """
 
     def __init__(
-        self, model: TrainedModel, validation: Validation | None, texts: Sequence[Path] | None, seed: int
+        self, model: Any, validation: Validation | None, texts: Sequence[Path] | None, seed: int
     ) -> None:
         self._model, self._validation = model, validation
         self._quality = None if validation is None else model.quality(validation)
         self.samples: Samples | None = None
         self.reason = ""
-        if (found := self._quality) is not None:
-            if not math.isfinite(found.value):
+        if (quality := self._quality) is not None:
+            if not math.isfinite(quality.value):
                 raise UserError(
-                    f"the {found.measure} of the model is {found.value} before compression: its training "
+                    f"the {quality.measure} of the model is {quality.value} before compression: its training "
                     "diverged; use another model"
                 )
-            if found.value > 0:  # a BLEU of 0 cannot get worse
+            if quality.value > 0:  # a BLEU of 0 cannot get worse
                 return
         try:
             samples = model.samples(texts, seed, PREDICTIONS)
@@ -249,42 +223,42 @@ class Comparison:
         except ValueError as error:
             self.reason = str(error)
 
-    def result(self) -> tuple[QualityReport | None, Kept]:
+    def result(self) -> tuple[QualityReport | None, Retention]:
         """The quality before and after, if validation data was given, and what was kept."""
         before, quality = self._quality, None
         if before is not None and self._validation is not None:
             after = self._model.quality(self._validation)
             quality = QualityReport(before.measure, before.how, before.value, after.value)
             if before.value > 0:
-                return quality, kept_quality(quality)
+                return quality, retained_quality(quality)
         reason = self.reason
         if self.samples is not None and not reason:
             try:
-                return quality, self.kept()
+                return quality, self.retention()
             except ValueError as error:
                 reason = str(error)
-        return quality, Kept(None, "predictions", reason, needs_training=True)
+        return quality, Retention(None, "predictions", reason, needs_training=True)
 
-    def kept(self, words: ScoredWords | None = None) -> Kept:
+    def retention(self, words: ScoredWords | None = None) -> Retention:
         """What the predictions of the model keep.
 
         Args:
             words: the only words that the model scores now; None for all.
         """
         assert self.samples is not None
-        found = compare(self._before, _log_shares(self.samples), words)
-        return Kept.measured(found.pop("share"), self.samples.of, self.samples.how, **found)
+        measured = compare(self._before, _log_shares(self.samples), words)
+        return Retention.measured(of=self.samples.of, how=self.samples.how, **measured)
 
 
 def _log_shares(samples: Samples) -> Iterator[tuple[Tensor, Tensor | None]]:
     """The log-probabilities ``(n, V)`` of each part, and what follows ``(n,)``; UserError if they are NaN."""
     with torch.no_grad():
         for batch in samples.batches():
-            found = batch.scores.detach().float().log_softmax(dim=-1)
-            if bool(found.isnan().any()):
+            shares = batch.scores.detach().float().log_softmax(dim=-1)
+            if bool(shares.isnan().any()):
                 raise UserError("the scores of the model are NaN")
             # So many words, in 16 bits, round the divergence by less than 1e-5.
-            yield found.half() if found.size(1) > _MANY else found, batch.targets
+            yield shares.half() if shares.size(1) > _MANY else shares, batch.targets
 
 
 def compare(
@@ -297,7 +271,7 @@ def compare(
     Args:
         before: of the original.
         after: of the other model.
-        words: as in `Comparison.kept`; `after` has log-probabilities ``(n, w)``.
+        words: as in `Comparison.retention`; `after` has log-probabilities ``(n, w)``.
 
     Returns:
         ``share``, ``sum_i p_i [a_i = b_i] / sum_i p_i`` for the most probable words a and b of both, and the
@@ -321,21 +295,19 @@ def compare(
         if targets is not None:
             for place, scores in enumerate((old, new)):
                 nats[place] += float(F.nll_loss(scores, targets, reduction="sum"))
-    own, other = (math.exp(min(one / max(count, 1), 700.0)) for one in nats)
+    before_and_after = tuple(math.exp(min(total / max(count, 1), 700.0)) for total in nats)
     return {
         "share": same / max(weights, 1e-30),
         "kl": max(0.0, divergence / max(count, 1)),
-        "perplexities": (own, other) if has_targets and count else None,
+        "perplexities": before_and_after if has_targets and count else None,
     }
 
 
-def kept_quality(quality: QualityReport) -> Kept:
-    """The share of a positive quality that was kept: of the BLEU, or of the geometric mean of the words'
-    probabilities, which is the inverse perplexity.
-    """
+def retained_quality(quality: QualityReport) -> Retention:
+    """Return the share of a positive quality that was kept: of the BLEU, or of the inverse perplexity."""
     if quality.measure == "perplexity":
-        return Kept.measured(quality.before / quality.after, "probability of a word", quality.how)
-    return Kept.measured(quality.after / quality.before, quality.measure, quality.how)
+        return Retention.measured(quality.before / quality.after, "probability of a word", quality.how)
+    return Retention.measured(quality.after / quality.before, quality.measure, quality.how)
 
 
 def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:
@@ -344,27 +316,20 @@ def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list
     Only one text is in memory at a time (Vitter, "Random sampling with a reservoir", 1985, algorithm R).
     """
     draw = random.Random(seed)
-    kept: list[str] = []
+    sample: list[str] = []
     lines = (line for path in texts for line in read_lines(path) if line.strip())
     for index, line in enumerate(lines):
         if index < number:
-            kept.append(line)
+            sample.append(line)
         elif (chosen := draw.randrange(index + 1)) < number:
-            kept[chosen] = line
-    if not kept:
+            sample[chosen] = line
+    if not sample:
         raise UserError(f"text {names_of(texts)}: has no words; use another text")
-    draw.shuffle(kept)
-    return kept
+    draw.shuffle(sample)
+    return sample
 
 
 def names_of(texts: Sequence[Path]) -> str:
     """The names of texts, for a message."""
     first = texts[0].name
     return first if len(texts) == 1 else f"{first} and {len(texts) - 1} more"
-
-
-def _check_file(option: str, path: Path) -> None:
-    if not path.exists():
-        raise UserError(f"{option} {path}: no such file; check the path")
-    if path.is_file() and path.stat().st_size == 0:
-        raise UserError(f"{option} {path}: is empty; use another text")

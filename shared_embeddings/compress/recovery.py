@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from shared_embeddings.checkpoints import state_digest
+from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, place_plain, scoring_only
 from shared_embeddings.compress.measure import Batch, Comparison, Samples, ScoredWords, sampled_lines
+from shared_embeddings.compress.options import Duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
@@ -50,26 +52,10 @@ WARMUP, LARGEST = 0.1, 1.0
 # How often the divergence is measured, and after how many seconds the state is saved.
 CHECKS, SAVE_EVERY = 10, 300.0
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How long a model is trained: minutes of wall time, or steps, which give the same result every time."""
-
-    minutes: float | None = None
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.minutes is not None and not 0.0 < self.minutes < math.inf:
-            raise UserError(f"--recover is {self.minutes:g}, but it must be a number of minutes above 0")
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"--recover-steps is {self.steps}, but it must be a whole number of at least 1")
-
-    def done(self, steps: int, seconds: float) -> float:
-        """The share of the training that is done."""
-        return seconds / (60.0 * self.minutes) if self.minutes is not None else steps / (self.steps or 1)
+SelectWords = Callable[[Samples, int], "ScoredWords | None"]
 
 
-class Saved:
+class SavedRecovery:
     """The file beside an output in which a training that was interrupted waits.
 
     Args:
@@ -85,27 +71,24 @@ class Saved:
         self._digest = state_digest(about)
         if self.path.exists() and self.read().get("digest") != self._digest:
             raise UserError(
-                f"recovery {self.path}: is of another model or of other options; run the command that began "
-                "it, or remove it"
+                f"recovery {self.path}: does not match this command; run the one that began it, or remove it"
             )
 
     def read(self) -> dict[str, Any]:
-        """What was written; UserError if it cannot be read."""
+        """Return what was written; UserError if it cannot be read."""
         try:
             return dict(torch.load(self.path, weights_only=True, mmap=True))
         except UNREADABLE as error:
-            raise UserError(f"recovery {self.path}: is damaged; remove it to train anew") from error
+            raise UserError(f"recovery {self.path}: is damaged; remove it to train again") from error
 
     def write(self, content: Mapping[str, object]) -> None:
+        """Replace what was written."""
         with replacing(self.path) as temporary, temporary.open("wb") as file:
             torch.save({**content, "digest": self._digest}, file)
 
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
 
 @dataclasses.dataclass(frozen=True)
-class Pupil:
+class RecoveryContext:
     """A compressed model that is to be trained.
 
     Attributes:
@@ -113,38 +96,57 @@ class Pupil:
         embeddings: these embeddings, by table.
         store: how their numbers will be stored.
         held_out: predictions of the original on other lines, to which those of the model are compared.
-        words: given samples and a number, the words that are scored; None for all. Rare words
-            differ between numbers.
+        words: given samples and a number, the tokens that are scored; None for all. Rare tokens differ
+            between numbers.
     """
 
     model: TrainedModel
     embeddings: Mapping[str, SharedEmbedding]
     store: str
     held_out: Comparison
-    words: Callable[[Samples, int], ScoredWords | None]
+    words: SelectWords
+
+    def stored(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[str, Tensor], Tensor]:
+        """Return a function from the name and the value of a tensor to the value that the file would have."""
+        inner = {id(part): name for one in self.embeddings.values() for name, part in one.named_parameters()}
+
+        def store(name: str, value: Tensor) -> Tensor:
+            value = value.to(parameters[name].dtype)
+            key = inner.get(id(parameters[name]))
+            return value if key is None else unpack(pack({key: value}, [key], self.store))[key]
+
+        return store
+
+    def divergence(self, scored: Sequence[SharedEmbedding], words: ScoredWords | None) -> float:
+        """Return the divergence of the predictions from those of the original; infinite if they are NaN."""
+        try:
+            with scoring_only(scored, words):
+                kl = self.held_out.retention(words).kl
+        except UserError:
+            return math.inf
+        assert kl is not None
+        return kl
 
 
 def recover(
-    pupil: Pupil,
+    context: RecoveryContext,
     original: TrainedModel,
     tables: Sequence[EmbeddingTable],
-    plan: Plan,
-    saved: Saved,
+    duration: Duration,
+    saved: SavedRecovery,
     texts: Sequence[Path] | None,
     seed: int,
-    progress: bool = True,
 ) -> tuple[RecoveryReport, list[str]]:
     """Train a compressed model to predict as the original does.
 
     Args:
-        pupil: the model. Its embeddings are plain afterwards, unless they are rounded to codes.
+        context: the model. Its embeddings are plain afterwards, unless they are rounded to codes.
         original: the model that it was, which cannot be used afterwards.
         tables: of the original.
-        plan: how long.
+        duration: how long.
         saved: where the state waits after an interruption.
         texts: what both models read; None for what the original generates.
         seed: of the comparison; samples are drawn with other seeds.
-        progress: show a progress bar.
 
     Returns:
         What was measured, and notes.
@@ -153,73 +155,47 @@ def recover(
         UserError: there is nothing to train, or the state in the file is damaged.
         KeyboardInterrupt: by a signal; the state is saved.
     """
-    samples, module = pupil.held_out.samples, pupil.model.module
+    samples, module = context.held_out.samples, context.model.module
     assert samples is not None
-    for embedding in pupil.embeddings.values():
+    for embedding in context.embeddings.values():
         # The scales of codes are stored in steps that are too large for small changes.
         if get_method_config(embedding.method).takes_metric:
             embedding.requires_grad_(False)
         else:
             unfreeze(embedding)
-    own = {name: one for name, one in module.named_parameters() if one.requires_grad and one.numel()}
-    if not own:
-        raise UserError("--recover trains layers, but this model has no numbers but its codes; remove it")
-    scored = [pupil.embeddings[table.name] for table in tables if table.is_scored]
+    trained = {name: part for name, part in module.named_parameters() if part.requires_grad and part.numel()}
+    if not trained:
+        raise UserError("recover trains layers, but this model has no numbers but its codes; remove it")
+    scored = [context.embeddings[table.name] for table in tables if table.is_scored]
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
         rest = None if texts is None else stack.enter_context(other_lines(texts, seed))
         if rest is None:
-            notes.append("recovery read what the original generates; pass a real text with --text")
+            notes.append("recovery read what the original generates; pass a real text")
         elif rest is texts:
             notes.append("the texts have too few lines: the KL after recovery is of lines that it read, too")
         stack.enter_context(in_float32(module))
         stack.enter_context(samples.running())
-        words = pupil.words(samples, 0)
+        words = context.words(samples, 0)
         if words is not None and not all(scores_rows(embedding, words.ids) for embedding in scored):
             words = None
         plain = [] if words is None else place_plain(original, tables)
-        lessons = Lessons(
-            original, rest, seed + 2, [*scored, *plain], pupil.words if plain else lambda *_: None
+        select = context.words if plain else lambda *_: None
+        batches = TeacherBatches(original, rest, seed + 2, [*scored, *plain], select)
+        stack.callback(batches.close)
+        student = Student(
+            {name: part for name, part in module.named_parameters() if name in trained},
+            samples.predict,
+            functools.partial(context.divergence, scored, words),
+            context.stored(trained),
         )
-        stack.callback(lessons.close)
-        masters = {name: one for name, one in module.named_parameters() if name in own}
-        measure = functools.partial(_divergence_of, pupil.held_out, scored, words)
-        student = Student(masters, samples.predict, measure, _storage(pupil, own))
-        report = train(student, lessons, plan, saved, progress)
+        report = train(student, batches, duration, saved)
         with torch.no_grad():
-            for name, one in own.items():
-                one.copy_(student.best[name])
+            for name, part in trained.items():
+                part.copy_(student.best[name])
     if report.kl_after >= report.kl_before:
         notes.append("recovery did not bring predictions nearer to the original's; the model is as before it")
     return report, notes
-
-
-def _storage(pupil: Pupil, own: Mapping[str, nn.Parameter]) -> Callable[[str, Tensor], Tensor]:
-    """A function: the name and the value of a tensor -> the value that the file of the model would have."""
-    parts = {id(one): name for part in pupil.embeddings.values() for name, one in part.named_parameters()}
-    names = {name: parts[id(one)] for name, one in own.items() if id(one) in parts}
-
-    def stored(name: str, value: Tensor) -> Tensor:
-        value = value.to(own[name].dtype)
-        if name not in names:
-            return value
-        inner = names[name]
-        return unpack(pack({inner: value}, [inner], pupil.store))[inner]
-
-    return stored
-
-
-def _divergence_of(
-    held_out: Comparison, scored: Sequence[SharedEmbedding], words: ScoredWords | None
-) -> float:
-    """The divergence of the predictions of a model; infinite if they are NaN."""
-    try:
-        with scoring_only(scored, words):
-            found = held_out.kept(words).kl
-    except UserError:
-        return math.inf
-    assert found is not None
-    return found
 
 
 @torch.no_grad()
@@ -256,7 +232,7 @@ def other_lines(texts: Sequence[Path], seed: int) -> Iterator[Sequence[Path]]:
         yield rest if all(copy.stat().st_size for copy in rest) else texts
 
 
-class Lessons:
+class TeacherBatches:
     """The predictions of the original, for one sample of the texts after the other.
 
     Args:
@@ -273,7 +249,7 @@ class Lessons:
         texts: Sequence[Path] | None,
         seed: int,
         scored: Sequence[SharedEmbedding],
-        words: Callable[[Samples, int], ScoredWords | None],
+        words: SelectWords,
     ) -> None:
         self._original, self._texts, self._seed = original, texts, seed
         self._scored, self._words = scored, words
@@ -299,19 +275,13 @@ class Lessons:
             samples = self.turn_to(number + 1, 0)
             number, part = self.place
         self.place = number, part + 1
-        given = samples.parts[part]
-        wanted = samples.predict(given).scores.float().log_softmax(dim=-1)
-        return given, wanted, samples.read * len(wanted)
+        inputs = samples.parts[part]
+        targets = samples.predict(inputs).scores.float().log_softmax(dim=-1)
+        return inputs, targets, samples.read * len(targets)
 
     def close(self) -> None:
         """Leave the contexts of the sample."""
         self._open.close()
-
-
-def divergence(wanted: Tensor, scores: Tensor) -> Tensor:
-    """The sum of the divergences of predictions from wanted log-probabilities, both ``(n, V)``, in nats."""
-    terms = wanted.exp() * (wanted - scores.float().log_softmax(dim=-1))
-    return terms.masked_fill(wanted == -torch.inf, 0.0).sum()
 
 
 class Student:
@@ -332,22 +302,22 @@ class Student:
         stored: Callable[[str, Tensor], Tensor],
     ) -> None:
         self.tensors, self._predict, self._measure, self._stored = tensors, predict, measure, stored
-        sizes = [float(one.detach().abs().median()) for one in tensors.values()]
-        groups = [{"params": [one], "size": max(size, LEAST)} for one, size in zip(tensors.values(), sizes)]
+        sizes = [float(part.detach().abs().median()) for part in tensors.values()]
+        groups = [{"params": [part], "size": max(size, LEAST)} for part, size in zip(tensors.values(), sizes)]
         self._optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95), fused=True)
         self.steps = self.tokens = self.checks = 0
         self.seconds, self.factor, self.growth = 0.0, 1.0, 2.0
         self.before = self.divergence = measure()
-        self.best = {name: stored(name, one.detach()).clone() for name, one in tensors.items()}
+        self.best = {name: stored(name, part.detach()).clone() for name, part in tensors.items()}
 
-    def step(self, lessons: Lessons, rate: float) -> float:
+    def step(self, batches: TeacherBatches, rate: float) -> float:
         """Take a step of gradient descent; returns the mean divergence of the predictions."""
         count, read, total = 0, 0, 0.0
         while read < STEP:
-            part, wanted, tokens = lessons.next()
-            loss = divergence(wanted, self._predict(part).scores)
+            inputs, targets, tokens = batches.next()
+            loss = divergence(targets, self._predict(inputs).scores)
             loss.backward()
-            count, read, total = count + len(wanted), read + tokens, total + float(loss.detach())
+            count, read, total = count + len(targets), read + tokens, total + float(loss.detach())
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 tensor.grad.div_(count)
@@ -366,13 +336,14 @@ class Student:
         The learning rate doubles each time, until they are worse: then it halves, and training continues from
         the best values.
         """
-        current = {name: one.clone() for name, one in self.tensors.items()}
-        found = {name: self._stored(name, one) for name, one in self.tensors.items()}
-        self.copy(found)
+        current = {name: part.clone() for name, part in self.tensors.items()}
+        stored = {name: self._stored(name, part) for name, part in self.tensors.items()}
+        self.copy(stored)
         measured = self._measure()
         self.copy(current)
         if measured < self.divergence:
-            self.divergence, self.best = measured, {name: one.clone() for name, one in found.items()}
+            self.divergence = measured
+            self.best = {name: part.clone() for name, part in stored.items()}
             self.factor *= self.growth
         else:
             self.copy(self.best)
@@ -390,7 +361,7 @@ class Student:
         """Everything that is needed to resume a training."""
         return {
             **{name: getattr(self, name) for name in self._NUMBERS},
-            "tensors": {name: one.detach() for name, one in self.tensors.items()},
+            "tensors": {name: part.detach() for name, part in self.tensors.items()},
             "best": self.best,
             "optimizer": self._optimizer.state_dict(),
         }
@@ -404,7 +375,9 @@ class Student:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress: bool) -> RecoveryReport:
+def train(
+    student: Student, batches: TeacherBatches, duration: Duration, saved: SavedRecovery
+) -> RecoveryReport:
     """Train a model as planned, from the saved state if there is one; it has its best values afterwards.
 
     Raises:
@@ -413,25 +386,22 @@ def train(student: Student, lessons: Lessons, plan: Plan, saved: Saved, progress
     if saved.path.exists():
         state = saved.read()
         student.load(state)
-        lessons.place = state["place"]
+        batches.place = state["place"]
     began = last_saved = time.monotonic()
     before = student.seconds
     shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-    with (
-        StopFlag() as stop,
-        tqdm(desc="recovery", total=1.0, bar_format=shape, disable=not progress) as bar,
-    ):
-        while (done := plan.done(student.steps, student.seconds)) < 1.0:
-            loss = student.step(lessons, RATE * min(1.0, 0.1 + done / WARMUP) * (1.0 - done))
+    with StopFlag() as stop, tqdm(desc="recovery", total=1.0, bar_format=shape) as bar:
+        while (done := duration.done(student.steps, student.seconds)) < 1.0:
+            loss = student.step(batches, RATE * min(1.0, 0.1 + done / WARMUP) * (1.0 - done))
             student.seconds = before + time.monotonic() - began
-            done = min(1.0, plan.done(student.steps, student.seconds))
+            done = min(1.0, duration.done(student.steps, student.seconds))
             if int(CHECKS * done) > student.checks:
                 student.checks = int(CHECKS * done)
                 student.check()
             bar.set_postfix_str(f"loss {loss:.4f}, KL {student.divergence:.4f}", refresh=False)
             bar.update(done - bar.n)
             if stop.requested or time.monotonic() - last_saved > SAVE_EVERY:
-                saved.write({**student.state(), "place": lessons.place})
+                saved.write({**student.state(), "place": batches.place})
                 last_saved = time.monotonic()
             stop.raise_requested(RESUME)
     student.copy(student.best)

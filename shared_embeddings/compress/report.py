@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shared_embeddings.compress.fit import FitReport
-from shared_embeddings.compress.measure import Kept, QualityReport
+from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.sizing import as_yaml
 from shared_embeddings.utils.files import write_text
 
@@ -224,7 +224,7 @@ class CompressionReport:
     bytes_in_memory: Sizes  # of parameters and buffers
     parameters: Sizes  # of the whole model
     quality: QualityReport | None  # of both models; None without a text for validation
-    kept: Kept  # how much of the original's behavior the written model keeps
+    kept: Retention  # how much of the original's behavior the written model keeps
     tables: list[TableReport]  # one per replaced table
     notes: list[str]  # other changes
     recovery: RecoveryReport | None = None  # if the model was trained

@@ -5,7 +5,7 @@ for embeddings with an output side, ``scores`` ``(m, V)``. Numbers that 16 bits 
 bits.
 
 - `standard`, and tables that are a product of two factors: Gather and MatMul;
-- matrices in 4 or 8 bits, which are `quantized` with codec uniform, int8 and int4: see `GraphBuilder`;
+- matrices in 4 or 8 bits, which are `quantized` with codec uniform, and int8: see `GraphBuilder`;
 - `structured` and `compositional_code`: Gather of centroids;
 - all others: the dense table.
 

@@ -81,7 +81,7 @@ def samples(
             return _neighbors(model, vocabulary, texts, seed, tokens)
         make = _encoder_decoder_inputs if model.config.is_encoder_decoder else _decoder_or_encoder_inputs
         inputs, positions, of = make(model, vocabulary, texts, seed, tokens)
-    of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text with --text"
+    of = f"{of} of {names_of(texts)}".lstrip() if texts else f"{of}; pass a real text"
     how = f"{int(positions.sum()):,} tokens {of}"
     # What follows the last token of a row is not there.
     has_targets = texts is not None and model.can_generate() and not model.config.is_encoder_decoder
@@ -132,7 +132,7 @@ def _neighbors(
     """Which text is nearest to each text; UserError for fewer than two texts."""
     if texts is None:
         read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
-        how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text with --text"
+        how = f"nearest neighbors of {len(read)} texts of random tokens; pass a real text"
     else:
         lines = sampled_lines(texts, seed, max(tokens // _WORDS, LINES))
         read = [torch.tensor(ids) for ids in vocabulary.sentences(lines, _SENTENCE)]

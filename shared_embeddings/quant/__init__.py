@@ -1,4 +1,4 @@
 """Codecs of quantized tables: rows of numbers in a few bits each, and back."""
 
 # The storage dtypes of plain tensors.
-STORES = ("fp32", "fp16", "int8", "int4")
+STORES = ("fp32", "fp16", "int8")

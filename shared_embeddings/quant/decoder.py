@@ -43,16 +43,16 @@ def windows(codes: Any, ends: Any, width: Any) -> Any:
 
 def unpacked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a file as numbers by name; those in few bits are described in the array `HEADER`."""
-    found = dict(arrays)
-    header = found.pop(HEADER, None)
+    numbers = dict(arrays)
+    header = numbers.pop(HEADER, None)
     forms = {} if header is None else json.loads(bytes(header))["tensors"]
     for name, form in forms.items():
-        found[name] = _numbers(found[name], found.pop(f"{name}.scale", None), form)
-    return found
+        numbers[name] = _numbers(numbers[name], numbers.pop(f"{name}.scale", None), form)
+    return numbers
 
 
 def _numbers(codes: Any, scales: Any, form: Mapping[str, Any]) -> Any:
-    """Numbers of the storages fp16, int8, int4 and log8, and integers in bits."""
+    """Return the numbers of the storages fp16, int8 and log8, and integers in bits."""
     if form["as"] == "fp16":
         return codes.astype(np.float32)
     if form["as"] == "int8":
@@ -60,11 +60,6 @@ def _numbers(codes: Any, scales: Any, form: Mapping[str, Any]) -> Any:
     if form["as"] == "log8":
         return np.where(codes == 0, 0, np.exp2((codes.astype(np.float32) - 255) / 16)) * scales
     shape = form["shape"]
-    if form["as"] == "int4":
-        dim = math.prod(shape) // len(codes)
-        rows = np.stack([codes >> 4, codes & 15], axis=-1).reshape(len(codes), -1)[:, :dim].astype(np.float32)
-        group = dim if scales.shape[1] == 1 else 32
-        return ((rows - 8) * np.repeat(scales, group, axis=1)[:, :dim]).reshape(shape)
     ends = np.cumsum(form["widths"])
     rows = math.prod(shape) // len(ends)
     bits = np.unpackbits(codes, count=rows * int(ends[-1])).reshape(rows, -1).astype(np.int64)
@@ -100,8 +95,6 @@ def decoded_table(
     kind = CODES.get(settings["codec"], "codes")
     codes = {name: np.asarray(array, np.uint8) for name, array in tensors.items() if name.startswith(kind)}
     numbers = {name: np.asarray(array, np.float32) for name, array in tensors.items() if name not in codes}
-    if any(name.startswith(("codes", "paths")) for name in numbers):
-        raise ValueError("the codes are of an earlier version: compress the model again")
     only = int(min(codes).removeprefix(kind)) if codes else 0
     places = numbers.get("widths", np.full(num_embeddings, only))
     scales = numbers["row_scales"] if "row_scales" in numbers else numbers["scales"]
@@ -114,9 +107,9 @@ def decoded_table(
         rows = codes.get(f"{kind}{place}", np.zeros((len(words), 0), np.uint8))
         for start in range(0, len(words), _BLOCK):
             ids = words[start : start + _BLOCK]
-            found = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
-            found = found * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
-            table[ids] = rotated_back(found, numbers["signs"]) if "signs" in numbers else found
+            decoded = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
+            decoded = decoded * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
+            table[ids] = rotated_back(decoded, numbers["signs"]) if "signs" in numbers else decoded
     return table
 
 

@@ -1,5 +1,5 @@
-"""Numbers in few bits: fp16, int8 with a scale for each row, int4 with one for each group, 8-bit logarithms
-of positive numbers, bits of integers.
+"""Numbers in few bits: fp16, int8 with a scale for each row, 8-bit logarithms of positive numbers, bits of
+integers.
 
 int8 is symmetric: a row is a scale times integers from -127 to 127. Each row has its own scale, since norms
 differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
@@ -7,17 +7,10 @@ basis are directions, whose norms decay like singular values. For a trained tabl
 error was 0.0066 with a scale per word, 0.0092 per dimension, and 0.023 with a single scale. Short rows, as in
 codebooks of pieces, share a scale, see `_scaled_axes`.
 
-int4 divides a row into groups of 32 values, the last one maybe smaller. A group is a scale times integers
-from -8 to 7; the scale has the least squared error and may be negative, so that -8 is on the side of the
-largest value. For a normal table of 4,000 x 128, the relative error is 0.082 with 4.5 bits per value,
-compared with 0.0065 for int8 with 8.125 bits. Errors of factors add up: a product of normal factors of rank
-64 is off by 0.115, compared with 0.0088.
-
 Packing unpacked numbers again gives the same codes and scales. Scales are in bfloat16, whose 8 bits of
 precision times those of an integer are exact in float32.
 
-Axes: ``n`` of the first axis of a tensor, ``N`` hidden states, ``D`` width of a matrix, ``G`` numbers in a
-group.
+Axes: ``n`` of the first axis of a tensor, ``N`` hidden states, ``D`` width of a matrix.
 """
 
 from __future__ import annotations
@@ -33,20 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import pack_bits
-from shared_embeddings.quant.codec import STEPS_PER_OCTAVE, Books, Encoded
-from shared_embeddings.quant.codecs.uniform import UniformCodec, best_scales, nearest_levels
-from shared_embeddings.quant.metric import Metric
+from shared_embeddings.quant.codec import STEPS_PER_OCTAVE
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 _SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(_SCALE_TYPE)
 # The largest integer of int8.
 _LARGEST = 127
-# int4: the bits of a value, and the values that share a scale.
-_WIDTH = 4
-_GROUP = 32
-# int4 is encoded, and integers are decoded, in parts of this many values, to save memory.
+# Integers are decoded in parts of this many values, to save memory.
 _VALUES_AT_ONCE = 2**20
 # The most bits of an integer: with those of a byte before it, they fit into 64.
 _MOST_BITS = 56
@@ -108,9 +95,10 @@ class NumberFormat(ABC):
     def check(self, packed: Packed) -> None:
         """Raise ValueError unless types and sizes are those of a packed tensor of `shape`."""
         kind, codes, scales = self.layout
-        found = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
-        _expect((packed.codes.dtype, packed.codes.shape) == (kind, codes))
-        _expect(found == (None if scales is None else (_SCALE_TYPE, scales)))
+        of_scales = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
+        of_codes = packed.codes.dtype, packed.codes.shape
+        if of_codes != (kind, codes) or of_scales != (None if scales is None else (_SCALE_TYPE, scales)):
+            raise ValueError("unexpected type or shape")
 
     @abstractmethod
     def encode(self, values: Tensor) -> Packed:
@@ -135,10 +123,6 @@ class NumberFormat(ABC):
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` in at least 32 bits with n rows of a matrix."""
         return F.linear(hidden, self.decode(packed).to(hidden.dtype))
-
-    def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
-        """`scores` without decoded rows in memory; None where that is impossible or slower."""
-        return None
 
 
 class Float16(NumberFormat):
@@ -181,102 +165,6 @@ class Int8(NumberFormat):
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The scales multiply the scores, which are fewer than the values."""
         return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.factors.t())
-
-
-class Int4(NumberFormat):
-    """See the module."""
-
-    name = "int4"
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        super().__init__(shape)
-        self._codec = _RepeatableCodec(math.prod(self.shape[_scaled_axes(self.shape) :]), _GROUP)
-
-    @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        codes = self.rows, self._codec.row_bytes(_WIDTH)
-        return torch.uint8, codes, (self.rows, self._codec.num_scales)
-
-    def encode(self, values: Tensor) -> Packed:
-        rows = values.reshape(-1, self._codec.dim)
-        parts = rows.split(max(1, _VALUES_AT_ONCE // self._codec.dim))
-        encoded = zip(*(self._codec.encode(part, _WIDTH, {}) for part in parts))
-        return Packed(*map(torch.cat, encoded))
-
-    def decode(self, packed: Packed) -> Tensor:
-        halves = self._halves(packed).unflatten(1, (2, -1))
-        rows = halves.transpose(1, 2).flatten(1)[:, : self._codec.dim]
-        return rows.reshape(-1, *self.shape[1:])
-
-    def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
-        """The dimensions of the hidden states are reordered instead of the values."""
-        values = self._halves(packed)
-        missing = values.size(1) - hidden.size(1)
-        halves = F.pad(hidden, (0, missing)).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
-        return F.linear(halves, values.to(hidden.dtype))
-
-    def direct_scores(self, hidden: Tensor, packed: Packed) -> Tensor | None:
-        """For a few hidden states, by a compiled loop."""
-        is_few = len(hidden) <= UniformCodec.few_states
-        if not is_few or not kernels.usable(hidden, packed.codes, packed.factors):
-            return None
-        return self._codec.direct_scores(hidden, packed.codes, packed.factors, _WIDTH, {})
-
-    def _halves(self, packed: Packed) -> Tensor:
-        """Rows with the values of even positions before those of odd ones, possibly padded at both ends.
-
-        The first value of a byte is in its upper half. A code with its first bit inverted is a signed integer
-        of 4 bits, which shifts extend to 8 bits.
-        """
-        groups = self._codec.num_scales
-        width = packed.codes.size(1) if groups == 1 else groups * _GROUP // 2
-        codes = F.pad(packed.codes, (0, width - packed.codes.size(1))) ^ 0x88
-        values = torch.empty(len(codes), 2, width, device=codes.device)
-        values[:, 0] = codes.view(torch.int8) >> _WIDTH
-        values[:, 1] = (codes << _WIDTH).view(torch.int8) >> _WIDTH
-        return values.unflatten(2, (groups, -1)).mul_(packed.factors[:, None, :, None]).flatten(1)
-
-
-class _RepeatableCodec(UniformCodec):
-    """Numbers that some scale in bfloat16 reproduces exactly get the smallest such scale.
-
-    Decoded numbers so have the same codes and scales again.
-    """
-
-    def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
-        """Codes of finite rows of any size in float32."""
-        zero = 1 << (int(rate) - 1)
-        groups = self.grouped(rows).flatten(0, 1).clone()
-        scales, is_exact = _exact_scales(groups, zero)
-        rest = ~is_exact
-        # The nearest numbers that are levels times scales; squares in float64 do not overflow.
-        others, limit = groups[rest].double(), _RANGE.max / zero
-        rounded = best_scales(others, zero).clamp(-limit, limit).to(_SCALE_TYPE).double()
-        # Scales below the smallest normal number are not exact; such groups become zero.
-        rounded = rounded.masked_fill(rounded.abs() < _RANGE.tiny, 0.0)
-        groups[rest] = (nearest_levels(others, rounded, zero) * rounded.unsqueeze(-1)).float()
-        scales[rest] = _exact_scales(groups[rest], zero)[0]
-        codes = (nearest_levels(groups, scales, zero) + zero).to(torch.uint8).view(len(rows), -1)
-        packed = pack_bits(codes[:, : self.dim], int(rate))
-        return Encoded(packed, scales.to(_SCALE_TYPE).view(len(rows), -1))
-
-
-def _exact_scales(groups: Tensor, zero: int) -> tuple[Tensor, Tensor]:
-    """The smallest scales that reproduce groups ``(..., G)`` exactly, and whether there is one.
-
-    The largest number is one of few levels, which leaves few scales to try.
-    """
-    largest = groups.abs().amax(dim=-1)
-    scales, is_exact = torch.zeros_like(largest), largest == 0
-    for level in range(zero, 0, -1):
-        for trial in (largest / level, largest / -level):
-            is_scale = (trial.to(_SCALE_TYPE).float() == trial) & (trial.abs() >= _RANGE.tiny)
-            tried = (is_scale & ~is_exact).nonzero().squeeze(1)
-            numbers, found = groups[tried], trial[tried]
-            same = nearest_levels(numbers, found, zero) * found.unsqueeze(-1) == numbers
-            chosen = tried[same.all(dim=-1)]
-            scales[chosen], is_exact[chosen] = trial[chosen], True
-    return scales, is_exact
 
 
 class Logarithms(NumberFormat):
@@ -323,10 +211,11 @@ class BitCodes(NumberFormat):
     name = "bits"
 
     def __init__(self, shape: Sequence[int], widths: Sequence[int]) -> None:
-        _expect(len(widths) > 0 and all(0 <= width <= _MOST_BITS for width in widths))
         self.shape, self.widths = tuple(shape), tuple(widths)
         self.rows = math.prod(self.shape) // len(self.widths)
-        _expect(self.rows * len(self.widths) == math.prod(self.shape))
+        is_even = self.rows * len(self.widths) == math.prod(self.shape)
+        if not is_even or not all(0 <= width <= _MOST_BITS for width in widths):
+            raise ValueError("unexpected type or shape")
 
     @staticmethod
     def of(values: Tensor) -> BitCodes:
@@ -355,10 +244,8 @@ class BitCodes(NumberFormat):
 
     def decode_rows(self, packed: Packed, ids: Tensor) -> Tensor:
         if ids.device.type == "cpu" and ids.numel() and not needs_fixed_shapes(ids):
-            least, largest = int(ids.min()), int(ids.max())
-            if least < 0 or largest >= self.shape[0]:
-                wrong = least if least < 0 else largest
-                raise IndexError(f"index {wrong} is out of range: there are {self.shape[0]} rows")
+            if int(ids.min()) < 0 or int(ids.max()) >= self.shape[0]:
+                raise IndexError(f"an index is out of range: there are {self.shape[0]} rows")
         if self.rows != self.shape[0]:
             return self.decode(packed).index_select(0, ids)
         return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])
@@ -374,22 +261,20 @@ class BitCodes(NumberFormat):
         ends = torch.tensor(self.widths, device=codes.device).cumsum(0)
         widths = ends.diff(prepend=ends.new_zeros(1))
         starts = rows.unsqueeze(1) * sum(self.widths) + (ends - widths)
-        places, found = starts >> 3, torch.zeros_like(starts)
+        places, fields = starts >> 3, torch.zeros_like(starts)
         for number in range((max(self.widths) + 14) // 8 if self.bytes else 0):
-            found += codes[(places + number).clamp(max=len(codes) - 1)].long() << 8 * number
+            fields += codes[(places + number).clamp(max=len(codes) - 1)].long() << 8 * number
         kinds = {8: torch.uint8, 15: torch.int16, 31: torch.int32, _MOST_BITS: torch.int64}
         kind = next(kind for bits, kind in kinds.items() if max(self.widths) <= bits)
-        return (found >> (starts & 7) & (1 << widths) - 1).to(kind)
+        return (fields >> (starts & 7) & (1 << widths) - 1).to(kind)
 
 
-FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Int4)}
+FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Logarithms)}
 
 
 def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
-    """The format of a name, for tensors of a shape; integers have `widths`."""
-    if name == BitCodes.name:
-        return BitCodes(shape, widths)
-    return Logarithms(shape) if name == Logarithms.name else FORMATS[name](shape)
+    """Return the format of a name, for tensors of a shape; integers have `widths`."""
+    return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
 
 
 def _scaled_axes(shape: Sequence[int]) -> int:
@@ -402,8 +287,3 @@ def _scaled_axes(shape: Sequence[int]) -> int:
     while axes > 1 and math.prod(shape[axes:]) < _LEAST_IN_ROW:
         axes -= 1
     return axes
-
-
-def _expect(condition: bool) -> None:
-    if not condition:
-        raise ValueError("unexpected type or shape")

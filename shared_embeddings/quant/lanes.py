@@ -1,14 +1,56 @@
-"""Vectors of 16 or 32 rows for loops that numba compiles: operations that its own compiler does not form.
+"""Operations on vectors of 16 or 32 rows, for loops that numba compiles.
 
-A vector is one of the `KINDS`: a word of 16 bits for each row, the two bytes of each of those, or half as
-many integers of 32 bits or floats. Row i has word i, and bytes 2 i and 2 i + 1. Operations on words and bytes
-need AVX-512, AVX2 or NEON; those on floats do not.
+numba compiles loops over arrays, but it does not form the byte shuffles and 16-bit products that decoding
+trellis codes lives on. This module gives numba one function for each of them, as ``immintrin.h`` gives a C
+compiler ``_mm256_shuffle_epi8``. `shared_embeddings.quant.loops` is the only user.
+
+**Lanes.** A vector register holds `ROWS` numbers of 16 bits (*words*) next to each other. Each of these
+places is a *lane*, and lane i belongs to row i of the table: an operation on a vector does the same to 16 or
+32 rows at once. The same register can be read as twice as many *bytes* (row i has bytes 2 i and 2 i + 1), or
+as half as many *ints* or *floats* of 32 bits (`FLOATS`). In C, with AVX2::
+
+    typedef __m256i words;   /* 16 x int16  */   typedef __m256i bytes;   /* 32 x int8  */
+    typedef __m256i ints;    /*  8 x int32  */   typedef __m256  floats;  /*  8 x float */
+
+**How an intrinsic is built.** numba translates Python to LLVM's intermediate language, a typed assembler for
+no particular processor, and LLVM translates that to instructions. ``numba.extending.intrinsic`` makes a
+function that, when numba compiles a call of it, returns the type of the result and a function that *appends
+LLVM instructions* to the program with a *builder*: ``builder.add(a, b)`` emits ``add <16 x i16> %a, %b``.
+Nothing is computed at that moment. `_operation` wraps this for operations on values, `_in_memory` for those
+at a place of an array, whose pointer it passes. `Lanes` tells numba that such values exist, and `_LanesModel`
+how LLVM names their types, for instance ``<16 x i16>``.
+
+**What becomes of it.** A vector takes one register with AVX2 (256 bits) and AVX-512 (512 bits), and two with
+NEON (128 bits each). LLVM chooses about these instructions::
+
+    operation            LLVM                         AVX2, AVX-512               NEON
+    load_words           load                         vmovdqu, vmovdqu64          ldp
+    splat_word           insertelement, shufflevector vpbroadcastw                dup
+    lshr                 lshr                         vpsrlw                      ushl
+    fshl                 shl, lshr, or                vpsllw, vpsrlw, vpor        ushl, orr
+    mul_words            mul                          vpmullw                     mul
+    add_bytes, add_ints  add                          vpaddb, vpaddd              add
+    high_bytes           lshr, select                 vpsrlw, vpblendvb/vpblendmb ushr, bsl
+    high_nibbles         lshr, and                    vpsrlw, vpand               ushr, and
+    shuffle_bytes        llvm.x86.avx2.pshuf.b, ...   vpshufb                     tbl
+    sext_low_bytes       shufflevector, ashr          vpunpcklbw, vpsraw          sshll
+    unpack_low_words     shufflevector                vpunpcklwd                  zip1
+    madd                 sext, mul, shufflevector, add vpmaddwd                   smull, addp
+    sitofp               sitofp                       vcvtdq2ps                   scvtf
+    add_floats           fadd                         vaddps                      fadd
+    broadcast_float      load, shufflevector          vbroadcastss                ld1r
+    add_squared_errors   fsub, fmul, fadd contract    vsubps, vmulps, vfmadd      fsub, fmul, fmla
+    min_floats           fcmp, select                 vminps                      fcmgt, bsl
+
+Names are those of LLVM or of Intel's guide. On x86, ``vpshufb`` and ``vpunpck*`` work within each 128 bits of
+a register, which is why several operations take "of each 8 words the first four". Operations on words and
+bytes need AVX-512BW, AVX2 or NEON (`INSTRUCTIONS`); those on floats run anywhere.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -19,7 +61,7 @@ from numba.extending import intrinsic, models, register_model
 
 
 def _instructions() -> str | None:
-    """The vector instructions that the operations use, among those that numba compiles for."""
+    """Return the vector instructions that the operations use, among those that numba compiles for."""
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "neon"
     features = getattr(config, "CPU_FEATURES", None)  # of NUMBA_CPU_FEATURES
@@ -38,287 +80,130 @@ _WORDS, _BYTES = ir.VectorType(_WORD, ROWS), ir.VectorType(_BYTE, 2 * ROWS)
 _INTS, _FLOATS = ir.VectorType(_INT, FLOATS), ir.VectorType(_FLOAT, FLOATS)
 
 
-def _repeated(word: int) -> Any:
-    """A vector of equal words."""
-    return ir.Constant(_WORDS, [word] * ROWS)
-
-
 class Lanes(types.Type):
-    """The type of a vector in numba."""
+    """The type of a vector in numba, with the LLVM type that holds it."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        super().__init__(name=f"Lanes({kind})")
+    def __init__(self, name: str, llvm_type: Any) -> None:
+        self.llvm_type = llvm_type
+        super().__init__(name=f"Lanes({name})")
 
 
-KINDS = {"words": _WORDS, "bytes": _BYTES, "ints": _INTS, "floats": _FLOATS}
-_words, _bytes, _ints, _floats = (Lanes(kind) for kind in KINDS)
+_words, _bytes = Lanes("words", _WORDS), Lanes("bytes", _BYTES)
+_ints, _floats = Lanes("ints", _INTS), Lanes("floats", _FLOATS)
 
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Lanes) -> None:
-        super().__init__(manager, kind, KINDS[kind.kind])
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        super().__init__(manager, lanes, lanes.llvm_type)
 
 
 def _operation(result: Any, build: Callable[..., Any]) -> Any:
-    """An operation on vectors and numbers, from the instructions that `build` adds for their values."""
+    """Return an operation on vectors and numbers from a function that appends its LLVM instructions.
 
-    def one(typing: Any, a: Any) -> Any:
-        return result(a), lambda context, builder, signature, values: build(builder, *values)
+    Args:
+        result: the type of the result in numba.
+        build: takes the builder and the LLVM values of one to four arguments.
+    """
 
-    def two(typing: Any, a: Any, b: Any) -> Any:
-        return result(a, b), lambda context, builder, signature, values: build(builder, *values)
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return build(builder, *values)
 
-    return _intrinsic(one if build.__code__.co_argcount == 2 else two)
+    typed: dict[int, Callable[..., Any]] = {
+        1: lambda typing, a: (result(a), generate),
+        2: lambda typing, a, b: (result(a, b), generate),
+        3: lambda typing, a, b, c: (result(a, b, c), generate),
+        4: lambda typing, a, b, c, d: (result(a, b, c, d), generate),
+    }
+    return _intrinsic(typed[build.__code__.co_argcount - 1])
 
 
 def _in_memory(result: Any, build: Callable[..., Any]) -> Any:
-    """An operation at a place of a contiguous array, from its pointer and possibly other vectors."""
+    """Return an operation at a place of a contiguous array: a load, or a store if the `result` is void.
 
-    def at(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    Args:
+        result: the type of the result in numba.
+        build: takes the builder, the pointer, and for a store the vector.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, values[0]).data
-        return build(builder, builder.gep(data, [values[1]]), *values[2:])
+        loaded = build(builder, builder.gep(data, [values[1]]), *values[2:])
+        return context.get_dummy_value() if result is types.void else loaded
 
-    def read(typing: Any, array: Any, place: Any) -> Any:
-        return result(array, types.intp), at
-
-    def write(typing: Any, array: Any, place: Any, vector: Any) -> Any:
-        def done(context: Any, *rest: Any) -> Any:
-            at(context, *rest)
-            return context.get_dummy_value()
-
-        return result(array, types.intp, vector), done
-
-    return _intrinsic(write if result is types.void else read)
+    if result is types.void:
+        return _intrinsic(lambda typing, array, place, vector: (result(array, types.intp, vector), generate))
+    return _intrinsic(lambda typing, array, place: (result(array, types.intp), generate))
 
 
-def _loaded(kind: Any) -> Callable[..., Any]:
-    def build(builder: Any, pointer: Any) -> Any:
-        return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
-
-    return build
+# Parts of several operations.
 
 
-def _stored(builder: Any, pointer: Any, vector: Any) -> None:
+def _load(builder: Any, pointer: Any, kind: Any) -> Any:
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+
+
+def _store(builder: Any, pointer: Any, vector: Any) -> None:
     builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=1)
 
 
-def _chosen(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    """A vector of elements of two vectors; the places of the second follow those of the first."""
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, len(places)), places))
-
-
-def _joined(builder: Any, halves: list[Any]) -> Any:
-    """A vector of one or two others."""
-    size = sum(half.type.count for half in halves)
-    return _chosen(builder, halves[0], halves[-1], list(range(size)))
-
-
-def _loaded_table(builder: Any, pointer: Any) -> Any:
-    table = _loaded(ir.VectorType(_BYTE, 16))(builder, pointer)
-    return _chosen(builder, table, table, [byte % 16 for byte in range(2 * ROWS)])
-
-
-load_words = _in_memory(_words, _loaded(_WORDS))
-load_table = _in_memory(_bytes, _loaded_table)  # of 16 bytes, for `look_up`
-store = _in_memory(types.void, _stored)
-
-
-def _first_bits(builder: Any, pointer: Any) -> Any:
-    return builder.bswap(_loaded(ir.IntType(64))(builder, pointer))
-
-
-load_bits = _in_memory(types.uint64, _first_bits)  # a number of 64 bits, highest first
+def _shufflevector(builder: Any, a: Any, b: Any, places: Sequence[int]) -> Any:
+    """Append a choice of elements of two vectors; the places of the second follow those of the first."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, len(places)), list(places)))
 
 
 def _splat(builder: Any, number: Any, kind: Any) -> Any:
-    """A vector of equal numbers."""
-    is_wide = number.type != kind.element and number.type.width > kind.element.width
-    number = builder.trunc(number, kind.element) if is_wide else number
+    """Append a vector of equal numbers, of their lower bits if the number is wider."""
+    if number.type != kind.element and number.type.width > kind.element.width:
+        number = builder.trunc(number, kind.element)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), number, ir.Constant(_INT, 0))
-    return _chosen(builder, first, first, [0] * kind.count)
+    return _shufflevector(builder, first, first, [0] * kind.count)
 
 
-repeat_word = _operation(_words, lambda builder, number: _splat(builder, number, _WORDS))
-repeat_int = _operation(_ints, lambda builder, number: _splat(builder, number, _INTS))
+def _constant(word: int) -> Any:
+    """Return a vector of equal words."""
+    return ir.Constant(_WORDS, [word] * ROWS)
 
 
-def _shift(builder: Any, name: str, a: Any, by: Any) -> Any:
-    return getattr(builder, name)(a, _splat(builder, by, _WORDS))
+def _unpack_places(first: int) -> list[int]:
+    """Return the places of words of two vectors in turns: of each 8 words, four from `first` on."""
+    words = [word for eight in range(first, ROWS, 8) for word in range(eight, eight + 4)]
+    return [place for word in words for place in (word, ROWS + word)]
 
 
-shift_right = _operation(_words, lambda builder, a, by: _shift(builder, "lshr", a, by))  # by less than 16
+# Loads and stores.
 
 
-@_intrinsic
-def window(typing: Any, before: Any, after: Any, bits: Any) -> Any:
-    """16 bits of every two words: all but the first 0 to 15 bits of the word before, then those after."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        before, after, bits = values
-        rest = builder.sub(ir.Constant(bits.type, 15), bits)
-        after = builder.lshr(after, _repeated(1))
-        return builder.or_(_shift(builder, "shl", before, bits), _shift(builder, "lshr", after, rest))
-
-    return _words(before, after, bits), generate
+def _load_table(builder: Any, pointer: Any) -> Any:
+    table = _load(builder, pointer, ir.VectorType(_BYTE, 16))
+    return _shufflevector(builder, table, table, [byte % 16 for byte in range(2 * ROWS)])
 
 
-product = _operation(_words, lambda builder, a, b: builder.mul(a, b))
-add_bytes = _operation(_bytes, lambda builder, a, b: builder.add(a, b))
-add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
-
-
-def _high_bytes(builder: Any, a: Any, b: Any) -> Any:
-    shifted = builder.bitcast(builder.lshr(a, _repeated(8)), _BYTES)
-    even = ir.Constant(ir.VectorType(ir.IntType(1), 2 * ROWS), [1, 0] * ROWS)
-    return builder.select(even, shifted, builder.bitcast(b, _BYTES))
-
-
-high_bytes = _operation(_bytes, _high_bytes)  # of the words of two vectors, in turns
-
-_NIBBLES = ir.Constant(_BYTES, [15] * 2 * ROWS)
-
-
-def _high_nibbles(builder: Any, a: Any) -> Any:
-    words = builder.lshr(builder.bitcast(a, _WORDS), _repeated(4))
-    return builder.and_(builder.bitcast(words, _BYTES), _NIBBLES)
-
-
-high_nibbles = _operation(_bytes, _high_nibbles)
-low_nibbles = _operation(_bytes, lambda builder, a: builder.and_(a, _NIBBLES))
-
-
-def _looked_up(builder: Any, table: Any, places: Any) -> Any:
-    names = {
-        "avx512bw": "llvm.x86.avx512.pshuf.b.512",
-        "avx2": "llvm.x86.avx2.pshuf.b",
-        "neon": "llvm.aarch64.neon.tbl1.v16i8",
-    }
-    size = 16 if INSTRUCTIONS == "neon" else 2 * ROWS
-    kind = ir.VectorType(_BYTE, size)
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(kind, [kind, kind]), names[INSTRUCTIONS or "avx2"]
-    )
-    parts = []
-    for first in range(0, 2 * ROWS, size):
-        own = [_chosen(builder, one, one, list(range(first, first + size))) for one in (table, places)]
-        parts.append(builder.call(function, own))
-    return _joined(builder, parts)
-
-
-# For each byte below 16, that entry of a table of 16 bytes, which a vector has several times.
-look_up = _operation(_bytes, _looked_up)
-
-
-def _widened(first: int) -> Callable[..., Any]:
-    """Half of the bytes as words with a sign: of each 16, eight from `first` on."""
-    places = [
-        place
-        for some in range(first, 2 * ROWS, 16)
-        for byte in range(some, some + 8)
-        for place in (2 * ROWS, byte)
-    ]
-
-    def build(builder: Any, a: Any) -> Any:
-        words = builder.bitcast(_chosen(builder, a, ir.Constant(_BYTES, [0] * 2 * ROWS), places), _WORDS)
-        return builder.ashr(words, _repeated(8))
-
-    return build
-
-
-def _in_turns(first: int) -> list[int]:
-    """Of each 8 words, four of two vectors from `first` on."""
-    words = [word for some in range(first, ROWS, 8) for word in range(some, some + 4)]
-    return [one for word in words for one in (word, ROWS + word)]
-
-
-low_words = _operation(_words, _widened(0))  # of rows 0 to 3, 8 to 11, ...
-high_words = _operation(_words, _widened(8))  # of rows 4 to 7, 12 to 15, ...
-# Words of the same rows of two vectors, in turns.
-low_pairs = _operation(_words, lambda builder, a, b: _chosen(builder, a, b, _in_turns(0)))
-high_pairs = _operation(_words, lambda builder, a, b: _chosen(builder, a, b, _in_turns(4)))
+load_words = _in_memory(_words, lambda builder, pointer: _load(builder, pointer, _WORDS))
+load_floats = _in_memory(_floats, lambda builder, pointer: _load(builder, pointer, _FLOATS))
+load_table = _in_memory(_bytes, _load_table)  # 16 bytes, repeated, for `shuffle_bytes`
+# A number of 64 bits whose first byte is the highest.
+load_bswap = _in_memory(
+    types.uint64, lambda builder, pointer: builder.bswap(_load(builder, pointer, ir.IntType(64)))
+)
+broadcast_float = _in_memory(
+    _floats, lambda builder, pointer: _splat(builder, builder.load(pointer), _FLOATS)
+)
+store = _in_memory(types.void, _store)
+# The lower 8 bits of each int.
+store_low_bytes = _in_memory(
+    types.void,
+    lambda builder, pointer, ints: _store(
+        builder, pointer, builder.trunc(ints, ir.VectorType(_BYTE, FLOATS))
+    ),
+)
+splat_word = _operation(_words, lambda builder, number: _splat(builder, number, _WORDS))
+splat_int = _operation(_ints, lambda builder, number: _splat(builder, number, _INTS))
 
 
 @_intrinsic
-def on_lines(typing: Any, hashed: Any, starts: Any, slopes: Any) -> Any:
-    """The fine entry of each hash, the upper 11 bits of a word, by the tables of the lines."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        hashed, *tables = values
-        signed = builder.xor(hashed, _repeated(0x8000))
-        sign = builder.ashr(signed, _repeated(15))
-        place = builder.xor(signed, sign)
-        line = builder.bitcast(builder.lshr(place, _repeated(11)), _BYTES)
-        found = [builder.bitcast(_looked_up(builder, table, line), _WORDS) for table in tables]
-        start, slope = (builder.and_(one, _repeated(255)) for one in found)
-        rest = builder.and_(builder.lshr(place, _repeated(5)), _repeated(63))
-        value = builder.add(builder.shl(start, _repeated(6)), builder.mul(slope, rest))
-        return builder.xor(builder.lshr(value, _repeated(3)), sign)
-
-    return _words(hashed, starts, slopes), generate
-
-
-def _pair_products(builder: Any, a: Any, pair: Any) -> Any:
-    numbers, wide = builder.bitcast(_splat(builder, pair, _INTS), _WORDS), ir.VectorType(_INT, ROWS)
-    products = builder.mul(builder.sext(a, wide), builder.sext(numbers, wide))
-    firsts, seconds = (_chosen(builder, products, products, list(range(first, ROWS, 2))) for first in (0, 1))
-    return builder.add(firsts, seconds)
-
-
-# The sums of each two words times a pair of words, which an integer of 32 bits has.
-pair_products = _operation(_ints, _pair_products)
-as_floats = _operation(_floats, lambda builder, a: builder.sitofp(a, _FLOATS))
-add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
-
-load_floats = _in_memory(_floats, _loaded(_FLOATS))
-repeat_at = _in_memory(_floats, lambda builder, pointer: _splat(builder, builder.load(pointer), _FLOATS))
-
-
-def _stored_bytes(builder: Any, pointer: Any, integers: Any) -> None:
-    _stored(builder, pointer, builder.trunc(integers, ir.VectorType(_BYTE, FLOATS)))
-
-
-store_bytes = _in_memory(types.void, _stored_bytes)  # the lower 8 bits of integers
-
-
-_FUSED = ("contract",)  # products and sums in one instruction
-
-
-@_intrinsic
-def add_errors(typing: Any, costs: Any, entries: Any, numbers: Any, weights: Any) -> Any:
-    """Costs plus the weighted squared errors of entries."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        costs, entries, numbers, weights = values
-        errors = builder.fsub(entries, numbers, flags=_FUSED)
-        squares = builder.fmul(builder.fmul(errors, weights, flags=_FUSED), errors, flags=_FUSED)
-        return builder.fadd(costs, squares, flags=_FUSED)
-
-    return _floats(costs, entries, numbers, weights), generate
-
-
-def _is_lower(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fcmp_ordered("<", a, b)
-
-
-lower = _operation(_floats, lambda builder, a, b: builder.select(_is_lower(builder, a, b), a, b))
-
-
-@_intrinsic
-def place_of_lower(typing: Any, a: Any, b: Any, place: Any, places: Any) -> Any:
-    """An integer where the first floats are lower, else those of a vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        a, b, place, places = values
-        return builder.select(_is_lower(builder, a, b), _splat(builder, place, _INTS), places)
-
-    return _ints(a, b, types.intp, places), generate
-
-
-@_intrinsic
-def no_floats(typing: Any) -> Any:
-    """Zeros."""
+def zero_floats(typing: Any) -> Any:
+    """Return a vector of zeros."""
     return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * FLOATS)
 
 
@@ -337,6 +222,124 @@ def prefetch(typing: Any, array: Any, place: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
+# Words.
+
+
+def _fshl(builder: Any, before: Any, after: Any, count: Any) -> Any:
+    rest = _splat(builder, builder.sub(ir.Constant(count.type, 15), count), _WORDS)
+    high = builder.shl(before, _splat(builder, count, _WORDS))
+    return builder.or_(high, builder.lshr(builder.lshr(after, _constant(1)), rest))
+
+
+def _high_bytes(builder: Any, a: Any, b: Any) -> Any:
+    shifted = builder.bitcast(builder.lshr(a, _constant(8)), _BYTES)
+    is_even = ir.Constant(ir.VectorType(ir.IntType(1), 2 * ROWS), [1, 0] * ROWS)
+    return builder.select(is_even, shifted, builder.bitcast(b, _BYTES))
+
+
+def _interpolate(builder: Any, hashed: Any, starts: Any, slopes: Any) -> Any:
+    signed = builder.xor(hashed, _constant(0x8000))
+    sign = builder.ashr(signed, _constant(15))
+    place = builder.xor(signed, sign)
+    line = builder.bitcast(builder.lshr(place, _constant(11)), _BYTES)
+    start, slope = (
+        builder.and_(builder.bitcast(_shuffle_bytes(builder, table, line), _WORDS), _constant(255))
+        for table in (starts, slopes)
+    )
+    rest = builder.and_(builder.lshr(place, _constant(5)), _constant(63))
+    value = builder.add(builder.shl(start, _constant(6)), builder.mul(slope, rest))
+    return builder.xor(builder.lshr(value, _constant(3)), sign)
+
+
+def _madd(builder: Any, a: Any, pair: Any) -> Any:
+    numbers, wide = builder.bitcast(_splat(builder, pair, _INTS), _WORDS), ir.VectorType(_INT, ROWS)
+    products = builder.mul(builder.sext(a, wide), builder.sext(numbers, wide))
+    firsts, seconds = (_shufflevector(builder, products, products, range(first, ROWS, 2)) for first in (0, 1))
+    return builder.add(firsts, seconds)
+
+
+# ``words >> count``, by less than 16; bits that enter are zeros.
+lshr = _operation(_words, lambda builder, words, count: builder.lshr(words, _splat(builder, count, _WORDS)))
+# Funnel shift by 0 to 15: the upper 16 bits of ``(before << 16 | after) << count``.
+fshl = _operation(_words, _fshl)
+mul_words = _operation(_words, lambda builder, a, b: builder.mul(a, b))  # the lower 16 bits
+# Of each 8 words the first (last) four of `a`, in turns with those of `b`.
+unpack_low_words = _operation(_words, lambda builder, a, b: _shufflevector(builder, a, b, _unpack_places(0)))
+unpack_high_words = _operation(_words, lambda builder, a, b: _shufflevector(builder, a, b, _unpack_places(4)))
+high_bytes = _operation(_bytes, _high_bytes)  # the upper bytes of the words of `a` and of `b`, in turns
+# The fine entry of each hash, the upper 11 bits of a word: a sign, one of 16 lines, and a place on it.
+interpolate = _operation(_words, _interpolate)
+# Each two words times the two words of an int, summed.
+madd = _operation(_ints, _madd)
+
+
+# Bytes.
+
+
+def _shuffle_bytes(builder: Any, table: Any, places: Any) -> Any:
+    size = 16 if INSTRUCTIONS == "neon" else 2 * ROWS
+    name = {"avx512bw": "llvm.x86.avx512.pshuf.b.512", "neon": "llvm.aarch64.neon.tbl1.v16i8"}.get(
+        INSTRUCTIONS or "", "llvm.x86.avx2.pshuf.b"
+    )
+    kind = ir.VectorType(_BYTE, size)
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), name)
+    halves = []
+    for first in range(0, 2 * ROWS, size):
+        part = range(first, first + size)
+        arguments = [_shufflevector(builder, vector, vector, part) for vector in (table, places)]
+        halves.append(builder.call(function, arguments))
+    return _shufflevector(builder, halves[0], halves[-1], range(2 * ROWS))
+
+
+def _sext_bytes(builder: Any, vector: Any, first: int) -> Any:
+    """Append eight of each 16 bytes, from `first` on, as words with their sign."""
+    bytes_of = [byte for part in range(first, 2 * ROWS, 16) for byte in range(part, part + 8)]
+    places = [place for byte in bytes_of for place in (2 * ROWS, byte)]  # the lower byte is a zero
+    zeros = ir.Constant(_BYTES, [0] * 2 * ROWS)
+    words = builder.bitcast(_shufflevector(builder, vector, zeros, places), _WORDS)
+    return builder.ashr(words, _constant(8))
+
+
+def _high_nibbles(builder: Any, vector: Any) -> Any:
+    words = builder.lshr(builder.bitcast(vector, _WORDS), _constant(4))
+    return builder.and_(builder.bitcast(words, _BYTES), _FIFTEEN)
+
+
+_FIFTEEN = ir.Constant(_BYTES, [15] * 2 * ROWS)
+add_bytes = _operation(_bytes, lambda builder, a, b: builder.add(a, b))
+low_nibbles = _operation(_bytes, lambda builder, vector: builder.and_(vector, _FIFTEEN))
+high_nibbles = _operation(_bytes, _high_nibbles)
+# For each byte of `places`, below 16, that entry of a table of `load_table`.
+shuffle_bytes = _operation(_bytes, _shuffle_bytes)
+# Of rows 0 to 3, 8 to 11, ...; and of rows 4 to 7, 12 to 15, ...: each row has two bytes.
+sext_low_bytes = _operation(_words, lambda builder, vector: _sext_bytes(builder, vector, 0))
+sext_high_bytes = _operation(_words, lambda builder, vector: _sext_bytes(builder, vector, 8))
+
+
+# Ints and floats.
+
+
+def _add_squared_errors(builder: Any, costs: Any, entries: Any, numbers: Any, weights: Any) -> Any:
+    fused = ("contract",)  # products and sums in one instruction
+    errors = builder.fsub(entries, numbers, flags=fused)
+    squares = builder.fmul(builder.fmul(errors, weights, flags=fused), errors, flags=fused)
+    return builder.fadd(costs, squares, flags=fused)
+
+
+def _select_lower(builder: Any, a: Any, b: Any, place: Any, places: Any) -> Any:
+    is_lower = builder.fcmp_ordered("<", a, b)
+    return builder.select(is_lower, _splat(builder, place, _INTS), places)
+
+
+add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
+sitofp = _operation(_floats, lambda builder, ints: builder.sitofp(ints, _FLOATS))
+add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
+min_floats = _operation(_floats, lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
+add_squared_errors = _operation(_floats, _add_squared_errors)
+# An integer where the first floats are lower, else the ints of a vector.
+select_lower = _operation(_ints, _select_lower)
+
+
 @_intrinsic
 def transpose(typing: Any, codes: Any, start: Any, stride: Any, out: Any, place: Any) -> Any:
     """Write 16 vectors with one word of each row, from 32 bytes of all rows.
@@ -351,26 +354,27 @@ def transpose(typing: Any, codes: Any, start: Any, stride: Any, out: Any, place:
         codes, start, stride, out, place = values
         source = context.make_array(signature.args[0])(context, builder, codes).data
         target = context.make_array(signature.args[3])(context, builder, out).data
-
-        def loaded(row: int) -> Any:
-            index = builder.add(start, builder.mul(stride, ir.Constant(start.type, row)))
-            own = _loaded(ir.VectorType(_BYTE, 32))(builder, builder.gep(source, [index]))
-            return _chosen(builder, own, own, [byte ^ 1 for byte in range(32)])
-
         rows = []
         for row in range(16):
-            parts = [loaded(row + group) for group in groups]
-            rows.append(builder.bitcast(_joined(builder, parts), _WORDS))
-        turns = [_in_turns(first) for first in (0, 4)]
+            halves = []
+            for group in groups:
+                index = builder.add(start, builder.mul(stride, ir.Constant(start.type, row + group)))
+                loaded = _load(builder, builder.gep(source, [index]), ir.VectorType(_BYTE, 32))
+                # Swaps the bytes of each word.
+                halves.append(_shufflevector(builder, loaded, loaded, [byte ^ 1 for byte in range(32)]))
+            joined = _shufflevector(builder, halves[0], halves[-1], range(32 * len(halves)))
+            rows.append(builder.bitcast(joined, _WORDS))
         for _ in range(3):
-            pairs = [pair for some in (rows[:8], rows[8:]) for pair in zip(some[:4], some[4:])]
-            rows = [_chosen(builder, a, b, places) for a, b in pairs for places in turns]
+            pairs = [pair for eight in (rows[:8], rows[8:]) for pair in zip(eight[:4], eight[4:])]
+            rows = [
+                _shufflevector(builder, a, b, _unpack_places(first)) for a, b in pairs for first in (0, 4)
+            ]
         for number in range(16):
             firsts = [part + group + number // 8 * 8 for group in groups for part in (0, ROWS)]
             places = [word for first in firsts for word in range(first, first + 8)]
-            vector = _chosen(builder, rows[number % 8], rows[8 + number % 8], places)
+            vector = _shufflevector(builder, rows[number % 8], rows[8 + number % 8], places)
             index = builder.add(place, ir.Constant(place.type, ROWS * number))
-            _stored(builder, builder.gep(target, [index]), vector)
+            _store(builder, builder.gep(target, [index]), vector)
         return context.get_dummy_value()
 
     return types.void(codes, types.intp, types.intp, out, types.intp), generate

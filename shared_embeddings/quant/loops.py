@@ -62,15 +62,15 @@ def level_scores(codes: Any, scales: Any, width: int, zero: float, size: int, hi
         for place in range(codes.shape[1]):
             stream[place] = codes[row, place]
         for eight in range(eights):
-            bits[eight] = lanes.load_bits(stream, eight * width)
+            bits[eight] = lanes.load_bswap(stream, eight * width)
         for group in range(scales.shape[1]):
             factors[group * size : (group + 1) * size] = scales[row, group]
         for field in range(8):
             shift = np.uint64(64 - width * (field + 1))
-            own = levels[field * eights : (field + 1) * eights]
+            of_field = levels[field * eights : (field + 1) * eights]
             for eight in range(eights):
                 code = np.int32(bits[eight] >> shift) & mask
-                own[eight] = (np.float32(code) - middle) * factors[eight]
+                of_field[eight] = (np.float32(code) - middle) * factors[eight]
         for token in range(hidden.shape[0]):
             score = np.float32(0.0)
             for column in range(levels.shape[0]):
@@ -201,10 +201,10 @@ def nearest_paths(
                 costs[state * width + lane] = 0.0
         column = 0
         for step in range(steps):
-            own = lowest[: (states >> shifts[step + 1]) * width]
+            best = lowest[: (states >> shifts[step + 1]) * width]
             choices = chosen[offsets[step] : offsets[step + 1]]
             entries = books[firsts[step] : firsts[step] + sizes[step]].reshape(-1)
-            _advance(costs, shifts[step], entries, numbers, column, sizes[step], weights, own, choices)
+            _advance(costs, shifts[step], entries, numbers, column, sizes[step], weights, best, choices)
             costs, lowest = lowest, costs
             column += sizes[step]
         lanes.store(places, 0, _places_of_lowest(costs))
@@ -235,34 +235,38 @@ def _advance(
     """
     width = lanes.FLOATS
     heads, states = out.shape[0] // width, entries.shape[0] // size
-    own, weight = lanes.load_floats(numbers, column * width), lanes.repeat_at(weights, column)
+    first_numbers, weight = lanes.load_floats(numbers, column * width), lanes.broadcast_float(weights, column)
     for head in range(heads):
-        best, place = lanes.no_floats(), lanes.repeat_int(np.int32(0))
+        best, place = lanes.zero_floats(), lanes.splat_int(np.int32(0))
         for choice in range(states // heads):
             state = head + choice * heads
             cost = lanes.load_floats(costs, (state >> shift) * width)
-            cost = lanes.add_errors(cost, lanes.repeat_at(entries, state), own, weight)
+            cost = lanes.add_squared_errors(
+                cost, lanes.broadcast_float(entries, state), first_numbers, weight
+            )
             for number in range(1, size):
                 others = lanes.load_floats(numbers, (column + number) * width)
-                entry = lanes.repeat_at(entries, number * states + state)
-                cost = lanes.add_errors(cost, entry, others, lanes.repeat_at(weights, column + number))
+                entry = lanes.broadcast_float(entries, number * states + state)
+                cost = lanes.add_squared_errors(
+                    cost, entry, others, lanes.broadcast_float(weights, column + number)
+                )
             if choice == 0:
                 best = cost
             else:
-                place = lanes.place_of_lower(cost, best, choice, place)
-                best = lanes.lower(cost, best)
+                place = lanes.select_lower(cost, best, choice, place)
+                best = lanes.min_floats(cost, best)
         lanes.store(out, head * width, best)
-        lanes.store_bytes(choices, head * width, place)
+        lanes.store_low_bytes(choices, head * width, place)
 
 
 @_compiled
 def _places_of_lowest(costs: Any) -> Any:
     """The state with the lowest cost, for each row of a vector."""
-    best, place = lanes.load_floats(costs, 0), lanes.repeat_int(np.int32(0))
+    best, place = lanes.load_floats(costs, 0), lanes.splat_int(np.int32(0))
     for state in range(1, costs.shape[0] // lanes.FLOATS):
         cost = lanes.load_floats(costs, state * lanes.FLOATS)
-        place = lanes.place_of_lower(cost, best, state, place)
-        best = lanes.lower(cost, best)
+        place = lanes.select_lower(cost, best, state, place)
+        best = lanes.min_floats(cost, best)
     return place
 
 
@@ -296,18 +300,18 @@ def lane_scores(
         count = min(lanes.ROWS, codes.shape[0] - first)
         _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
         for token in range(pairs.shape[0]):
-            low, high = lanes.no_floats(), lanes.no_floats()
+            low, high = lanes.zero_floats(), lanes.zero_floats()
             for run in range(bounds.shape[0] - 1):
-                some = lanes.repeat_int(np.int32(0))
-                others = some
+                firsts = lanes.splat_int(np.int32(0))
+                others = firsts
                 for pair in range(bounds[run], bounds[run + 1]):
                     place, numbers = 2 * pair * lanes.ROWS, pairs[token, pair]
                     entries = lanes.load_words(values, place)
-                    some = lanes.add_ints(some, lanes.pair_products(entries, numbers))
+                    firsts = lanes.add_ints(firsts, lanes.madd(entries, numbers))
                     entries = lanes.load_words(values, place + lanes.ROWS)
-                    others = lanes.add_ints(others, lanes.pair_products(entries, numbers))
-                low = lanes.add_floats(low, lanes.as_floats(some))
-                high = lanes.add_floats(high, lanes.as_floats(others))
+                    others = lanes.add_ints(others, lanes.madd(entries, numbers))
+                low = lanes.add_floats(low, lanes.sitofp(firsts))
+                high = lanes.add_floats(high, lanes.sitofp(others))
             lanes.store(sums, 0, low)
             lanes.store(sums, lanes.ROWS // 2, high)
             for row in range(count):
@@ -369,22 +373,24 @@ def _read_lanes(
     upper, lower = lanes.load_table(tables, 0), lanes.load_table(tables, 16)
     starts, slopes = lanes.load_table(tables, 32), lanes.load_table(tables, 48)
     for run in range(bounds.shape[0] - 1):
-        of_first, of_second = lanes.repeat_word(factors[run, 0]), lanes.repeat_word(factors[run, 1])
+        of_first, of_second = lanes.splat_word(factors[run, 0]), lanes.splat_word(factors[run, 1])
         back, is_fine = factors[run, 2], factors[run, 3]
         for pair in range(bounds[run], bounds[run + 1]):
             place = places[pair] * lanes.ROWS
             before, after = lanes.load_words(words, place), lanes.load_words(words, place + lanes.ROWS)
-            window = lanes.window(before, after, shifts[pair])
-            hashed = lanes.product(lanes.shift_right(window, back), of_first)
-            others = lanes.product(window, of_second)
+            window = lanes.fshl(before, after, shifts[pair])
+            hashed = lanes.mul_words(lanes.lshr(window, back), of_first)
+            others = lanes.mul_words(window, of_second)
             if is_fine:
-                entries = lanes.on_lines(hashed, starts, slopes)
-                next_entries = lanes.on_lines(others, starts, slopes)
-                lanes.store(values, 2 * pair * lanes.ROWS, lanes.low_pairs(entries, next_entries))
-                lanes.store(values, (2 * pair + 1) * lanes.ROWS, lanes.high_pairs(entries, next_entries))
+                entries = lanes.interpolate(hashed, starts, slopes)
+                next_entries = lanes.interpolate(others, starts, slopes)
+                lanes.store(values, 2 * pair * lanes.ROWS, lanes.unpack_low_words(entries, next_entries))
+                lanes.store(
+                    values, (2 * pair + 1) * lanes.ROWS, lanes.unpack_high_words(entries, next_entries)
+                )
             else:
                 both = lanes.high_bytes(hashed, others)
-                sums = lanes.look_up(upper, lanes.high_nibbles(both))
-                sums = lanes.add_bytes(sums, lanes.look_up(lower, lanes.low_nibbles(both)))
-                lanes.store(values, 2 * pair * lanes.ROWS, lanes.low_words(sums))
-                lanes.store(values, (2 * pair + 1) * lanes.ROWS, lanes.high_words(sums))
+                sums = lanes.shuffle_bytes(upper, lanes.high_nibbles(both))
+                sums = lanes.add_bytes(sums, lanes.shuffle_bytes(lower, lanes.low_nibbles(both)))
+                lanes.store(values, 2 * pair * lanes.ROWS, lanes.sext_low_bytes(sums))
+                lanes.store(values, (2 * pair + 1) * lanes.ROWS, lanes.sext_high_bytes(sums))

@@ -110,13 +110,10 @@ class PackedTensor(Tensor):
         if hidden.size(-1) != width:
             raise RuntimeError(f"{tuple(hidden.shape)} and ({width}, {rows}) cannot be multiplied")
         states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        found = self.form.direct_scores(states, self.packed)
-        if found is not None:
-            return found.to(hidden.dtype) if out is None else out.copy_(found)
-        found = hidden.new_empty(hidden.size(0), rows) if out is None else out
+        scores = hidden.new_empty(hidden.size(0), rows) if out is None else out
         for block, part in self._parts():
-            found[:, block] = self.form.scores(states, part)
-        return found
+            scores[:, block] = self.form.scores(states, part)
+        return scores
 
     def table_scores(self, tables: Tensor) -> Tensor | None:
         """See `BitCodes.table_scores`, for word codes."""
@@ -127,15 +124,10 @@ class PackedTensor(Tensor):
         if weights.size(1) != self.form.shape[0]:
             raise RuntimeError(f"{tuple(weights.shape)} and {self.form.shape} cannot be multiplied")
         kind = torch.promote_types(weights.dtype, torch.float32)
-        found = weights.new_zeros((len(weights), self.form.shape[1]), dtype=kind)
-        for (block, _), rows in zip(self._parts(), self.blocks()):
-            found.addmm_(weights[:, block].to(kind), rows.to(kind))
-        return found.to(weights.dtype)
-
-    def blocks(self) -> Iterator[Tensor]:
-        """The decoded rows in blocks, in float32."""
-        for _, part in self._parts():
-            yield self.form.decode(part)
+        sums = weights.new_zeros((len(weights), self.form.shape[1]), dtype=kind)
+        for block, part in self._parts():
+            sums.addmm_(weights[:, block].to(kind), self.form.decode(part).to(kind))
+        return sums.to(weights.dtype)
 
     def _parts(self) -> Iterator[tuple[slice, Packed]]:
         """Blocks of rows, with their codes and scales."""

@@ -1,4 +1,4 @@
-"""Store the tensors of embeddings in fewer bits: fp16, int8 and int4 with scales, and bit-packed word codes.
+"""Store the tensors of embeddings in fewer bits: fp16, int8 with scales, and bit-packed word codes.
 
 On loading, tensors stay in few bits (`hold`), or become plain ones (`unpack`). Packing either again gives the
 same bytes. `shared_embeddings.quant.formats` has the formats.

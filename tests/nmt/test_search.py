@@ -27,9 +27,8 @@ from nmt.models import describe_checkpoint
 from nmt.server import Models, Text
 from nmt.vocabulary import Vocab
 from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
-from tests.nmt.test_compression import UNTIED, compress
+from tests.nmt.test_adapter import SOURCE, TARGET, UNTIED, compress, trim
 from tests.nmt.test_training import METHODS
-from tests.nmt.test_trim_and_export import SOURCE, TARGET, trim
 
 pytestmark = pytest.mark.usefixtures("installed_host")
 

@@ -287,7 +287,7 @@ def test_unusable_licensed_files_are_named(
     message = error_line()
     assert "2 of 9 files are missing" in message
     assert "train.target: train/train.title.txt or train.title.txt" in message
-    assert "reference 2: DUC2004/task1_ref2.txt or" in message and "reference 1" not in message
+    assert "task1_ref2.txt: DUC2004/task1_ref2.txt or" in message and "task1_ref1" not in message
     monkeypatch.delenv("DATA_DIR")
     assert "DATA_DIR is not set" in error_line()
 

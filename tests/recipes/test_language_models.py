@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import yaml
 
 import shared_embeddings as se
 from lm import models
-from lm.checkpoint import load_model, save_model
 from lm.data.corpus import SPLITS, VOCABULARY, load_corpus
 from lm.data.corpus import prepare as prepare_corpus
 from lm.data.datasets import SOURCES
@@ -33,10 +30,7 @@ from recipes import language_model
 from recipes.common.recipe import Recipe, Row, find_recipe
 from recipes.common.results import read_results
 from recipes.common.table import markdown_table, records_of
-from recipes.common.tools import run_main
 from recipes.language_model import as_options, evaluate, read_settings, train
-from shared_embeddings.compress import host as compression_hosts
-from shared_embeddings.compress.session import compress
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
 from tests.lm.runs import write_corpus
@@ -112,7 +106,7 @@ def test_row_can_be_trained_and_evaluated(recipe: str, name: str) -> None:
     for file in se.get_method_config(row.embedding["method"]).file_options:
         assert row.embedding.get(file) in {None, *classes}
     if "classes" in row.embedding:
-        assert classes[row.embedding["classes"]]["num_classes"] == row.embedding["num_classes"]
+        assert classes[row.embedding["classes"]].num_classes == row.embedding["num_classes"]
 
 
 @pytest.mark.parametrize(("recipe", "name"), PUBLISHED)
@@ -192,11 +186,11 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     for [path] in texts.values():
         path.write_text("".join(TEXT.format(a=f"a{n % 7}", b=f"b{n % 5}") for n in range(300)))
 
-    def run_module(name: str, arguments: Sequence[str | Path]) -> None:
-        assert name == "lm.data.prepare" and arguments[:3] == ["-dataset", "ptb", "-output"]
+    def run_command(name: str, arguments: Sequence[str | Path]) -> None:
+        assert name == "lm_prepare" and arguments[:3] == ["-dataset", "ptb", "-output"]
         prepare_corpus(texts, Path(arguments[3]))
 
-    monkeypatch.setattr(language_model, "run_module", run_module)
+    monkeypatch.setattr(language_model, "run_command", run_command)
     monkeypatch.setattr(language_model, "locate", lambda *_: texts)
     return Recipe(folder)
 
@@ -224,48 +218,6 @@ def test_class_files_are_made_once_and_share_word_vectors_of_the_same_epochs(
     assert re.findall(r"(\w+): up to date", capsys.readouterr().out) == ["classes", "few", "many"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{dataset: ptb}", "option 'classes' is missing"),
-        ("{dataset: penn, classes: {}}", "dataset is 'penn'; it may be ptb, wikitext2, wikitext103"),
-        ("{dataset: ptb, classes: {}, small: penn}", "small is 'penn'; it may be ptb, wikitext2, wiki"),
-        ("{dataset: ptb, classes: {a: 3}}", "classes a: expected settings by name"),
-        ("{dataset: ptb, classes: {a: {num_classes: 0, epochs: 1}}}", "num_classes is 0"),
-    ],
-)
-def test_changed_settings_fail(corpus: Recipe, content: str, message: str) -> None:
-    (corpus.folder / "rows.yaml").write_text(f"data: {content}\n")
-    with pytest.raises(UserError, match=message):
-        read_settings(corpus)
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("small", "ptb_awd_lstm has no small data; "),
-        ("--extra", "'--extra' is not an argument of preprocess.sh; see preprocess.sh --help"),
-    ],
-)
-def test_invalid_arguments_are_one_line(
-    argument: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare = partial(language_model.preprocess, find_recipe("ptb_awd_lstm"))
-    assert run_main("preprocess", prepare, [argument]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"preprocess: {message}") and printed.count("\n") == 1
-
-
-def test_preprocessing_help_lists_its_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, printed in (
-        (PTB, "usage: preprocess.sh [--smoke]"),
-        (LSTM, "wikitext-2 in $RUNS"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            language_model.preprocess(find_recipe(name), ["--help"])
-        assert ended.value.code == 0 and printed in capsys.readouterr().out
-
-
 @pytest.mark.slow_except("wikitext103_transformer_xl-table5_projective_codes")
 @pytest.mark.parametrize(("recipe", "name"), CODES)
 def test_codes_take_four_bits_each(recipe: str, name: str) -> None:
@@ -281,50 +233,6 @@ def test_codes_take_four_bits_each(recipe: str, name: str) -> None:
     books = 2 * new.counts()["total"]
     codes = new.counts()["stored_bits"] // 8 - books
     assert codes == 267_735 * 32 * 4 // 8
-
-
-@pytest.mark.parametrize(("recipe", "name"), CODES)
-def test_codes_replace_the_stored_word_vectors(
-    recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point = EntryPoint("lm", "lm.adapter:Adapter", compression_hosts.GROUP)
-    monkeypatch.setattr(compression_hosts, "entry_points", lambda group: [point])
-    row = read(recipe, name)
-    assert row.fit is not None
-    teacher = read(recipe, row.fit["teacher"])
-    network = {"num_layers": 1, "num_heads": 1, "head_dim": 4, "feed_forward_dim": 8}
-    embedding = {**teacher.embedding, "cutoffs": [8, 16, 24]}
-    config = parse({"data": "d", "output_dir": "s", "embedding": embedding, **teacher.train, **network})
-    words = ["<eos>", "<unk>", *(f"w{number}" for number in range(30))]
-    torch.manual_seed(1)
-    model = models.build("transformer_xl", words, embedding, config.model_options())
-    torch.nn.init.normal_(adaptive_part(model.embedding).cluster_bias)
-    stored = {"model": "transformer_xl", "embedding": embedding, **config.model_options()}
-    save_model(tmp_path / "best.pt", model, words, stored, None)
-    options = {key: value for key, value in row.embedding.items() if key != "method"}
-    small = tmp_path / "small.pt"
-    compress(tmp_path / "best.pt", row.embedding["method"], small, options=options, steps=2)
-    new = load_model(small).model
-    assert new.embedding.inner_embedding().method == "compositional_code"
-    assert adaptive_part(new.embedding).method == "adaptive"
-    assert new.embedding.method == ("define" if "define" in name else "adaptive")
-    kept = [key for key in model.state_dict() if ".tables." not in key]
-    assert len(kept) > 5 and any(key.endswith("cluster_bias") for key in kept)
-    assert all(torch.equal(new.state_dict()[key], model.state_dict()[key]) for key in kept)
-    # The codes replace the narrow vectors, in both directions and in every band.
-    narrow = new.embedding.inner_embedding().table()
-    hidden = torch.randn(3, 384, generator=torch.Generator().manual_seed(1))
-    old: Any = model.embedding
-    with torch.no_grad():
-        for band, table in enumerate(narrow.split(8)):
-            adaptive_part(old).tables[str(band)].copy_(table)
-    torch.testing.assert_close(new.embedding.log_prob(hidden), old.log_prob(hidden))
-    torch.testing.assert_close(new.embedding.table(), old.table())
-
-
-def adaptive_part(embedding: Any) -> Any:
-    """The adaptive layers of an embedding: the map of DeFINE, or the embedding itself."""
-    return embedding.map if embedding.method == "define" else embedding
 
 
 # Training and evaluation
@@ -382,10 +290,10 @@ class Commands:
     def time(self) -> float:
         return self.clock
 
-    def run(self, name: str, arguments: Sequence[str | Path], keep_open: Sequence[int] = ()) -> None:
+    def run(self, name: str, arguments: Sequence[str | Path]) -> None:
         given = list(map(str, arguments))
         self.calls.append((name, given))
-        if name == "lm.train.command":
+        if name == "lm_train":
             self.train(Path(yaml.safe_load(Path(given[1]).read_text())["output_dir"]))
         else:
             self.evaluate(Path(given[given.index("-output") + 1]), given[given.index("-split") + 1])
@@ -398,7 +306,7 @@ class Commands:
                 os.utime(folder / name, (self.clock - 2, self.clock - 2))
             (folder / "train.log").write_text(LOG)
         if self.fails:
-            raise UserError("lm.train.command ended with status 1")
+            raise UserError("lm_train ended with status 1")
 
     def evaluate(self, output: Path, split: str) -> None:
         perplexity = {"valid": 90.0, "test": 80.0}[split]
@@ -412,7 +320,7 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     made = Commands()
-    monkeypatch.setattr(language_model, "run_module", made.run)
+    monkeypatch.setattr(language_model, "run_command", made.run)
     monkeypatch.setattr(language_model.time, "time", made.time)
     return made
 
@@ -426,13 +334,13 @@ def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Command
     with pytest.raises(
         UserError, match="starts from small_tuned; .* run recipes/recipe/train.sh small_tuned"
     ):
-        train(recipe, row, [])
-    train(recipe, recipe.row("small_tuned"), [])
-    train(recipe, row, [])
+        train(recipe, [row.name])
+    train(recipe, ["small_tuned"])
+    train(recipe, [row.name])
     settings = yaml.safe_load(Path(commands.calls[-1][1][1]).read_text())
     best = recipe.home / "small_tuned/finetune/best.pt"
     assert settings["embedding_distillation"] == {"teacher": str(best), "alpha": 0.2}
-    evaluate(recipe, row, [])
+    evaluate(recipe, [row.name])
     (record,) = read_results(recipe.home)
     assert record["config"]["distill"] == {"teacher": "small_tuned", "alpha": 0.2}
     assert "embedding_distillation" not in record["config"]
@@ -442,10 +350,10 @@ def test_distilled_row_starts_from_its_teacher(recipe: Recipe, commands: Command
 
 def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("table1")
-    train(recipe, row, ["-device", "cpu"])
+    train(recipe, [row.name, "-device", "cpu"])
     name, arguments = commands.calls[-1]
     settings = yaml.safe_load(Path(arguments[1]).read_text())
-    assert name == "lm.train.command" and arguments[2:] == ["-device", "cpu"]
+    assert name == "lm_train" and arguments[2:] == ["-device", "cpu"]
     assert settings == {
         "data": str(recipe.data),
         "output_dir": str(recipe.home / "table1"),
@@ -453,7 +361,7 @@ def test_results_of_a_row(recipe: Recipe, commands: Commands) -> None:
         "steps": 20,
         "model": "awd_lstm",
     }
-    evaluate(recipe, row, ["-batch_size", "4"])
+    evaluate(recipe, [row.name, "-batch_size", "4"])
     (record,) = read_results(recipe.home)
     metrics = record["metrics"]
     assert (metrics["perplexity"], metrics["valid_perplexity"]) == (80.0, 90.0)
@@ -471,33 +379,33 @@ def test_lost_steps_of_a_killed_training_do_not_count(recipe: Recipe, commands: 
     row = recipe.row("table1")
     commands.fails = True
     with pytest.raises(UserError):
-        train(recipe, row, [])
+        train(recipe, [row.name])
     with pytest.raises(UserError, match="training is not complete"):
-        evaluate(recipe, row, [])
+        evaluate(recipe, [row.name])
     commands.fails = False
     commands.clock += 100
-    train(recipe, row, [])
+    train(recipe, [row.name])
     # Seven seconds of the first run, the last two of them lost; seven of the second.
     assert log_of(recipe, "table1")["seconds"] == 12.0
     commands.trains = False
-    train(recipe, row, [])
+    train(recipe, [row.name])
     assert log_of(recipe, "table1")["seconds"] == 12.0
     (recipe.home / "table1" / "last.pt").unlink()
     commands.trains = True
-    train(recipe, row, [])
+    train(recipe, [row.name])
     assert log_of(recipe, "table1")["seconds"] == 7.0
 
 
 def test_second_training_starts_from_the_best_of_the_first(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("small_tuned")
-    train(recipe, row, ["-seed", "3"])
+    train(recipe, [row.name, "-seed", "3"])
     assert [len(call[1]) for call in commands.calls] == [4, 2]
     settings = yaml.safe_load(Path(commands.calls[1][1][1]).read_text())
     assert settings["init_from"] == str(recipe.home / "small_tuned" / "best.pt")
     assert settings["data"] == str(recipe.home / "few")
     assert settings["output_dir"] == str(recipe.home / "small_tuned" / "finetune")
     assert settings["optimizer"] == "ntasgd"
-    evaluate(recipe, row, [])
+    evaluate(recipe, [row.name])
     model = commands.calls[-1][1]
     assert model[model.index("-model") + 1] == str(recipe.home / "small_tuned" / "finetune" / "best.pt")
     assert ["-target_length", "9"] == model[-2:]
@@ -505,7 +413,7 @@ def test_second_training_starts_from_the_best_of_the_first(recipe: Recipe, comma
 
 
 def test_files_of_an_embedding_are_relative_to_the_runs(recipe: Recipe, commands: Commands) -> None:
-    train(recipe, recipe.row("small_uncle"), [])
+    train(recipe, ["small_uncle"])
     settings = yaml.safe_load(Path(commands.calls[0][1][1]).read_text())
     assert settings["embedding"]["classes"] == str(recipe.home / "data" / "c.npz")
 
@@ -514,45 +422,23 @@ def test_only_the_first_torchrun_process_records_results(
     recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    train(recipe, recipe.row("table1"), [])
+    train(recipe, ["table1"])
     assert len(commands.calls) == 1
     assert not (recipe.home / "table1" / "training.json").exists()
 
 
 def test_changed_data_is_detected(recipe: Recipe, commands: Commands) -> None:
     row = recipe.row("table1")
-    train(recipe, row, [])
+    train(recipe, [row.name])
     (recipe.data / "data.json").write_text('{"checksum": "other"}')
     with pytest.raises(UserError, match="different data"):
-        evaluate(recipe, row, [])
+        evaluate(recipe, [row.name])
 
 
 def test_missing_prepared_data_is_reported(recipe: Recipe) -> None:
-    for text in ("[1]", '{"files": {}}', "half", None):
-        (recipe.data / "data.json").unlink() if text is None else (recipe.data / "data.json").write_text(text)
-        with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
-            train(recipe, recipe.row("table1"), [])
-
-
-@pytest.mark.parametrize(
-    ("task", "options"),
-    [
-        ("train", ["-seed", "3", "--data=other"]),
-        ("train", ["-embedding", "{method: standard}"]),
-        ("evaluate", ["-split", "valid"]),
-    ],
-)
-def test_options_that_change_the_row_fail(
-    task: str, options: list[str], recipe: Recipe, commands: Commands
-) -> None:
-    train(recipe, recipe.row("table1"), [])
-    main = {"train": language_model.train_command, "evaluate": language_model.eval_command}[task]
-    done = len(commands.calls)
-    with pytest.raises(UserError, match="is set by the row and \\$RUNS; remove it"):
-        main(recipe, ["table1", *options])
-    assert len(commands.calls) == done
-    main(recipe, ["table1", "-device", "cpu"])
-    assert len(commands.calls) > done
+    (recipe.data / "data.json").unlink()
+    with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
+        train(recipe, ["table1"])
 
 
 SAVES_AT_THE_END = """
@@ -573,9 +459,9 @@ time.sleep(60)
 @pytest.mark.slow
 def test_an_interrupted_command_can_save_first(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(SAVES_AT_THE_END)
-    parent = "from recipes.common.tools import run_module; import sys; run_module('child', sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    command = [sys.executable, "-c", parent, str(tmp_path / "file")]
+    parent = "from recipes.common.tools import run_command; import sys; run_command('python', sys.argv[1:])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", parent, str(tmp_path / "child.py"), str(tmp_path / "file")]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -605,8 +491,8 @@ def test_end_to_end(recipe: Recipe, tmp_path: Path) -> None:
     text = ROWS.replace("common: {train: {steps: 10, model: awd_lstm}}", f"common: {SMALL_MODEL}")
     (recipe.folder / "rows.yaml").write_text(text)
     row = recipe.row("table1")
-    train(recipe, row, ["-steps", "4"])
-    evaluate(recipe, row, ["-batch_size", "3"])
+    train(recipe, [row.name, "-steps", "4"])
+    evaluate(recipe, [row.name, "-batch_size", "3"])
     (record,) = records_of(recipe.rows, read_results(recipe.home), "table*")
     assert record["metrics"]["target_length"] == 7 and record["config"]["train"]["steps"] == 4
     assert record["counts"]["total"] == record["counts"]["embedding"] + record["counts"]["rest"]
@@ -645,12 +531,12 @@ def test_distilled_language_model_starts_from_the_fit(recipe: Recipe, tmp_path: 
     (recipe.folder / "rows.yaml").write_text(text)
     row = recipe.row("f_4x_fitted")
     with pytest.raises(UserError, match="starts from standard; .* run recipes/.*/train.sh standard"):
-        train(recipe, row, [])
-    train(recipe, recipe.row("standard"), [])
+        train(recipe, [row.name])
+    train(recipe, ["standard"])
     with pytest.raises(UserError, match="fitted, not trained: -steps has no effect"):
-        train(recipe, row, ["-steps", "5"])
-    train(recipe, row, [])
-    train(recipe, recipe.row("f_4x_finetuned"), [])
+        train(recipe, [row.name, "-steps", "5"])
+    train(recipe, [row.name])
+    train(recipe, ["f_4x_finetuned"])
     first, second = (
         torch.load(recipe.home / name / "best.pt", weights_only=True)["model"]
         for name in ("f_4x_fitted", "f_4x_finetuned")
@@ -658,14 +544,14 @@ def test_distilled_language_model_starts_from_the_fit(recipe: Recipe, tmp_path: 
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor)
-    evaluate(recipe, row, [])
+    evaluate(recipe, [row.name])
     (record,) = read_results(recipe.home)
     assert record["metrics"]["perplexity"] > 1 and record["config"]["fit"] == {"teacher": "standard"}
     (line,) = markdown_table([record], ["options"]).splitlines()[2:]
     assert line == "| rank 3, output_bias True, fitted to standard, not trained |"
     assert json.loads((recipe.home / "f_4x_fitted" / "fit.json").read_text())["method"] == "funnel"
     row = recipe.row("q_calibrated")
-    train(recipe, row, [])
+    train(recipe, [row.name])
     assert "train.txt" in json.loads((recipe.home / row.name / "fit.json").read_text())["kept"]["how"]
     corpus, text = load_corpus(recipe.data), (recipe.home / row.name / "train.txt").read_text()
     read = [corpus.vocabulary.words[token] for token in corpus.train]

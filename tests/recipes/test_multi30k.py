@@ -140,8 +140,6 @@ def test_missing_file_is_downloaded(small: Corpus, tmp_path: Path) -> None:
         ({"file": b"cut"}, ["truncated"]),
         ({"file": "Zwei.\nDrei.\n"}, ["train.en.gz has 5 lines", "train.de.gz has 2 lines"]),
         ({"bpe_operation": 3}, ["unknown option 'bpe_operation'"]),
-        ({"num_classes": 0}, ["num_classes is 0"]),
-        ({"splits": {"train": "train"}}, ["splits must be"]),
     ],
 )
 def test_wrong_files_and_settings_are_named_on_one_line(

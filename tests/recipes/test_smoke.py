@@ -25,7 +25,7 @@ from recipes.common.smoke import (
 from recipes.common.tools import run_main
 from recipes.language_model import write_smoke_corpus
 from recipes.quickstart import run as quickstart
-from recipes.translation.preprocess import read_settings, smoke_settings
+from recipes.translation.preprocess import read_settings, smoke_pieces
 from recipes.translation.train import read_trained
 from shared_embeddings.utils.errors import UserError
 
@@ -235,8 +235,8 @@ def test_missing_training_names_the_command(tmp_path: Path, monkeypatch: pytest.
 
 def test_classes_of_published_rows_are_made() -> None:
     recipe = find_recipe("wmt14_ende")
-    settings = smoke_settings(read_settings(recipe))
-    made = {classes_file(number) for pieces in settings.pieces.values() for number in pieces.classes}
+    small = smoke_pieces(read_settings(recipe).pieces)
+    made = {classes_file(number) for pieces in small.values() for number in pieces.classes}
     assert made == {classes_file(CLASSES)}
     taking = [row for row in recipe.smoke().rows.values() if "classes" in row.embedding]
     assert taking

@@ -28,7 +28,8 @@ from shared_embeddings.analysis import (
     word_similarity,
 )
 from shared_embeddings.cli.main import main
-from shared_embeddings.compress.session import compress
+from shared_embeddings.compress.command import compress
+from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.word_vectors.adapter import Adapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
@@ -416,8 +417,10 @@ def text(tmp_path: Path) -> Path:
 def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: str) -> None:
     """The file next to the vectors needs no other module of the project."""
     small = tmp_path / "small.safetensors"
-    options = {"bits": 2.0, "codec": "spectral"} if method == "quantized" else {}
-    report = compress(text, method, small, options=options, store="fp16")
+    more = {"codec": "spectral"} if method == "quantized" else {}
+    size = {"bits": 2.0} if method == "quantized" else {}
+    options = CompressOptions(model=text, method=method, output=small, store="fp16", **size)
+    report = compress(options, **more).report
     assert report.kept.share is not None and report.kept.share > 0.5
     loader = loader_of(tmp_path)
     found = loader.load(small)
@@ -445,9 +448,9 @@ def test_bits_go_to_directions_with_large_variance(text: Path, tmp_path: Path) -
     """Rotations that do not depend on the table need more bits for the same error."""
     errors = {}
     for codec in ("spectral", "trellis"):
-        report = compress(
-            text, "quantized", tmp_path / f"{codec}.safetensors", options={"bits": 2.0, "codec": codec}
-        )
+        small = tmp_path / f"{codec}.safetensors"
+        options = CompressOptions(model=text, method="quantized", output=small, bits=2.0)
+        report = compress(options, codec=codec).report
         errors[codec] = report.tables[0].fit.relative_error
     assert errors["spectral"] < 0.5 * errors["trellis"]
 

@@ -23,23 +23,23 @@ from shared_embeddings.checkpoints import (
     verify,
     with_checksum,
 )
+from shared_embeddings.compress.fit_tables import Errors
 from shared_embeddings.compress.host import copy_output_bias, teacher_table
 from shared_embeddings.compress.measure import (
     USABLE_SHARE,
     Batch,
     Comparison,
-    Kept,
     Quality,
     QualityReport,
+    Retention,
     Samples,
     ScoredWords,
     Validation,
     compare,
-    kept_quality,
+    retained_quality,
     sampled_lines,
 )
-from shared_embeddings.compress.session import Errors, Target
-from shared_embeddings.compress.sizing import options_within, stored_bytes
+from shared_embeddings.compress.sizing import Target, options_within, stored_bytes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words, counts_of, read_counts
 from tests.helpers import Bomb
@@ -256,7 +256,7 @@ def test_scores_that_are_not_numbers() -> None:
     ],
 )
 def test_report_line(share: float, line: str) -> None:
-    kept = Kept.measured(share, "BLEU", "how")
+    kept = Retention.measured(share, "BLEU", "how")
     assert kept.described().startswith(line) and "\n" not in kept.described()
     assert kept.needs_training == line.startswith("warning")
 
@@ -272,7 +272,7 @@ def test_report_line(share: float, line: str) -> None:
     ],
 )
 def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, share: float) -> None:
-    kept = kept_quality(QualityReport(measure, "how", before, after))
+    kept = retained_quality(QualityReport(measure, "how", before, after))
     assert kept.share == pytest.approx(share) and kept.needs_training == (share < 0.85)
 
 
@@ -293,7 +293,8 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
     quality, kept = comparison.result()
     assert model.asked == [(texts, 5)] and (quality is None) == (validation is None)
     assert kept.share == pytest.approx(0.5 / 1.2) and kept.needs_training and kept.how == "2 tokens"
-    assert kept.kl is not None and kept.kl > 0 and kept.rise == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
+    assert kept.kl is not None and kept.kl > 0
+    assert kept.perplexity_increase == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
 
 
 def test_models_without_probes_have_no_quality() -> None:

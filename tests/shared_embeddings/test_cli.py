@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from shared_embeddings.cli.main import main, percentage
-from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, finite_number, run
+from shared_embeddings.cli.main import main
+from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
 from shared_embeddings.utils.errors import UserError
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
@@ -47,8 +46,7 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n{method}: " in f"\n{text}"
     assert "cutoffs: list[int] (required)" in text
     assert "factor: int (default: 4)" in text
-    rows = printed(capsys, "methods", "--format", "markdown").splitlines()
-    assert len(rows) == len(se.methods()) + 2
+    assert printed(capsys, "methods", "adaptive").startswith("adaptive: ")
 
 
 def test_params(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,14 +76,6 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedding: {method: projective, rank: 7}" in text
     found = json.loads(printed(capsys, "suggest", *SIZES, "--budget", "40k", "--json"))
     assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
-
-
-def test_numbers_are_written_in_decimal_digits() -> None:
-    for text in ("1_0", "\u0663", "nan", "1e999"):
-        for kind, name in ((finite_number, "number"), (percentage, "percentage")):
-            with pytest.raises(argparse.ArgumentTypeError, match=name):
-                kind(text)
-    assert finite_number("-1e3") == -1000.0 and (percentage("1.5%"), percentage(".5")) == (0.015, 0.5)
 
 
 @pytest.mark.parametrize(

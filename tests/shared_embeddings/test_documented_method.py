@@ -67,9 +67,7 @@ def test_compress_finds_options_for_a_target(folder: Path) -> None:
     words = [f"w{number} {number % 7} {number % 5}" for number in range(40)]
     (folder / "table.vec").write_text("\n".join(["40 2", *words]) + "\n")
     asked = ["--model", str(folder / "table.vec"), "--output", str(folder / "small")]
-    report = command(
-        folder, "compress", *asked, "--method", "hashed", "--target-ratio", "2", "--fit-steps", "5"
-    )
+    report = command(folder, "compress", *asked, "--method", "hashed", "--size", "2x", "--fit-steps", "5")
     assert "hashed, buckets:" in report
 
 
@@ -99,7 +97,7 @@ import shared_embeddings as se
 from pathlib import Path
 from benchmarks import decoding, fitting
 from shared_embeddings.cli.main import main
-from shared_embeddings.compress.session import candidates
+from shared_embeddings.compress.search import candidates
 from shared_embeddings import hf
 from tests.shared_embeddings.hf.models import scores
 

@@ -212,9 +212,7 @@ def test_compact_forms(tmp_path: Path) -> None:
         # Blocks smaller than the groups, and rows padded to whole blocks.
         (uniform(40, bits=4), "4-bit blocks of 16", WORDS * (24 + 2 * 2)),
         (held(fitted("standard"), "int8"), "8-bit blocks of 64 numbers table", WORDS * (64 + 2)),
-        (held(fitted("standard"), "int4"), "4-bit blocks of 32 numbers table", WORDS * (32 + 2 * 2)),
         (held(fitted("projective", rank=16), "int8"), f"{factors} 16 in 8-bit", WORDS * (16 + 2) + 16 * 66),
-        (held(fitted("projective", rank=16), "int4"), f"{factors} 16 in 4-bit", WORDS * (8 + 2) + 16 * 36),
         (fitted("projective", rank=8), f"{factors} 8", 4 * 8 * (WORDS + DIM)),
         (
             held(fitted("structured", num_groups=8, num_clusters=16), "fp16"),

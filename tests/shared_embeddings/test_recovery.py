@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
+from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.measure import LINES, Batch, Samples, sampled_lines
+from shared_embeddings.compress.options import parse_duration
 from shared_embeddings.compress.recovery import (
-    Lessons,
-    Plan,
-    Saved,
+    SavedRecovery,
     Student,
-    divergence,
+    TeacherBatches,
     other_lines,
     scores_rows,
     train,
@@ -27,23 +26,15 @@ from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import in_float32
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"minutes": 0.0}, "--recover is 0, but it must be a number of minutes above 0"),
-        ({"minutes": float("nan")}, "--recover is nan"),
-        ({"minutes": float("inf")}, "--recover is inf"),
-        ({"steps": 0}, "--recover-steps is 0, but it must be a whole number of at least 1"),
-    ],
-)
-def test_plans_that_cannot_be_kept(given: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Plan(**given)  # type: ignore[arg-type]
+@pytest.mark.parametrize("text", ["0min", "-1min", "nanmin", "20", "0steps", "1.5steps", "2 hours"])
+def test_durations_that_cannot_be_kept(text: str) -> None:
+    with pytest.raises(UserError, match=f"recover is '{text}'"):
+        parse_duration(text)
 
 
-def test_a_plan_follows_the_clock_or_the_steps() -> None:
-    assert Plan(minutes=2.0).done(7, 30.0) == 0.25
-    assert Plan(steps=8).done(2, 1e9) == 0.25
+def test_a_duration_is_of_the_clock_or_of_steps() -> None:
+    assert parse_duration("2min").done(7, 30.0) == 0.25
+    assert parse_duration("8steps").done(2, 1e9) == 0.25
 
 
 def test_the_divergence_is_that_of_torch() -> None:
@@ -75,24 +66,19 @@ def test_lines_that_are_compared_are_not_read(tmp_path: Path) -> None:
 
 def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
     output = tmp_path / "small"
-    saved = Saved(output, ["plan", torch.ones(2)])
+    saved = SavedRecovery(output, ["plan", torch.ones(2)])
     saved.write({"steps": 3})
     assert saved.path == tmp_path / "small.recovery"
-    assert Saved(output, ["plan", torch.ones(2)]).read()["steps"] == 3
-    with pytest.raises(UserError, match="is of another model or of other options; run the command"):
-        Saved(output, ["plan", torch.zeros(2)])
+    assert SavedRecovery(output, ["plan", torch.ones(2)]).read()["steps"] == 3
+    with pytest.raises(UserError, match="does not match this command"):
+        SavedRecovery(output, ["plan", torch.zeros(2)])
     saved.path.write_bytes(saved.path.read_bytes()[:200])
     with pytest.raises(UserError, match="is damaged; remove it"):
-        Saved(output, ["plan", torch.ones(2)])
-    (tmp_path / ".small.recovery.4194000.deadbeef0.tmp").mkdir()  # of a process that was killed
-    with suppress(UserError):
-        Saved(output, ["plan", torch.ones(2)])
-    saved.remove()
-    assert not list(tmp_path.iterdir())
+        SavedRecovery(output, ["plan", torch.ones(2)])
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
-    saved, before = Saved(tmp_path / "small", 0), resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved, before = SavedRecovery(tmp_path / "small", 0), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         with pytest.raises(OSError, match="small.recovery"):
@@ -133,10 +119,10 @@ def test_a_training_keeps_the_best_values_as_they_are_stored(
     for rate, falls in ((2e-2, True), (1e2, True), (1e12, False)):
         monkeypatch.setattr("shared_embeddings.compress.recovery.RATE", rate)
         student, weight = student_of(original)
-        before, saved = weight.detach().clone(), Saved(tmp_path / "small", 0)
-        lessons = Lessons(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
-        found = train(student, lessons, Plan(steps=20), saved, progress=False)
-        assert found.steps == 20 and found.tokens == 20 * 600 and lessons.place == (13, 1)
+        before, saved = weight.detach().clone(), SavedRecovery(tmp_path / "small", 0)
+        batches = TeacherBatches(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
+        found = train(student, batches, parse_duration("20steps"), saved)
+        assert found.steps == 20 and found.tokens == 20 * 600 and batches.place == (13, 1)
         assert (found.kl_after < 0.9 * found.kl_before) == falls
         assert (student.factor < 1.0) == (rate > 1.0)
         assert torch.equal(weight, before) != falls and torch.equal(weight, weight.half().float())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import yaml
 
 import shared_embeddings as se
 from shared_embeddings import accounting
-from shared_embeddings.cli.main import main, storage_breakdown
+from shared_embeddings.cli.catalog import storage_breakdown
 from shared_embeddings.compress import sizing
-from shared_embeddings.compress.sizing import stored_bytes
 from shared_embeddings.modules import tensor_train
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
@@ -78,7 +76,7 @@ def test_everything_is_counted_once(case: Case) -> None:
     # Each buffer is rounded up to whole bytes.
     stored = accounting.stored_bits(emb, "fp32")
     assert 0 <= total.bytes["fp32"] - math.ceil(stored / 8) <= len(parts)
-    assert total.bytes["int4"] <= total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
+    assert total.bytes["int8"] <= total.bytes["fp16"] <= total.bytes["fp32"]
 
 
 def test_a_tensor_with_two_names_counts_once() -> None:
@@ -129,6 +127,20 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
 )
 def test_budgets_are_read(text: str, expected: int) -> None:
     assert sizing.read_budget(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"), [("8x", 8000), ("1.6x", 40_000), ("500B", 500), ("2kB", 2000), ("0.5 MB", 500_000)]
+)
+def test_sizes_are_factors_or_bytes(text: str, limit: int) -> None:
+    table = torch.zeros(1000, 16)
+    assert sizing.parse_size(text).limit(table, [table]) == limit
+
+
+@pytest.mark.parametrize("text", ["", "8", "1x", "0.5x", "-2x", "8 MiB", "x", "nanMB"])
+def test_invalid_sizes_fail(text: str) -> None:
+    with pytest.raises(ValueError, match="size is '"):
+        sizing.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -252,53 +264,3 @@ def test_factors_are_similar_and_waste_little(number: int) -> None:
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
     assert tensor_train.three_factors(number) == expected
-
-
-def page_data(text: str) -> dict[str, Any]:
-    """The sizes on a page."""
-    return dict(json.loads(text.split('id="data">')[1].split("</script>")[0]))
-
-
-def test_page_has_the_sizes_of_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "PAGE_STEPS", 6)
-    data = page_data(sizing.suggestion_page([500, 800], [32]))
-    assert data["grids"].keys() == {"500 32", "800 32"}
-    grids = data["grids"]["800 32"]
-    assert list(grids) == se.methods()
-    for method, found in grids.items():
-        for points, grid in zip(found, se.get_method_config(method).search_grids(800, 32), strict=True):
-            ends = [
-                se.get_method_config(method).resolve(800, 32, grid.options_at(step))
-                for step in (0, grid.steps - 1)
-            ]
-            sizes = [end.search_size(800, 32) for end in ends]
-            assert len(points) <= 6 and [points[0][1], points[-1][1]] == sizes
-            counts = [point[1] for point in points]
-            assert counts == sorted(counts), method
-            text, count, *stored = points[-1]
-            options = yaml.safe_load(text)
-            assert options.pop("method") == method
-            assert se.get_method_config(method).resolve(800, 32, options).search_size(800, 32) == count
-            assert stored == [stored_bytes(method, 800, 32, options, store) for store in data["stores"]]
-
-
-def test_the_command_writes_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sizing, "PAGE_STEPS", 3)
-    sizes = ["suggest", "--vocab-size", "100", "200", "--dim", "8"]
-    file = tmp_path / "page.html"
-    assert main([*sizes, "--html", str(file), "--budget", "500"]) == 0
-    data = page_data(file.read_text())
-    assert (data["vocab"], data["dim"], data["budget"]) == ([100, 200], [8], "500")
-    assert main([*sizes, "--html", str(file)]) == 2
-    assert "--force" in capsys.readouterr().err
-    for wrong, words in (
-        ([*sizes, "--budget", "500"], "--vocab-size has 2 values"),
-        (sizes, "--budget is missing"),
-        ([*sizes, "--html", str(file), "--force", "--budget", "much"], "budget 'much'"),
-        ([*sizes, "--html", str(file), "--force", "--json"], "--json and --html"),
-        ([*sizes[:2], "0", *sizes[3:], "--html", str(file), "--force"], "num_embeddings"),
-    ):
-        assert main(wrong) == 2
-        assert words in capsys.readouterr().err

@@ -17,8 +17,8 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.compress import trim as trimming
 from shared_embeddings.compress.host import Vocabulary, WordTokens
+from shared_embeddings.compress.options import TrimOptions
 from shared_embeddings.compress.report import Sizes
-from shared_embeddings.compress.trim import Keep, Texts
 from shared_embeddings.hf.tokenizer import TokenizerFile
 from shared_embeddings.hf.trim import named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
@@ -78,69 +78,63 @@ def test_covered_lines_with_other_tokens_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, works: bool
 ) -> None:
     open_letters(monkeypatch)
-    path, output = tmp_path / "text", tmp_path / "out"
+    path, output, keep = tmp_path / "text", tmp_path / "out", tmp_path / "keep"
     path.write_text(text)
-    texts = Texts([path])
+    keep.write_text("e\n")
+    options = TrimOptions(model=path, text=(path,), keep=(keep,), output=output)
     if works:
-        report = trimming.trim(path, texts, output, Keep(words=["e"]))
+        report = trimming.trim(options)
         assert report.vocabularies[0].rows == Sizes(5, 4)
         assert (tmp_path / "out.ids.tsv").read_text() == "0\t0\n1\t1\n2\t2\n4\t3\n"
         return
     with pytest.raises(ValueError, match="would tokenize line 2 differently"):
-        trimming.trim(path, texts, output)
+        trimming.trim(options)
     assert not output.exists() and not (tmp_path / "out.ids.tsv").exists()
 
 
 @pytest.mark.parametrize(
-    ("keep", "letters"),
+    ("limit", "letters"),
     [
-        (Keep(), "abcde"),
-        (Keep(characters=False), "abcd"),
-        (Keep(top=1), "abe"),
-        (Keep(top=1, characters=False), "ab"),
-        # Of 20 letters, 10 are a, which is special; 6 are b, 3 are c, and 1 is d.
-        (Keep(coverage=0.5, characters=False), "a"),
-        (Keep(coverage=0.8, characters=False), "ab"),
-        (Keep(coverage=0.81, characters=False), "abc"),
-        (Keep(coverage=0.951, characters=False), "abcd"),
-        (Keep(coverage=1.0, characters=False), "abcd"),
-        (Keep(min_count=3, characters=False), "abc"),
-        (Keep(top=2, first=4, characters=False), "abcd"),
+        ({}, "abcde"),
+        ({"top_k": 1}, "abe"),
+        # Of 20 letters, 10 are a, which is special; 6 are b, 3 are c, and 1 is d. The letter e spells others.
+        ({"coverage": "50%"}, "ae"),
+        ({"coverage": "80%"}, "abe"),
+        ({"coverage": "0.81"}, "abce"),
+        ({"coverage": "95.1%"}, "abcde"),
+        ({"coverage": "100%"}, "abcde"),
+        ({"min_count": 3}, "abce"),
     ],
 )
-def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: Keep, letters: str) -> None:
+def test_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any], letters: str
+) -> None:
     open_letters(monkeypatch, spells=True)
-    (tmp_path / "text").write_text("abababababab\naaaacccd\n")
-    (tmp_path / "other").write_text("a\nae\ne\n")
-    report = trimming.trim(
-        tmp_path / "text", Texts([tmp_path / "text"], held_out=[tmp_path / "other"]), None, keep
-    )
+    text, other = tmp_path / "text", tmp_path / "other"
+    text.write_text("abababababab\naaaacccd\n")
+    other.write_text("a\nae\ne\n")
+    report = trimming.trim(TrimOptions(model=text, text=(text,), held_out=(other,), dry_run=True, **limit))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["other", "text"]
-    (found,) = report.vocabularies
-    assert found.rows == Sizes(5, len(letters)) and sum(found.reasons.values()) == len(letters)
-    assert found.texts[0].kept >= 20 * (keep.coverage or 0)
-    assert found.texts[1].round_trips == Sizes(3, 3 if "e" in letters else 1)
+    (vocabulary,) = report.vocabularies
+    assert vocabulary.rows == Sizes(5, len(letters)) and sum(vocabulary.reasons.values()) == len(letters)
+    assert vocabulary.texts[1].round_trips == Sizes(3, 3)
     assert "nothing written" in report.described() and "of 3 lines, 3 round-trip before, " in report.card()
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"top": 0}, "--top-k is 0"),
-        ({"coverage": 0.0}, "--coverage is 0.0%"),
-        ({"top": 3, "coverage": 0.5}, "--top-k and --coverage each limit"),
-        ({"top": 3, "min_count": 2}, "--min-count and --top-k each limit"),
+        ({"top_k": 0}, "'top_k' is 0"),
+        ({"coverage": "0"}, "coverage is '0'"),
+        ({"coverage": "much"}, "coverage is 'much'"),
+        ({"top_k": 3, "coverage": "50%"}, "top_k and coverage each limit"),
+        ({"top_k": 3, "min_count": 2}, "min_count and top_k each limit"),
+        ({"dry_run": False}, "either output or dry_run"),
     ],
 )
-def test_invalid_limits(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Keep(**wrong)
-
-
-def test_held_out_texts_need_one_vocabulary() -> None:
-    sides = [Vocabulary(side, "ab", frozenset(), None, (side,)) for side in ("source", "target")]
-    with pytest.raises(ValueError, match="--held-out other: the model has a vocabulary for the source and"):
-        Texts(source=[Path("a")], target=[Path("b")], held_out=[Path("other")]).of(sides)
+        TrimOptions(**{"model": Path("model"), "dry_run": True, **wrong})
 
 
 def test_special_tokens_are_not_part_of_a_text(tmp_path: Path) -> None:

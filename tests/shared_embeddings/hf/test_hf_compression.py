@@ -18,7 +18,7 @@ import shared_embeddings as se
 from shared_embeddings import hf
 from shared_embeddings.cli.main import main
 from shared_embeddings.hf.word_layers import InputSide
-from tests.helpers import arguments, example
+from tests.helpers import as_method, example
 from tests.shared_embeddings.hf.models import (
     DIM,
     FAMILIES,
@@ -82,12 +82,12 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     write("gpt2", tmp_path / "model")
     model, small = tmp_path / "model", tmp_path / "small"
     assert main(["compress", "--model", str(model), "--output", str(small), "--no-check", "--bits", "4"]) == 2
-    assert "--no-check needs --method" in capsys.readouterr().err
+    assert "check=False needs a method" in capsys.readouterr().err
     assert compress(model, "standard", small, "--no-check", "--validation", model) == 2
     assert "remove the --validation options" in capsys.readouterr().err
     assert compress(model, "standard", small, "--no-check", "--verbose") == 0
     printed = capsys.readouterr().out
-    assert "could not verify that this model still works (--no-check)" in printed
+    assert "could not verify that this model still works (check=False)" in printed
     assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
     assert "tokens/s before" in (small / "README.md").read_text()
 
@@ -129,7 +129,7 @@ def test_models_that_cannot_be_probed_are_compressed(
 @pytest.mark.parametrize("kind", ["qwen2", "gemma4", "t5_untied", "marian", "marian_two_vocabularies"])
 def test_a_quarter_of_the_bytes(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
-    asked = ["--target-ratio", 4, "--report", tmp_path / "report.json"]
+    asked = ["--size", "4x", "--report", tmp_path / "report.json"]
     assert compress(tmp_path / "model", "projective", tmp_path / "small", *asked) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     state = load_file(tmp_path / "small" / "model.safetensors")
@@ -215,7 +215,7 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
     """Trimmed and compressed, with its other layers and its card; it can be replaced by ``--force``."""
     model, small, trimmed = sentence_encoder(tmp_path / "model"), tmp_path / "small", tmp_path / "trimmed"
     assert trim("--model", model, "--text", text, "--output", trimmed) == 0
-    asked: list[Any] = ["--target-ratio", 4, "--text", text, "--force"]
+    asked: list[Any] = ["--size", "4x", "--text", text, "--force"]
     for _ in range(2):
         assert compress(trimmed, "projective", small, *asked) == 0
     for folder in (trimmed, small):
@@ -292,7 +292,7 @@ def check_compression(
 
 @pytest.mark.slow_except("bfloat16---bits=2")
 @pytest.mark.parametrize(
-    "size", [*(f"--target-ratio={ratio}" for ratio in RATIOS), *(f"--bits={32 // ratio}" for ratio in RATIOS)]
+    "size", [*(f"--size={ratio}x" for ratio in RATIOS), *(f"--bits={32 // ratio}" for ratio in RATIOS)]
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_methods_are_chosen_in_every_dtype(
@@ -309,9 +309,9 @@ def runs() -> Iterator[Any]:
     codecs = {codec: ["--method", "quantized", "--codec", codec] for codec in CODECS}
     for place, (name, how) in enumerate({**methods, **codecs}.items()):
         for dtype in DTYPES:
-            sizes = {str(ratio): ["--target-ratio", ratio] for ratio in RATIOS}
+            sizes = {str(ratio): ["--size", f"{ratio}x"] for ratio in RATIOS}
             if name in fixed:
-                sizes = {"example": arguments(example(name, WORDS, WIDTH))}
+                sizes = {"example": ["--method", as_method(name, example(name, WORDS, WIDTH))]}
             for size, options in sizes.items():
                 quick_size = "16" if name == "quantized" else "4"  # 16: words without codes
                 is_quick = dtype == DTYPES[place % len(DTYPES)] and size in (quick_size, "example")

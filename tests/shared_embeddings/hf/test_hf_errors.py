@@ -354,16 +354,15 @@ def test_existing_outputs(
     (other / "letter").write_text("dear")
     inside, new = other / "letter" / "small", tmp_path / "new"
     # A fit may take long, so unwritable outputs fail before it.
-    monkeypatch.setattr("shared_embeddings.compress.session.fit", lambda *_, **__: pytest.fail("was fitted"))
+    monkeypatch.setattr("shared_embeddings.compress.fit_tables.fit", lambda *_, **__: pytest.fail("fitted"))
     for reason, *given in (
         ("already exists; add --force", model, "standard", small),
-        ("would replace the file of --model", model, "standard", model, "--force"),
+        ("would replace an input", model, "standard", model, "--force"),
         ("is already compressed", small, "standard", tmp_path / "again"),
         ("is not a model", model, "standard", other, "--force"),
         ("cannot be written", model, "standard", inside),
         ("cannot be written", model, "standard", new, "--report", inside),
-        ("would replace the file of --model", model, "standard", new)
-        + ("--report", model / "config.json", "--force"),
+        ("would replace an input", model, "standard", new) + ("--report", model / "config.json", "--force"),
     ):
         assert reason in error_line(capsys, compress, *given)
     assert content(other) == {"letter": b"dear"} and content(model) == before
@@ -373,7 +372,7 @@ def test_a_text_of_blank_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
     save(tmp_path / "model", "gpt2")
     text = tmp_path / "blank"
     text.write_text("\n\n   \n\n")
-    for size in (["--target-ratio", "4"], ["--method", "standard"]):
+    for size in (["--size", "4x"], ["--method", "standard"]):
         asked = ["--model", str(tmp_path / "model"), "--output", str(tmp_path / "small"), *size]
         assert main(["compress", *asked, "--text", str(text)]) == 2
         line = capsys.readouterr().err

@@ -82,7 +82,7 @@ def goes_into_models(method: str) -> bool:
 
 @pytest.mark.slow_except("int8-*")
 @pytest.mark.parametrize("method", [name for name in se.methods() if goes_into_models(name)])
-@pytest.mark.parametrize("store", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_every_method(tmp_path: Path, store: str, method: str) -> None:
     """In both dtypes, and after saving and loading."""
     small, again = tmp_path / "small", tmp_path / "again"
@@ -148,7 +148,7 @@ def test_dtype(tmp_path: Path, store: str) -> None:
 # Kind of model, storage, method and options.
 FOLDERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "low_rank": ("llama", "int8", "projective", {"rank": 6}),
-    "int4": ("gpt2", "int4", "standard", {}),
+    "int8": ("gpt2", "int8", "standard", {}),
     "uniform": ("gemma3", "fp16", "quantized", {"bits": 4, "codec": "uniform", "group_size": 5}),
     "uniform_1bit": ("bert", "fp16", "quantized", {"bits": 1, "codec": "uniform"}),
     "spectral": ("qwen2", "fp16", "quantized", {"bits": 3, "codec": "spectral"}),
@@ -349,7 +349,7 @@ def arguments(folder: Path) -> Any:
 def test_trainer_resumes(tmp_path: Path, kind: str) -> None:
     """To the same weights, with gradient checkpointing; packed embeddings are unchanged."""
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS] * 4
-    for store in ("fp32", "int4"):
+    for store in ("fp32", "int8"):
         whole, model = opened(kind, tmp_path, store), opened(kind, tmp_path, store)
         before = {name: part.detach().clone() for name, part in model.named_parameters()}
         run = tmp_path / f"run_{store}"
@@ -360,7 +360,7 @@ def test_trainer_resumes(tmp_path: Path, kind: str) -> None:
         for name, part in model.named_parameters():
             if name.startswith("shared_embeddings."):
                 is_packed = isinstance(part, PackedTensor)
-                assert is_packed == (store == "int4" and before[name].numel() >= 256)
+                assert is_packed == (store == "int8" and before[name].numel() >= 256)
                 assert is_packed == bool((part == before[name]).all())
         again = auto_class(kind).from_pretrained(run / "checkpoint-4")
         assert torch.equal(scores(again), scores(model))

@@ -43,7 +43,7 @@ def recovered(
 def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    found = recovered(tmp_path, words, "--recover-steps", 8)
+    found = recovered(tmp_path, words, "--recover", "8steps")
     trained = found["recovery"]
     assert trained["kl_after"] < trained["kl_before"]
     assert trained["kl_after"] == pytest.approx(found["kept"]["kl"], rel=1e-3)
@@ -61,7 +61,7 @@ def test_models_in_16_bits(tmp_path: Path, words: Path, method: tuple[Any, ...],
     add_tokenizer(tmp_path / "model")
     plain = recovered(tmp_path, words, method=method)
     before = load_file(tmp_path / "small" / "model.safetensors")
-    trained = recovered(tmp_path, words, "--recover-steps", 8, method=method)
+    trained = recovered(tmp_path, words, "--recover", "8steps", method=method)
     after = load_file(tmp_path / "small" / "model.safetensors")
     assert {name: (one.dtype, one.shape) for name, one in before.items()} == {
         name: (one.dtype, one.shape) for name, one in after.items()
@@ -81,10 +81,10 @@ def test_a_large_vocabulary_is_trained_alike_by_few_words(
     """Where the few words are all words."""
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    full = recovered(tmp_path, words, "--recover-steps", 4)["recovery"]
+    full = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
     monkeypatch.setattr(session.Session, "words_of", lambda self, *_: every_word(self))
-    monkeypatch.setattr(session.Session, "sample", None)
-    few = recovered(tmp_path, words, "--recover-steps", 4)["recovery"]
+    monkeypatch.setattr(session.Session, "scored_words", None)
+    few = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
     assert few["kl_before"] == pytest.approx(full["kl_before"], rel=1e-3)
     assert few["kl_after"] == pytest.approx(full["kl_after"], rel=1e-2)
     assert few["kl_after"] < few["kl_before"]
@@ -97,5 +97,5 @@ def test_few_words_of_a_large_vocabulary(
     monkeypatch.setattr(session, "_FREQUENT", 30)
     write("gpt2", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    trained = recovered(tmp_path, words, "--recover-steps", 8)["recovery"]
+    trained = recovered(tmp_path, words, "--recover", "8steps")["recovery"]
     assert trained["kl_after"] < trained["kl_before"]

@@ -1,0 +1,141 @@
+"""The commands ``compress``, ``trim``, ``export`` and ``verify``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from shared_embeddings.cli.command import Commands, add_command, add_flags, add_model
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.options import add_options, parse_options, parse_words
+from shared_embeddings.utils.paths import check_outputs, existing_file, existing_path, new_path
+from shared_embeddings.utils.reading import parse_yaml
+
+# Formats of the command export.
+_FORMATS = {
+    "onnx": "the whole model for ONNX Runtime",
+    "onnx-embeddings": "only its embeddings and output layer",
+    "vec": "its word vectors in the text format of word2vec and fastText",
+    "dense": "a Hugging Face folder with dense tables and the original names",
+    "gguf": "a copy of a GGUF file of the same model with the tables of this one, for llama.cpp",
+}
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands to a parser."""
+    from shared_embeddings.compress.options import CompressOptions, TrimOptions
+
+    title = "replace the embeddings of a trained model"
+    example = "--model MODEL --bits 4 --text train.txt --output SMALL"
+    command = add_command(commands, "compress", title, _compress, example, takes_options=True)
+    add_options(command, CompressOptions)
+    command.add_argument("--verbose", action="store_true", help="also print all sizes, errors and speeds")
+
+    title = "remove the tokens that given texts do not use"
+    example = "--model MODEL --text train.txt --output SMALL"
+    add_options(add_command(commands, "trim", title, _trim, example), TrimOptions)
+
+    title = "write a trained model for other runtimes"
+    command = add_command(commands, "export", title, _export, "--model MODEL --output m.onnx")
+    add_model(command)
+    command.add_argument(
+        "--output",
+        required=True,
+        type=new_path,
+        help="output file, or folder for dense; models with several embeddings get one file each for "
+        "onnx-embeddings and vec",
+    )
+    formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
+    command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
+    command.add_argument("--gguf", type=existing_file, metavar="FILE", help="the GGUF file to copy")
+    add_flags(command, "force")
+
+    title = "compare the files of a model with the checksums that were written with them"
+    command = add_command(commands, "verify", title, _verify, "SMALL")
+    command.add_argument("path", type=existing_path, help="a model, file or folder")
+
+
+def _options(options_class: Any, known: argparse.Namespace) -> Any:
+    names = [field.name for field in dataclasses.fields(options_class)]
+    values = {name: value for name, value in vars(known).items() if name in names}
+    return parse_options(known.command, options_class, values)
+
+
+def _compress(known: argparse.Namespace, rest: list[str]) -> str:
+    from shared_embeddings.compress.command import compare, compress
+    from shared_embeddings.compress.options import CompressOptions
+
+    method_options = parse_words(rest)
+    if getattr(known, "method", "").startswith("{"):
+        settings = parse_yaml(known.method, "--method")
+        known.method = settings.pop("method", "")
+        method_options |= settings
+    options: CompressOptions = _options(CompressOptions, known)
+    if options.compare:
+        for name in method_options:
+            raise UserError(f"{name} is an option of a method; compare takes none")
+        return compare(options).summary()
+    report, search = compress(options, **method_options)
+    parts = [report.described()] if known.verbose else []
+    parts += [] if search is None else [search.summary()]
+    return "\n\n".join([*parts, report.summary()])
+
+
+def _trim(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.compress.options import TrimOptions
+    from shared_embeddings.compress.trim import trim
+
+    return trim(_options(TrimOptions, known)).described()
+
+
+def _export(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.compress.host import find_host
+    from shared_embeddings.export.onnx import export_embedding, export_model
+    from shared_embeddings.words.vectors import WordVectors, write_vectors
+
+    host, adapter = find_host(known.model)
+    output: Path = known.output
+    if known.format in ("dense", "gguf") and host != "hf":
+        raise UserError(
+            f"--format {known.format}: takes Hugging Face models, but {known.model} is of the host '{host}'"
+        )
+    if (known.format == "gguf") != (known.gguf is not None):
+        raise UserError(
+            "--format gguf takes --gguf FILE, a GGUF file of the same model, and no other format does"
+        )
+    model: Any = adapter.read(known.model)
+    embeddings = [] if known.format not in ("onnx-embeddings", "vec") else model.embeddings()
+    outputs = [output]
+    if len(embeddings) > 1:
+        outputs = [output.with_name(f"{output.stem}.{part.name}{output.suffix}") for part in embeddings]
+    inputs = [known.model] if known.gguf is None else [known.model, known.gguf]
+    check_outputs(outputs, inputs, known.force)
+    if known.format == "dense":
+        written = model.write_dense(output, known.force)
+        return f"wrote {output}: dense tables, {written:,} bytes of weights"
+    if known.format == "gguf":
+        return str(model.write_gguf(known.gguf, output))
+    if known.format == "onnx":
+        if not hasattr(model, "onnx_body"):
+            raise UserError(
+                f"--format onnx: whole models of the host '{host}' are not exported to ONNX; use --format "
+                "onnx-embeddings"
+            )
+        return export_model(model.onnx_body(), output).described()
+    lines = []
+    for embedding, path in zip(embeddings, outputs):
+        if known.format == "onnx-embeddings":
+            lines.append(export_embedding(embedding, path).described())
+            continue
+        table = embedding.table().numpy()
+        write_vectors(path, WordVectors(list(embedding.words), table))
+        lines.append(f"{path}: {table.shape[0]:,} words in {table.shape[1]:,} dimensions as text")
+    return "\n".join(lines)
+
+
+def _verify(known: argparse.Namespace, _: list[str]) -> str:
+    from shared_embeddings.checkpoints import verify
+
+    return "\n".join(f"{file}: matches its checksum" for file in verify(known.path))

@@ -1,0 +1,237 @@
+"""Compress the embeddings of a trained model: read it, choose, fit, train, measure, write."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from shared_embeddings.compress.fit_tables import Fitted, fit_tables, hold_as
+from shared_embeddings.compress.host import TrainedModel, find_host
+from shared_embeddings.compress.measure import NOT_CHECKED
+from shared_embeddings.compress.options import CompressOptions, TrimOptions, parse_max_loss
+from shared_embeddings.compress.recovery import RecoveryContext, SavedRecovery, recover
+from shared_embeddings.compress.report import CompressionReport, RecoveryReport, Sizes, TrimReport
+from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
+from shared_embeddings.compress.session import Session, announce, footprint
+from shared_embeddings.compress.sizing import Target
+from shared_embeddings.compress.trim import map_files, trim
+from shared_embeddings.quant.storage import pack
+from shared_embeddings.registry import get_method_config
+from shared_embeddings.spec import Options
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import bytes_on_disk, replacing
+from shared_embeddings.utils.options import STORED, OptionError
+from shared_embeddings.utils.paths import check_outputs
+
+# Options that the table or the fit determines.
+_SET_BY_MODEL = ("num_embeddings", "embedding_dim", "padding_idx", "words", "seed")
+
+
+class Trimmed(NamedTuple):
+    """How the model was trimmed first."""
+
+    report: TrimReport
+    maps: Mapping[Path, bytes]  # files for old and new ids -> their content
+
+
+class Compressed(NamedTuple):
+    """The result of compressing a model."""
+
+    report: CompressionReport
+    search: SearchReport | None  # the candidates that were tried; None with a method
+
+
+def compress(options: CompressOptions, **method_options: object) -> Compressed:
+    """Write a copy of a trained model with other embeddings, fitted to its own.
+
+    Without a method, the candidates of all methods are tried, and the best one is kept.
+
+    Args:
+        options: what to compress and how.
+        method_options: options of the method; with a size, those that it does not determine.
+
+    Raises:
+        UserError: no host recognizes the model, the paths clash, the options are invalid, or the quality
+            cannot be measured.
+        OSError: a file cannot be read or written.
+    """
+    target, method_options = _method_options(options, method_options)
+    with _trimmed(options) as (model, trimmed):
+        session = Session(dataclasses.replace(options, model=model))
+        output = _check_paths(session.trained, options, method_options, trimmed)
+        saved = _saved_recovery(session, output, (method_options, target))
+        trials = None
+        if options.method is None:
+            target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
+            trials = search(session, target)
+            best = trials[0]
+            session.is_calibrated = best.is_calibrated
+            fitted = best.fitted or fit_tables(session, best.method, best.options, best.store, target)
+        else:
+            store = options.store or get_method_config(options.method).default_store
+            fitted = fit_tables(session, options.method, method_options, store, target)
+        report = _finish(session, output, fitted, saved, trimmed)
+    return Compressed(report, None if trials is None else SearchReport(trials))
+
+
+def compare(options: CompressOptions) -> SearchReport:
+    """Compare the candidates of all methods at one size, and the best one at other sizes; write nothing.
+
+    Raises:
+        UserError, OSError: as in `compress`.
+    """
+    target = options.target()
+    with _trimmed(options) as (model, _):
+        session = Session(dataclasses.replace(options, model=model))
+        target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
+        trials = search(session, target)
+        return SearchReport(trials, curve(session, trials[0]))
+
+
+def _method_options(options: CompressOptions, method_options: Options) -> tuple[Target | None, Options]:
+    """Return the target, and the options of the method: its own `bits`, where it has that option."""
+    target = options.target()
+    if options.method is None:
+        for name in method_options:
+            raise UserError(f"{name} is an option of a method; also give method")
+        return target, {}
+    spec = get_method_config(options.method)
+    for name in _SET_BY_MODEL:
+        if name in method_options:
+            raise OptionError(f"option '{name}' is set by the model or the fit; remove it")
+    for name in ("calibrate", "calibration"):
+        value = getattr(options, name)
+        if value not in (None, "none") and not spec.takes_metric:
+            raise UserError(f"{name} has no effect with method {options.method}; remove it")
+    if options.bits is not None and "bits" in spec.__dataclass_fields__:
+        return None, {**method_options, "bits": options.bits}
+    return target, method_options
+
+
+@contextlib.contextmanager
+def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
+    """Yield the model to compress: with `trim_to`, a trimmed copy in a temporary folder."""
+    if not options.trim_to:
+        yield options.model, None
+        return
+    final = options.output or options.model
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder) / final.name
+        report = trim(TrimOptions(model=options.model, text=options.trim_to, output=small))
+        [vocabulary] = report.vocabularies
+        place, temporary = (
+            map_files(options.model, path, [vocabulary.name])[vocabulary.name] for path in (final, small)
+        )
+        # A folder contains its own map.
+        maps = {} if place.parent == final else {place: temporary.read_bytes()}
+        is_written = options.output is not None
+        vocabulary = dataclasses.replace(vocabulary, map_file=os.fspath(place) if is_written else None)
+        output = os.fspath(final) if is_written else None
+        yield small, Trimmed(dataclasses.replace(report, output=output, vocabularies=[vocabulary]), maps)
+
+
+def _check_paths(
+    trained: TrainedModel, options: CompressOptions, method_options: Options, trimmed: Trimmed | None
+) -> Path:
+    """Return the output, after checking that no file replaces another one."""
+    if options.output is None:
+        raise UserError("output is missing; name the model to write, or compare")
+    texts = [options.validation, options.validation_source, options.validation_target, options.token_counts]
+    inputs = [options.model, *options.text, *options.trim_to, *(path for path in texts if path is not None)]
+    if options.method is not None:
+        for name in get_method_config(options.method).file_options:
+            value = method_options.get(name, STORED)
+            if isinstance(value, str) and value != STORED:
+                inputs.append(Path(value))
+    outputs = [*trained.files(options.output), *(trimmed.maps if trimmed is not None else ())]
+    if options.report is not None:
+        outputs.append(options.report)
+    check_outputs(outputs, inputs, options.force)
+    return options.output
+
+
+def _saved_recovery(session: Session, output: Path, chosen: object) -> SavedRecovery | None:
+    """Return where an interrupted training of the model waits, if it is to be trained."""
+    options = session.options
+    if options.recover is None:
+        return None
+    _ = session.held_out
+    counts = {name: tensor.tolist() for name, tensor in session.counts.items()}
+    texts = [(text.name, text.stat().st_size) for text in options.text]
+    asked = [
+        options.method,
+        options.store,
+        options.fit_steps,
+        options.recover,
+        options.seed,
+        options.calibrate,
+    ]
+    return SavedRecovery(output, [repr(chosen), repr(asked), texts, counts, session.trained.tensors()])
+
+
+def _finish(
+    session: Session, output: Path, fitted: Fitted, saved: SavedRecovery | None, trimmed: Trimmed | None
+) -> CompressionReport:
+    """Place embeddings in the model, train it if that is wanted, measure it, and write it."""
+    model, trained, options = session.options.model, session.trained, session.options
+    notes = trained.place(fitted.embeddings)
+    recovery = None
+    if saved is not None:
+        recovery, more_notes = _recover(session, fitted, saved)
+        notes += more_notes
+    tensors = trained.tensors()
+    new = {part.data_ptr() for layer in fitted.embeddings.values() for part in layer.state_dict().values()}
+    packed = pack(tensors, [name for name, part in tensors.items() if part.data_ptr() in new], fitted.store)
+    weights, memory, parameters = map(Sizes, session.footprint, footprint(trained, packed))
+    quality, retention = (None, NOT_CHECKED) if session.comparison is None else session.comparison.result()
+    report = CompressionReport(
+        model=os.fspath(model) if trimmed is None else trimmed.report.model,
+        output=os.fspath(output),
+        host=session.host,
+        method=fitted.method,
+        store=fitted.store,
+        bytes_on_disk=Sizes(sum(map(bytes_on_disk, trained.files(model))), 0),
+        bytes_of_weights=weights,
+        bytes_in_memory=memory,
+        parameters=parameters,
+        quality=quality,
+        kept=retention,
+        tables=fitted.reports,
+        notes=[*fitted.notes, *notes],
+        recovery=recovery,
+        trimmed=None if trimmed is None else trimmed.report,
+    )
+    files = trained.files(output)
+    for path, content in trimmed.maps.items() if trimmed is not None else ():
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+    trained.write(output, packed, report.card())
+    written = Sizes(report.bytes_on_disk.before, sum(map(bytes_on_disk, files)))
+    report = dataclasses.replace(report, bytes_on_disk=written)
+    if options.report is not None:
+        report.write(options.report)
+    if saved is not None:
+        saved.path.unlink(missing_ok=True)
+    return report
+
+
+def _recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
+    """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
+    announce("reading the original again")
+    original = find_host(session.options.model)[1].read(session.options.model)
+    context = RecoveryContext(
+        session.trained, fitted.embeddings, fitted.store, session.held_out, session.words_of
+    )
+    duration = session.options.duration()
+    assert duration is not None
+    report, notes = recover(
+        context, original, session.tables, duration, saved, session.texts, session.options.seed
+    )
+    for embedding in fitted.embeddings.values():
+        hold_as(embedding, fitted.store)
+    return report, notes

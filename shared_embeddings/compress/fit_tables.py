@@ -1,0 +1,245 @@
+"""Fit embeddings to the tables of a trained model, and measure their errors, sizes and speed.
+
+Axes: ``V`` vocabulary, ``D`` model dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared_embeddings import accounting
+from shared_embeddings.compress.fit import fit
+from shared_embeddings.compress.host import EmbeddingTable
+from shared_embeddings.compress.report import Band, Decoding, Sizes, StorageReport, TableReport
+from shared_embeddings.compress.session import Session
+from shared_embeddings.compress.sizing import Target
+from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.quant.packed_tensor import install
+from shared_embeddings.quant.storage import hold, pack
+from shared_embeddings.registry import get_method_config
+from shared_embeddings.spec import Options
+
+# A storage format that adds more than this to the relative error gets a note.
+_MUCH_ADDED = 0.05
+# The last rank of each band of tokens by descending frequency; one more band has the rest.
+BANDS = (100, 1_000, 10_000)
+# Rows that are compared at a time.
+_ROWS = 512
+# Decoding is timed for about this many seconds, with at most so many tokens.
+_TIMED_SECONDS, _TIMED_TOKENS = 0.5, 20
+
+
+@dataclasses.dataclass
+class Fitted:
+    """New embeddings of a model."""
+
+    method: str  # of all of them
+    store: str
+    embeddings: dict[str, SharedEmbedding] = dataclasses.field(default_factory=dict)  # by table
+    reports: list[TableReport] = dataclasses.field(default_factory=list)  # of the tables
+    # About tables that miss their target, or that their storage makes much worse.
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def fit_tables(
+    session: Session, method: str, options: Options, store: str, target: Target | None = None
+) -> Fitted:
+    """Fit an embedding of a method to every table of a model.
+
+    Args:
+        session: the model.
+        method, options, store: of the new embeddings.
+        target: a size that determines the other options.
+    """
+    # All options are checked, and the original is measured, before the first fit, which may take long.
+    chosen = {
+        table.name: session.options_for(table, method, options, store, target) for table in session.tables
+    }
+    _ = session.comparison
+    asked = {"seed": session.options.seed, "steps": session.options.fit_steps}
+    every_table = [table.table for table in session.tables]
+    fitted = Fitted(method, store)
+    for table in session.tables:
+        known = session.fit_arguments(table, get_method_config(method).takes_metric)
+        embedding, report = fit_table(table, method, store, known | asked | chosen[table.name])
+        fitted.embeddings[table.name] = embedding
+        fitted.reports.append(report)
+        if known["metric"] is not None:
+            fitted.notes.append(
+                f"table {table.name} is rounded for predictions: its relative error is larger than with "
+                "calibrate none"
+            )
+        # Tokens that the text does not have count once.
+        counts, size = known["token_counts"], len(table.table)
+        read = size if counts is None else int((counts > 1).sum())
+        if 2 * read < size and getattr(embedding.options, "count_exponent", 0.0) > 0.0:
+            fitted.notes.append(
+                f"the texts have {read:,} of the {size:,} words of table {table.name} more than once; others "
+                "get fewer bits, so give texts of all languages and domains that the model is for"
+            )
+        stored, error = report.storage, report.fit.relative_error
+        if target is not None and report.stored_bytes.after > target.limit(table.table, every_table):
+            fitted.notes.append(
+                f"{method} chose its own sizes when it was fitted: table {report.name} misses the target"
+            )
+        if stored is not None and stored.relative_error > error + _MUCH_ADDED:
+            fitted.notes.append(
+                f"{stored.store} raises the relative error of table {report.name} from {error:.4f} to "
+                f"{stored.relative_error:.4f}; another storage keeps more"
+            )
+    return fitted
+
+
+def fit_table(
+    table: EmbeddingTable, method: str, store: str, arguments: Mapping[str, Any]
+) -> tuple[SharedEmbedding, TableReport]:
+    """Fit an embedding to a table of a trained model, with the values that `store` keeps.
+
+    Args:
+        table: the table.
+        method, store: of the embedding.
+        arguments: other arguments of `fit`, as from `Session.fit_arguments`.
+
+    Returns:
+        The embedding in evaluation mode, and its report.
+    """
+    counts = arguments["token_counts"]
+    embedding, report = fit(method, table.table, **arguments)
+    embedding.to(table.table.dtype).eval()
+    bands = Errors(embedding, table.table.__getitem__).bands(counts)
+    stored = None if store == "fp32" else _store(embedding, store, table.table, counts)
+    if stored is None:
+        hold_as(embedding, store)  # packs codes
+    after = stored_bytes(embedding, store) if stored is None else stored.stored_bytes.after
+    return embedding, TableReport(
+        name=table.name,
+        uses=table.uses,
+        part=table.part,
+        parameters=Sizes(table.parameters, report.parameters),
+        stored_bytes=Sizes(-(-table.stored_bits // 8), after),
+        fit=report,
+        order="in the order of the vocabulary" if counts is None else "by count",
+        bands=bands,
+        storage=stored,
+        decoding=_decoding(table, embedding),
+    )
+
+
+def stored_bytes(embedding: SharedEmbedding, store: str) -> int:
+    """Return the bytes of an embedding as stored."""
+    return -(-accounting.stored_bits(embedding, store) // 8)
+
+
+def hold_as(embedding: SharedEmbedding, store: str) -> None:
+    """Keep the numbers of an embedding in memory as its storage does, except for biases, which hosts copy."""
+    tensors = accounting.distinct_state(embedding).items()
+    state = {name: tensor for name, tensor in tensors if tensor.dim() > 1 or not tensor.is_floating_point()}
+    embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
+
+
+@torch.no_grad()
+def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
+    """Keep the numbers of an embedding as its storage does, and measure the difference."""
+    tensors = (*embedding.parameters(), *embedding.buffers())
+    fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
+    sizes = Sizes(stored_bytes(embedding, "fp32"), stored_bytes(embedding, store))
+    hold_as(embedding, store)
+    added, errors = Errors(embedding, fitted), Errors(embedding, teacher.__getitem__)
+    return StorageReport(
+        store, sizes, added.relative(), errors.relative(), added.bands(counts), errors.bands(counts)
+    )
+
+
+class Errors:
+    """The distances of an embedding's rows from wanted ones.
+
+    Args:
+        embedding: the embedding.
+        wanted: rows ``(n, D)`` for ids ``(n,)``.
+        metric: ``(D, D)`` what squared distances and norms are measured in; None for those of vectors.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, embedding: SharedEmbedding, wanted: Callable[[Tensor], Tensor], metric: Tensor | None = None
+    ) -> None:
+        # Small tensors that stay between large ones would keep the allocator from using memory again.
+        self._squared_errors, self._squares = torch.zeros(2, embedding.num_embeddings, dtype=torch.float64)
+        ids = torch.arange(embedding.num_embeddings)
+        matrix = None if metric is None else metric.double()
+        for block in ids.split(_ROWS):
+            rows = wanted(block).double()
+            errors = embedding(block).double() - rows
+            for sums, vectors in ((self._squared_errors, errors), (self._squares, rows)):
+                weighted = vectors if matrix is None else vectors @ matrix
+                sums[block] = (weighted * vectors).sum(dim=1)
+        self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
+
+    def relative(self) -> float:
+        """Return ``||E - Ê|| / ||E||`` over all tokens except padding."""
+        return self._mean_and_relative(self._words)[1]
+
+    def weighted(self, weights: Tensor) -> tuple[float, float]:
+        """Return the weighted sums of squared errors and of squared norms, for weights ``(V,)`` of tokens."""
+        weights = weights[self._words].double()
+        return float(self._squared_errors[self._words] @ weights), float(self._squares[self._words] @ weights)
+
+    def bands(self, counts: Tensor | None) -> list[Band]:
+        """Return the errors by frequency band.
+
+        Args:
+            counts: ``(V,)`` of the tokens; None for tokens in order of frequency.
+        """
+        order = self._words
+        if counts is not None:
+            order = order[torch.argsort(counts[order], descending=True, stable=True)]
+        edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
+        return [
+            Band(first + 1, last, *self._mean_and_relative(order[first:last]))
+            for first, last in zip(edges, edges[1:])
+        ]
+
+    def _mean_and_relative(self, words: Tensor) -> tuple[float, float]:
+        squared, norm = self._squared_errors[words], float(self._squares[words].sum().sqrt())
+        return float(squared.sqrt().mean()), float(squared.sum().sqrt()) / norm if norm else 0.0
+
+
+@torch.no_grad()
+def _decoding(table: EmbeddingTable, embedding: SharedEmbedding) -> Decoding:
+    """Time generating a text token by token, with the table and the embedding."""
+    rows, ids = table.table, torch.arange(len(table.table))
+    hidden = rows[:1]
+    scores = table.is_scored and embedding.has_output and embedding.score_dim == rows.size(1)
+
+    def plain_step(token: Tensor) -> None:
+        F.embedding(token, rows)
+        if scores:
+            F.log_softmax(F.linear(hidden, rows), dim=-1)
+
+    def compressed_step(token: Tensor) -> None:
+        embedding(token)
+        if scores:
+            embedding.log_prob(hidden)
+
+    def tokens_per_second(step: Callable[[Tensor], None]) -> float:
+        step(ids[:1])  # fills caches
+        fastest, started = float("inf"), time.perf_counter()
+        for token in ids[:_TIMED_TOKENS].split(1):
+            before = time.perf_counter()
+            step(token)
+            after = time.perf_counter()
+            fastest = min(fastest, after - before)
+            if after - started > _TIMED_SECONDS:
+                break
+        return 1 / max(fastest, 1e-9)
+
+    before, after = tokens_per_second(plain_step), tokens_per_second(compressed_step)
+    return Decoding(scores, before, after, Sizes(rows.nbytes, accounting.bytes_in_memory(embedding)))
