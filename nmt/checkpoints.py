@@ -22,8 +22,7 @@ from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_of, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.path_options import can_be_created
+from shared_embeddings.utils.errors import UserError, first_line
 
 # The options in checkpoints, the only class that ``torch.load(weights_only=True)`` may create.
 torch.serialization.add_safe_globals([Namespace])
@@ -52,7 +51,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise error if os.fspath(path) in str(error) else UserError(f"checkpoint {path}: {error}") from error
     except Exception as error:
         raise UserError(
-            f"checkpoint {path}: cannot be read ({type(error).__name__}: {files.first_line(error)}); it is "
+            f"checkpoint {path}: cannot be read ({type(error).__name__}: {first_line(error)}); it is "
             "damaged, or not a checkpoint of OpenNMT-py; use another one"
         ) from error
 
@@ -163,16 +162,6 @@ def check_ensemble(paths: Sequence[str]) -> None:
 # Writing
 
 
-def check_output(option: str, path: str | os.PathLike[str]) -> None:
-    """Check that the output file of an option can be written; creates nothing."""
-    if Path(path).is_dir():
-        raise UserError(f"{option}: {path} is a folder; choose a file")
-    if not can_be_created(path):
-        raise UserError(
-            f"{option}: the folder {Path(path).parent} cannot be created or written to; choose another"
-        )
-
-
 class DivergedError(UserError):
     """Training has diverged; earlier checkpoints are unchanged."""
 
@@ -185,8 +174,8 @@ class DivergedError(UserError):
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
-    with files.replacing(Path(path)) as temporary:
-        torch.save(checkpoints.with_checksum(checkpoint), temporary)
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        torch.save(checkpoints.with_checksum(checkpoint), file)
 
 
 def write_step(

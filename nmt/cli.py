@@ -15,13 +15,11 @@ from pathlib import Path
 from shared_embeddings.utils import command_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
-from shared_embeddings.utils.interrupts import RESUME
-from shared_embeddings.utils.path_options import PathOption
-
-HELPS = Path(__file__).with_name("help")  # written by ``make readme``
+from shared_embeddings.utils.paths import existing_file, new_path
+from shared_embeddings.utils.signals import RESUME
 
 
-def _command(function: Callable[[], None], advice: str = command_line.NO_PARTIAL_FILES) -> Callable[[], None]:
+def _command(function: Callable[[], None], advice: str = "no partial files were left") -> Callable[[], None]:
     """Make a command of a function: it applies the patches and reports user errors in one line."""
 
     def main(arguments: Sequence[str]) -> None:
@@ -102,8 +100,8 @@ def average_models() -> None:
 
     parser = command_line.Parser("onmt_average_models", description="Average checkpoints of one model")
     add = parser.add_argument
-    add("-models", "-m", "--models", nargs="+", type=PathOption.FILE, required=True, help="checkpoints")
-    add("-output", "-o", "--output", type=PathOption.NEW_FILE, required=True, help="checkpoint to write")
+    add("-models", "-m", "--models", nargs="+", type=existing_file, required=True, help="checkpoints")
+    add("-output", "-o", "--output", type=new_path, required=True, help="checkpoint to write")
     add("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
     add("-force", "--force", action="store_true", help="overwrite an existing file")
     opt = parser.parse_args()
@@ -118,9 +116,9 @@ def release_model() -> None:
 
     parser = command_line.Parser("onmt_release_model", description="Release a translation model")
     add = parser.add_argument
-    add("--model", "-m", "-model", type=PathOption.FILE, required=True, help="checkpoint")
+    add("--model", "-m", "-model", type=existing_file, required=True, help="checkpoint")
     to = "file, or directory for CTranslate2"
-    add("--output", "-o", "-output", type=PathOption.NEW, required=True, help=to)
+    add("--output", "-o", "-output", type=new_path, required=True, help=to)
     add("--format", "-format", choices=["pytorch", "ctranslate2"], default="pytorch")
     kinds = ["int8", "int16", "float16", "int8_float16"]
     add("--quantization", "-q", "-quantization", choices=kinds, help="for CTranslate2")
@@ -145,21 +143,21 @@ def server() -> None:
     main(sys.argv[1:])
 
 
-def characters() -> None:
+def characters() -> int:
     """``onmt_characters``: split text into characters, or join them."""
-    command_line.run_module("onmt_characters", "nmt.headlines:characters_main", HELPS)
+    return command_line.run("onmt_characters", "nmt.headlines:characters_main")
 
 
-def character_vocab() -> None:
+def character_vocab() -> int:
     """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-    command_line.run_module("onmt_character_vocab", "nmt.headlines:vocabulary_main", HELPS)
+    return command_line.run("onmt_character_vocab", "nmt.headlines:vocabulary_main")
 
 
-def rerank() -> None:
+def rerank() -> int:
     """``onmt_rerank``: keep the best hypothesis for each source."""
-    command_line.run_module("onmt_rerank", "nmt.headlines:rerank_main", HELPS)
+    return command_line.run("onmt_rerank", "nmt.headlines:rerank_main")
 
 
-def rouge() -> None:
+def rouge() -> int:
     """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    command_line.run_module("onmt_rouge", "nmt.rouge:main", HELPS)
+    return command_line.run("onmt_rouge", "nmt.rouge:main")

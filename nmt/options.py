@@ -14,7 +14,7 @@ from shared_embeddings.compress import distillation
 from shared_embeddings.registry import EXAMPLE, parse_embedding
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import check_known
-from shared_embeddings.utils.reading import DocumentError, parse_yaml
+from shared_embeddings.utils.reading import parse_yaml
 
 
 def add_model_options(parser: Any) -> None:
@@ -85,7 +85,7 @@ def parse_mapping(name: str, value: Any, example: str) -> dict[str, Any] | None:
     if isinstance(value, str):
         try:
             value = parse_yaml(value, name)
-        except DocumentError as error:
+        except UserError as error:
             raise UserError(f"{error}; write it like {example}") from error
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{name}: {value!r} is not a mapping; write it like {example}")

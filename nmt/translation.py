@@ -34,7 +34,7 @@ from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN
 from shared_embeddings.compress import measure
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
-from shared_embeddings.utils.path_options import check_outputs
+from shared_embeddings.utils.paths import check_outputs
 
 
 def translate_file(opt: Namespace, model: nn.Module | None = None) -> None:
@@ -42,8 +42,8 @@ def translate_file(opt: Namespace, model: nn.Module | None = None) -> None:
 
     Whitespace is normalized, and empty lines, which OpenNMT-py cannot translate, stay empty.
     """
-    inputs = {"src": opt.src, "tgt": opt.tgt, **{f"model {path}": path for path in opt.models}}
-    check_outputs({"output": opt.output}, inputs, force=True)
+    inputs = map(Path, filter(None, (opt.src, opt.tgt, *opt.models)))
+    check_outputs([Path(opt.output)], inputs, force=True)
     texts = {"src": list(read_lines(opt.src)), **({"tgt": list(read_lines(opt.tgt))} if opt.tgt else {})}
     if len(texts.get("tgt", texts["src"])) != len(texts["src"]):
         raise UserError(f"tgt: {opt.tgt} has {len(texts['tgt'])} lines, but src has {len(texts['src'])}")

@@ -9,7 +9,7 @@ from recipes.common.recipe import find_recipe, recipe_names, run_step
 from recipes.common.tools import run_main
 from recipes.layers import layers
 from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_path
 
 USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
        python -m recipes COMMAND [option ...]
@@ -45,7 +45,7 @@ def table(arguments: Sequence[str]) -> None:
     parser.add_argument("task", help="a recipe")
     parser.add_argument(
         "--results",
-        type=PathOption.SOURCE,
+        type=existing_path,
         help="results.jsonl, or a folder with one, such as runs/TASK (default: the recipe's)",
     )
     options = parser.parse_args(arguments)

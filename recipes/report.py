@@ -38,7 +38,7 @@ from recipes.papers import Paper, PrintedTable, read_papers
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_path
 
 PAGE = "report.md"
 # Axes of the papers' figures that plot their tables.
@@ -49,11 +49,9 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report of the results in the repository and in $RUNS, as Markdown with pictures."""
     parser = Parser("python -m recipes report", description=main.__doc__)
     parser.add_argument(
-        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+        "--runs", type=existing_path, help="folder that recipes write to (default: $RUNS, else runs)"
     )
-    parser.add_argument(
-        "--output", type=PathOption.FOLDER, help="folder of the report (default: report in that folder)"
-    )
+    parser.add_argument("--output", type=Path, help="folder of the report (default: report in that folder)")
     options = parser.parse_args(arguments)
     if options.runs is not None and not options.runs.is_dir():
         raise UserError(

@@ -22,7 +22,7 @@ from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import parse_options
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = REPOSITORY / "recipes"
@@ -366,4 +366,4 @@ def preprocess_options(description: str | None, arguments: Sequence[str]) -> arg
 
 def add_settings_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--settings`` to the parser of a preprocess.sh."""
-    parser.add_argument("--settings", type=PathOption.FILE, help="a file in place of 'data' in rows.yaml")
+    parser.add_argument("--settings", type=existing_file, help="a file in place of 'data' in rows.yaml")

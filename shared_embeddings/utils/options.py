@@ -92,7 +92,7 @@ def option_metadata(options_class: type[Any], name: str) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _validator(options_class: type[Any]) -> Any:
+def _validator(options_class: Any) -> Any:
     from pydantic import TypeAdapter  # slow to import
 
     return TypeAdapter(options_class)
@@ -119,31 +119,30 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
     try:
-        fields = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
         for name, value in given.items():
-            check_known("option", name, fields)
+            check_known("option", name, [field.name for field in dataclasses.fields(options_class)])  # type: ignore[arg-type]
             metadata = option_metadata(options_class, name)
-            minimum, below = metadata.get("minimum"), metadata.get("below")
             for number in value if isinstance(value, (list, tuple)) else (value,):
-                if minimum is not None and isinstance(number, Real) and not isinstance(number, bool):
-                    require_at_least(name, float(number), minimum, below)
+                is_number = isinstance(number, Real) and not isinstance(number, bool)
+                if is_number and metadata.get("minimum") is not None:
+                    require_at_least(name, float(number), metadata["minimum"], metadata["below"])
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
         text = json.dumps(dict(given), default=to_plain, allow_nan=False)
         return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore[no-any-return]
     except ValidationError as error:
         problem = error.errors()[0]
-        (first, *inner), cause = problem["loc"] or ("",), problem.get("ctx", {}).get("error")
-        place = ".".join(map(str, problem["loc"]))
+        place, cause = ".".join(map(str, problem["loc"])), problem.get("ctx", {}).get("error")
         if isinstance(cause, UserError):  # of __post_init__
             raise OptionError(": ".join(filter(None, [where, place, str(cause)]))) from None
-        if problem["type"] == "missing":
-            raise OptionError(f"{where}: option '{place}' is missing; give it a value") from None
+        first = str(problem["loc"][0])
         expected = describe_type(typing.get_type_hints(options_class)[first])
-        if "mapping" in expected and inner:
-            raise OptionError(f"{where}: option '{place}': {problem['msg']}; change it") from None
-        raise OptionError(
-            f"{where}: option '{first}' is {quote(given[first])}, but it must be {expected}; change the value"
-        ) from None
+        if problem["type"] == "missing":
+            message = f"option '{place}' is missing; give it a value"
+        elif "mapping" in expected and place != first:
+            message = f"option '{place}': {problem['msg']}; change it"
+        else:
+            message = f"option '{first}' is {quote(given[first])}, but it must be {expected}; change it"
+        raise OptionError(f"{where}: {message}") from None
     except (UserError, TypeError) as error:
         raise OptionError(f"{where}: {error}") from None
     except ValueError:

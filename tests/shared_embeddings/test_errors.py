@@ -228,7 +228,7 @@ INVALID = [
             [[0, [1]]],
         )
     ),
-    ("uncle", {"unique_dim": 2, "classes": ["no/such/file.npz"]}, "no such file"),
+    ("uncle", {"unique_dim": 2, "classes": ["no/such/file.npz"]}, "no/such/file.npz"),
     ("group_reduce", {}, "num_groups"),
     ("group_reduce", {"num_groups": 3}, "min_rank"),
     ("group_reduce", {"num_groups": 38, "min_rank": 3}, "'num_groups' is 38"),
