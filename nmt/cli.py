@@ -8,47 +8,46 @@ from __future__ import annotations
 import functools
 import random
 import re
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from shared_embeddings.utils import command_line
+from shared_embeddings.utils.command_line import Parser, error_line, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.paths import existing_file, new_path
 from shared_embeddings.utils.signals import RESUME
 
 
-def _command(function: Callable[[], None], advice: str = "no partial files were left") -> Callable[[], None]:
-    """Make a command of a function: it applies the patches and reports user errors in one line."""
+def _command(
+    main: Callable[[Sequence[str]], None], advice: str = "no partial files were left"
+) -> Callable[[], int]:
+    """Make a command of a function: it applies the patches, and returns the exit status."""
 
-    def main(arguments: Sequence[str]) -> None:
+    def patched(arguments: Sequence[str]) -> None:
         from nmt.hooks import apply_patches
 
         apply_patches()
-        function()
+        main(arguments)
 
-    @functools.wraps(function)
-    def command() -> None:
-        status = command_line.run(f"onmt_{function.__name__}", main, None, _explain, advice)
-        if status:
-            sys.exit(status)
+    @functools.wraps(main)
+    def command() -> int:
+        return run(f"onmt_{main.__name__}", patched, explain=_explain, advice=advice)
 
     return command
 
 
 def _explain(error: BaseException) -> str | None:
     """Return the message of a user error, also of a spawned process or a data loader worker, or None."""
-    messages = re.findall(r"^[\w.]*(?:User|Option|Document|Storage)Error: (.*)$", str(error), re.MULTILINE)
+    messages = re.findall(r"^[\w.]*(?:User|Option|Storage|Diverged)Error: (.*)$", str(error), re.MULTILINE)
     if messages:
         return str(messages[-1])
     if isinstance(error, (AssertionError, ValueError)):  # what OpenNMT-py raises for options
-        return command_line.error_line(error)
+        return error_line(error)
     return command_line.explain(error)
 
 
 @functools.partial(_command, advice=RESUME)
-def train() -> None:
+def train(arguments: Sequence[str]) -> None:
     """``onmt_train``: train a translation model, or resume its training."""
     import onmt.bin.train
     from onmt.utils.logging import init_logger, logger
@@ -70,7 +69,7 @@ def train() -> None:
 
 
 @_command
-def translate() -> None:
+def translate(arguments: Sequence[str]) -> None:
     """``onmt_translate``: translate a file."""
     import onmt.bin.translate
 
@@ -81,7 +80,7 @@ def translate() -> None:
 
 
 @_command
-def build_vocab() -> None:
+def build_vocab(arguments: Sequence[str]) -> None:
     """``onmt_build_vocab``: count the tokens of the training data."""
     import onmt.bin.build_vocab
     import onmt.bin.train
@@ -94,27 +93,27 @@ def build_vocab() -> None:
 
 
 @_command
-def average_models() -> None:
+def average_models(arguments: Sequence[str]) -> None:
     """``onmt_average_models``: average the weights of several checkpoints of one model."""
     from nmt.checkpoints import average_checkpoints, save_checkpoint
 
-    parser = command_line.Parser("onmt_average_models", description="Average checkpoints of one model")
+    parser = Parser("onmt_average_models", description="Average checkpoints of one model")
     add = parser.add_argument
     add("-models", "-m", "--models", nargs="+", type=existing_file, required=True, help="checkpoints")
     add("-output", "-o", "--output", type=new_path, required=True, help="checkpoint to write")
     add("-fp32", "-f", "--fp32", action="store_true", help="store in single precision")
     add("-force", "--force", action="store_true", help="overwrite an existing file")
-    opt = parser.parse_args()
+    opt = parser.parse_args(arguments)
     save_checkpoint(average_checkpoints([*map(str, opt.models)], opt.fp32), opt.output)
 
 
 @_command
-def release_model() -> None:
+def release_model(arguments: Sequence[str]) -> None:
     """``onmt_release_model``: keep only what translation needs, or export to CTranslate2."""
     from nmt.checkpoints import save_checkpoint, strip_checkpoint
     from nmt.models import export_ctranslate2
 
-    parser = command_line.Parser("onmt_release_model", description="Release a translation model")
+    parser = Parser("onmt_release_model", description="Release a translation model")
     add = parser.add_argument
     add("--model", "-m", "-model", type=existing_file, required=True, help="checkpoint")
     to = "file, or directory for CTranslate2"
@@ -123,41 +122,41 @@ def release_model() -> None:
     kinds = ["int8", "int16", "float16", "int8_float16"]
     add("--quantization", "-q", "-quantization", choices=kinds, help="for CTranslate2")
     add("-force", "--force", action="store_true", help="overwrite existing output")
-    opt = parser.parse_args()
+    opt = parser.parse_args(arguments)
     if opt.format == "pytorch":
         if opt.quantization:
             raise UserError("quantization: needs --format ctranslate2; remove it")
         save_checkpoint(strip_checkpoint(str(opt.model)), opt.output)
         return
     export_ctranslate2(str(opt.model), str(opt.output), opt.quantization)
-    written, stored = bytes_on_disk(Path(opt.output)), bytes_on_disk(Path(opt.model))
+    written, stored = bytes_on_disk(opt.output), bytes_on_disk(opt.model)
     ratio = written / stored
     print(f"wrote {opt.output}: {written:,} bytes, {ratio:.2f} times the checkpoint ({stored:,} bytes)")
 
 
 @_command
-def server() -> None:
+def server(arguments: Sequence[str]) -> None:
     """``onmt_server``: serve translations over HTTP."""
     from nmt.server import main
 
-    main(sys.argv[1:])
+    main(arguments)
 
 
 def characters() -> int:
     """``onmt_characters``: split text into characters, or join them."""
-    return command_line.run("onmt_characters", "nmt.headlines:characters_main")
+    return run("onmt_characters", "nmt.headlines:characters_main")
 
 
 def character_vocab() -> int:
     """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-    return command_line.run("onmt_character_vocab", "nmt.headlines:vocabulary_main")
+    return run("onmt_character_vocab", "nmt.headlines:vocabulary_main")
 
 
 def rerank() -> int:
     """``onmt_rerank``: keep the best hypothesis for each source."""
-    return command_line.run("onmt_rerank", "nmt.headlines:rerank_main")
+    return run("onmt_rerank", "nmt.headlines:rerank_main")
 
 
 def rouge() -> int:
     """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    return command_line.run("onmt_rouge", "nmt.rouge:main")
+    return run("onmt_rouge", "nmt.rouge:main")

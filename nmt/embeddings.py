@@ -78,9 +78,9 @@ def output_bias(model: Any) -> Tensor | None:
 
 def shared_embeddings_of(model: nn.Module) -> list[se.SharedEmbedding]:
     """Return the distinct shared embeddings of a model, except those inside another one (DeFINE's map)."""
-    every = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
-    inner = {id(part) for module in every for part in module.modules() if part is not module}
-    return [module for module in every if id(module) not in inner]
+    embeddings = [module for module in model.modules() if isinstance(module, se.SharedEmbedding)]
+    inner = {id(part) for module in embeddings for part in module.modules() if part is not module}
+    return [module for module in embeddings if id(module) not in inner]
 
 
 def options_without_files(opt: Namespace, model: Any) -> Namespace:
@@ -124,22 +124,16 @@ def fill_aliases(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tens
 
 def load_unique_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Load the state that `unique_state` returns into a model with the same options."""
-    own = without_positions(model.state_dict(keep_vars=True))
     complete = fill_aliases(model, without_positions(state))
-    missing = [name for name in own if name not in complete]
-    unexpected = [name for name in complete if name not in own]
-    if missing or unexpected:
-        first, second = (", ".join(names[:3]) or "nothing" for names in (missing, unexpected))
+    tensors = without_positions(model.state_dict(keep_vars=True))
+    stored, wanted = ({name: tuple(t.shape) for name, t in part.items()} for part in (complete, tensors))
+    differing = sorted(name for name in stored.keys() | wanted.keys() if stored.get(name) != wanted.get(name))
+    if differing:
+        name = differing[0]
         raise UserError(
-            f"the checkpoint does not match its options: missing {first}, unexpected {second} "
-            f"({len(missing)} and {len(unexpected)} tensors)"
+            f"the checkpoint does not match its options and vocabulary: {name} is {stored.get(name)}, that "
+            f"of the model {wanted.get(name)} ({len(differing)} differ); use those of the training"
         )
-    for name, tensor in complete.items():
-        if tensor.shape != own[name].shape:
-            raise UserError(
-                f"{name} has shape {tuple(tensor.shape)} in the checkpoint, but {tuple(own[name].shape)} "
-                "with the vocabulary and options of this model; use those of the training"
-            )
     nn.Module.load_state_dict(model, install(model, complete), strict=False)
 
 
@@ -159,7 +153,8 @@ def count_model(model: Any) -> dict[str, int | float]:
         return sum(new.values())
 
     lookups: Any = [words_module(model, side) for side in ("source", "target")]
-    distinct: list[Any] = list({_identity(each): each for each in lookups if each is not None}.values())
+    # Lookups that are tied share their parameters.
+    distinct = list({id(next(part.parameters())): part for part in lookups if part is not None}.values())
     embedding = sum(map(count, distinct))
     scoring: Any = words_module(model, "output")
     scores, copying = count(scoring), count(model.generator)
@@ -190,34 +185,22 @@ def count_model(model: Any) -> dict[str, int | float]:
     }
 
 
-def _identity(lookup: nn.Module) -> int:
-    """Return a number that is equal for embeddings that share their parameters."""
-    return id(next(lookup.parameters()))
-
-
 def describe_parameters(model: Any) -> str:
     """Describe which sides are tied, and the parameter counts."""
     uses: dict[int, list[str]] = {}
-    modules: dict[int, Any] = {}
-    for side in ("source", "target"):
-        lookup = words_module(model, side)
-        if lookup is not None:
-            uses.setdefault(_identity(lookup), []).append(side)
-            modules[_identity(lookup)] = lookup
-    scoring = scoring_layer(model)
-    tied = [key for key in modules if any(id(p) == key for p in scoring.parameters())]
-    for key in tied:
-        uses[key].append("output")
-    phrases = [f"{' = '.join(names)}: {_name(modules[key])}" for key, names in uses.items()]
-    if not tied:
-        own = f"a separate layer ({type(model.generator).__name__})"
-        phrases.append(f"output: {_name(scoring.embedding) if isinstance(scoring, SharedGenerator) else own}")
+    names: dict[int, str] = {}
+    for side in ("source", "target", "output"):
+        layer: Any = words_module(model, side)
+        if layer is not None:
+            plain = (
+                "plain table" if side != "output" else f"a separate layer ({type(model.generator).__name__})"
+            )
+            name = f"{layer.method} {layer.options}" if isinstance(layer, se.SharedEmbedding) else plain
+            key = id(next(layer.parameters()))  # tied sides share it
+            uses.setdefault(key, []).append(side)
+            names.setdefault(key, name)
+    phrases = [f"{' = '.join(sides)}: {names[key]}" for key, sides in uses.items()]
     counts = count_model(model)
     rows = [(name, counts[name]) for name in ("embedding", "output", "encoder", "decoder", "total")]
     rows.append(("with plain tables", counts["dense_total"]))
     return parameter_table("Embeddings: " + "; ".join(phrases), rows, counts)
-
-
-def _name(lookup: Any) -> str:
-    is_shared = isinstance(lookup, se.SharedEmbedding)
-    return f"{lookup.method} {lookup.options}" if is_shared else "plain table"

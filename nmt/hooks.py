@@ -149,9 +149,8 @@ def load_safe_state_dict(
     offset: int = 0,
 ) -> None:
     """Load weights from one safetensors file or several; OpenNMT-py finds numbered ones only."""
-    body, head = checkpoints.split_generator(
-        embeddings.fill_aliases(self, checkpoints.read_safetensors(f"{model_path}.pt", hold))
-    )
+    stored = checkpoints.read_safetensors(f"{model_path}.pt", hold)
+    body, head = checkpoints.split_generator(embeddings.fill_aliases(self, stored))
     parts = {"model": body, "generator": head}
     self.load_state_dict(parts, precision, torch.device(device), strict, offset)
 
@@ -175,8 +174,9 @@ def keep_trained(original: Any, self: Any, step: int, moving_average: list[Tenso
     """Keep the parameters that OpenNMT-py replaces by their averages while it saves them."""
     named = dict(self.model.named_parameters()) if moving_average else {}
     # The first average is the parameter itself.
-    is_own = all(mean.data_ptr() == own.data_ptr() for mean, own in zip(moving_average or [], named.values()))
-    self.trained = None if is_own else {name: own.detach() for name, own in named.items()}
+    pairs = zip(moving_average or [], named.values())
+    is_first = all(mean.data_ptr() == parameter.data_ptr() for mean, parameter in pairs)
+    self.trained = None if is_first else {name: parameter.detach() for name, parameter in named.items()}
     try:
         return original(self, step, moving_average)
     finally:
@@ -301,16 +301,11 @@ def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args
     return original(self, src, tgt, *args, **kwargs)
 
 
-def _positions_of(decoder: Any) -> length_control.LengthControlledPositions | None:
-    positions = getattr(decoder.embeddings.make_embedding, "pe", None)
-    return positions if isinstance(positions, length_control.LengthControlledPositions) else None
-
-
 @wrap("init_state", TransformerDecoderBase)
 def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs: Any) -> None:
     """Start decoding with the desired lengths of the batch."""
     original(self, src, enc_out, enc_final_hs)
-    if (positions := _positions_of(self)) is not None:
+    for positions in length_control.positions_of(self):
         positions.start(len(src))
 
 
@@ -318,5 +313,5 @@ def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs
 def map_lengths(original: Any, self: Any, change: Any) -> None:
     """Repeat, reorder and drop lengths like the other rows of the decoder state."""
     original(self, change)
-    if (positions := _positions_of(self)) is not None:
+    for positions in length_control.positions_of(self):
         positions.map_rows(change)

@@ -5,51 +5,30 @@ Takase & Okazaki (2019), "Positional Encoding to Control Output Sequence Length"
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import onmt.opts
 import torch
-from onmt.utils.parse import ArgumentParser
 from torch import Tensor, nn
 
+from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 
 BASE = 10000.0
-CONCATENATED = "SinusoidalConcat"
-
-
-def exponents(dim: int, layout: str) -> Tensor:
-    """Return the exponents of the base, ``(D/2,)``.
-
-    OpenNMT-py's ``SinusoidalInterleaved`` uses 2i/D (Vaswani et al.), ``SinusoidalConcat`` i/(D/2 - 1).
-    """
-    half = dim // 2
-    return torch.arange(half, dtype=torch.float32) / (half - 1 if layout == CONCATENATED else half)
-
-
 # The angles ``(B or 1, T, D/2)`` of each encoding, from positions ``(1, T, 1)`` that start at 0, desired
 # lengths ``(B, 1, 1)`` and the exponents e ``(D/2,)``.
 ANGLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     # pos / 10000^e (Vaswani et al., 2017)
-    "pe": lambda positions, lengths, powers: positions * BASE**-powers,
+    "pe": lambda positions, lengths, exponents: positions * BASE**-exponents,
     # (len - pos) / 10000^e: the remaining length, 0 at the end of the sentence
-    "ldpe": lambda positions, lengths, powers: (lengths - positions) * BASE**-powers,
+    "ldpe": lambda positions, lengths, exponents: (lengths - positions) * BASE**-exponents,
     # pos / len^e: the fraction of the length, which is at least 1
-    "lrpe": lambda positions, lengths, powers: positions * lengths**-powers,
+    "lrpe": lambda positions, lengths, exponents: positions * lengths**-exponents,
 }
 LENGTH_DEPENDENT = ("ldpe", "lrpe")
-
-
-def sinusoids(angles: Tensor, layout: str) -> Tensor:
-    """Return sines and cosines of angles ``(..., D/2)`` ordered by layout, ``(..., D)``."""
-    pair = (angles.sin(), angles.cos())
-    return torch.cat(pair, dim=-1) if layout == CONCATENATED else torch.stack(pair, dim=-1).flatten(-2)
 
 
 class LengthControlledPositions(nn.Module):
@@ -64,7 +43,9 @@ class LengthControlledPositions(nn.Module):
         super().__init__()
         self.dim = dim
         self.encodings = tuple(encodings)
-        self.layout = layout
+        # OpenNMT-py's SinusoidalInterleaved has the exponents 2i/D (Vaswani et al.), SinusoidalConcat has
+        # i/(D/2 - 1), and all sines first.
+        self.concatenates = layout == "SinusoidalConcat"
         self.batch_lengths: Tensor | None = None
         self.lengths: Tensor | None = None
 
@@ -74,8 +55,7 @@ class LengthControlledPositions(nn.Module):
 
     def start(self, rows: int) -> None:
         """Begin a decoding whose state has ``rows`` rows: a multiple of the batch size."""
-        if self.batch_lengths is None or rows % len(self.batch_lengths):
-            raise RuntimeError(f"no lengths are set for the {rows} rows of this batch")
+        assert self.batch_lengths is not None, "set_lengths comes first"
         self.lengths = self.batch_lengths.repeat_interleave(rows // len(self.batch_lengths))
 
     def map_rows(self, change: Callable[[Tensor, int], Tensor]) -> None:
@@ -86,17 +66,18 @@ class LengthControlledPositions(nn.Module):
     def forward(self, emb: Tensor, step: int | None = None) -> Tensor:
         """Return the scaled embeddings ``(B, T, D)`` with their positions, from `step` on, added."""
         assert self.lengths is not None, "set_lengths comes first"
-        first = step or 0
-        last = first + emb.size(1)
-        positions = torch.arange(first, last, device=emb.device, dtype=torch.float32)[None, :, None]
+        first, half = step or 0, self.dim // 2
+        positions = torch.arange(first, first + emb.size(1), device=emb.device, dtype=torch.float32)
         lengths = self.lengths.to(positions)[:, None, None]
-        powers = exponents(self.dim, self.layout).to(emb.device)
-        added = [sinusoids(ANGLES[name](positions, lengths, powers), self.layout) for name in self.encodings]
-        return emb * math.sqrt(self.dim) + torch.stack(torch.broadcast_tensors(*added)).sum(0).to(emb.dtype)
-
-    def extra_repr(self) -> str:
-        """Return the width and the encodings."""
-        return f"{self.dim}, {' + '.join(self.encodings)}"
+        exponents = torch.arange(half, device=emb.device, dtype=torch.float32)
+        exponents = exponents / (half - 1 if self.concatenates else half)
+        encodings = []
+        for name in self.encodings:
+            angles = ANGLES[name](positions[None, :, None], lengths, exponents)
+            pair = (angles.sin(), angles.cos())
+            encodings.append(torch.cat(pair, -1) if self.concatenates else torch.stack(pair, -1).flatten(-2))
+        total = torch.stack(torch.broadcast_tensors(*encodings)).sum(0)
+        return emb * math.sqrt(self.dim) + total.to(emb.dtype)
 
 
 OPTION = "decoder_positions"
@@ -117,15 +98,9 @@ def add_translation_options(parser: Any) -> None:
     """Add the translation options to OpenNMT-py's parser."""
     add = parser.add_argument_group("Length control").add_argument
     text = "Desired number of tokens per translation, for models with length control"
-    add("--desired_length", "-desired_length", type=_length, default=None, metavar="N", help=text)
+    add("--desired_length", "-desired_length", type=positive, default=None, metavar="N", help=text)
     text = "File with the desired length of each line of the source"
     add("--desired_lengths", "-desired_lengths", default=None, metavar="FILE", help=text)
-
-
-def _length(text: str) -> int:
-    if re.fullmatch("[0-9]+", text) is None or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a length; expected an integer of at least 1")
-    return int(text)
 
 
 def has_length_control(opt: Namespace) -> bool:
@@ -136,22 +111,14 @@ def has_length_control(opt: Namespace) -> bool:
 def check_positions(opt: Namespace) -> None:
     """Check that the options of a model support its decoder positions; raises `UserError` otherwise."""
     names = getattr(opt, OPTION, None)
-    if names is None:
-        return
-    shown = f"{OPTION}: {' '.join(names)}"
-    if len(set(names)) < len(names):
-        raise UserError(f"{shown}: has an encoding twice; remove one")
-    if not opt.position_encoding:
-        raise UserError(f"{shown}: has no effect without position_encoding: true; set it")
-    if not has_length_control(opt):
-        return
-    if opt.decoder_type != "transformer" or getattr(opt, "model_task", "seq2seq") != "seq2seq":
-        raise UserError(f"{shown}: needs decoder_type: transformer, not {opt.decoder_type}, and a source")
-    if getattr(opt, "truncated_decoder", 0) > 0:
-        raise UserError(f"{shown}: needs whole targets; remove truncated_decoder")
-    for name in ("train_metrics", "valid_metrics"):
-        if getattr(opt, name, None):
-            raise UserError(f"{name}: translates without desired lengths, which {OPTION} requires; remove it")
+    if names is not None and not opt.position_encoding:
+        raise UserError(f"{OPTION}: has no effect without position_encoding: true; set it")
+    is_translator = opt.decoder_type == "transformer" and getattr(opt, "model_task", "seq2seq") == "seq2seq"
+    if has_length_control(opt) and not is_translator:
+        raise UserError(
+            f"{OPTION}: {' '.join(names)} needs decoder_type: transformer, not {opt.decoder_type}, and a "
+            "source"
+        )
 
 
 def check_same_positions(opt: Namespace, saved: Namespace) -> None:
@@ -192,22 +159,19 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
         raise UserError("desired_length: has no effect with desired_lengths; remove one of them")
     if not Path(path).is_file():
         raise UserError(f"desired_lengths: no such file: {path}")
-    texts = Path(path).read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    texts = Path(path).read_text(encoding="utf-8-sig").split()
     if len(texts) != lines:
-        raise UserError(f"desired_lengths: {path} has {len(texts)} lines, but the source has {lines}")
-    lengths = []
+        raise UserError(f"desired_lengths: {path} has {len(texts)} lengths, but the source has {lines} lines")
     for number, text in enumerate(texts, 1):
-        try:
-            lengths.append(_length(text.strip()))
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"desired_lengths: {path}: line {number}: {error}") from None
-    return lengths
+        if not text.isdecimal() or int(text) < 1:
+            raise UserError(f"desired_lengths: {path}: line {number}: {text!r} is not a positive integer")
+    return [int(text) for text in texts]
 
 
 def prepare_translator(translator: Any, opt: Namespace) -> None:
     """Set the attribute ``desired`` of a translator: one length for all lines, or one per line."""
-    desired = opt.desired_length if opt.desired_lengths is None else opt.desired_lengths
     name = "desired_length" if opt.desired_lengths is None else "desired_lengths"
+    desired = getattr(opt, name)
     if isinstance(desired, str):
         raise UserError("desired_lengths: is not supported by a server; set desired_length")
     controlled = bool(positions_of(translator.model))
@@ -222,28 +186,16 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
         raise UserError(
             f"max_length: {opt.max_length} is too small for the {name}; set {longest + 1} or more"
         )
-    defaults = ArgumentParser()
-    onmt.opts.translate_opts(defaults)
-    if translator.max_length_ratio not in (0, float(defaults.get_default("max_length_ratio"))):
-        raise UserError(
-            f"max_length_ratio: {translator.max_length_ratio} has no effect with {name}; remove it"
-        )
     translator.max_length_ratio = 0
     translator.desired = desired
 
 
 def set_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
     """Set the desired lengths of a batch before it is translated."""
-    found = positions_of(translator.model)
-    if not found:
-        return
-    desired = translator.desired
-    if isinstance(desired, int):
-        values = [desired] * len(batch["srclen"])
-    elif "cid_line_number" in batch:
-        values = [desired[number] for number in batch["cid_line_number"]]
-    else:
-        raise UserError("desired_lengths: does not support line breaks within a line; set desired_length")
-    lengths = torch.tensor(values, device=batch["srclen"].device)
-    for positions in found:
-        positions.set_lengths(lengths)
+    for positions in positions_of(translator.model):
+        desired = translator.desired
+        if isinstance(desired, int):
+            desired = [desired] * len(batch["srclen"])
+        else:
+            desired = [desired[number] for number in batch["cid_line_number"]]
+        positions.set_lengths(torch.tensor(desired, device=batch["srclen"].device))

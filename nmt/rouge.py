@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -30,39 +30,23 @@ from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenize import tokenize as ascii_tokens
 from tqdm import tqdm
 
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.paths import existing_file
+from shared_embeddings.utils.reading import read_lines
 
 TOKENS = ("ascii", "unicode", "characters")
 # First letters of the Unicode categories of letters, combining marks and numbers.
 WORD_CATEGORIES = "LMN"
 
 
-class Stemmer:
-    """Porter's algorithm (1980), after a list of irregular forms, see `read_exceptions`."""
-
-    def __init__(self, exceptions: Mapping[str, str]) -> None:
-        self.exceptions = exceptions
-        self.porter = PorterStemmer(PorterStemmer.ORIGINAL_ALGORITHM)
-
-    def stem(self, word: str) -> str:
-        """Return the stem of a lowercase word."""
-        return self.exceptions.get(word) or str(self.porter.stem(word))
-
-
-def cut(text: str, size: int) -> str:
-    """Return the first `size` bytes of a text in UTF-8, without an incomplete character at the end."""
-    return text.encode()[:size].decode(errors="ignore")
-
-
-def tokenize(text: str, kind: str, stemmer: Stemmer | None = None) -> list[str]:
-    """Split a text into tokens; `kind` is one of `TOKENS`."""
+def tokenize(text: str, kind: str, stem: Callable[[str], str] | None = None) -> list[str]:
+    """Split a text into tokens; `kind` is one of `TOKENS`, `stem` applies to ``ascii`` only."""
     if kind == "ascii":
-        return list(ascii_tokens(text, stemmer))
+        return list(ascii_tokens(text, None if stem is None else SimpleNamespace(stem=stem)))
     lowered = unicodedata.normalize("NFC", text.lower())
-    kept = (letter if unicodedata.category(letter)[0] in WORD_CATEGORIES else " " for letter in lowered)
-    words = "".join(kept).split()
+    letters = (letter if unicodedata.category(letter)[0] in WORD_CATEGORIES else " " for letter in lowered)
+    words = "".join(letters).split()
     return list("".join(words)) if kind == "characters" else words
 
 
@@ -70,25 +54,12 @@ def read_exceptions(paths: Iterable[Path]) -> dict[str, str]:
     """Read base forms by irregular form from WordNet's ``.exc`` files, which ROUGE-1.5.5 includes."""
     exceptions = {}
     for path in paths:
-        for number, line in enumerate(read_texts(path), 1):
+        for number, line in enumerate(read_lines(path), 1):
             forms = line.split()
             if len(forms) < 2:
                 raise UserError(f"{path}: line {number} is {line!r}; expected an irregular form and its base")
             exceptions[forms[0]] = forms[1]
     return exceptions
-
-
-def read_texts(path: Path) -> list[str]:
-    """Read one text per line, without leading and trailing whitespace."""
-    try:
-        lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    if not lines[-1]:
-        lines.pop()
-    return [line.strip() for line in lines]
 
 
 # The metrics, and the number of tokens per unit.
@@ -102,20 +73,13 @@ CONFIDENCE = 0.95
 class Settings:
     """Settings of a score."""
 
-    measure: str = "f1"  # the one to report
+    measure: str = "f1"  # the one of `MEASURES` to report
     cut_bytes: int | None = None  # truncate candidates to this many bytes of UTF-8
-    tokens: str = "ascii"
+    tokens: str = "ascii"  # one of `TOKENS`
     stemming: bool = True  # stem English words; only with ascii
     seed: int = 1  # of the bootstrap
 
     def __post_init__(self) -> None:
-        for name, choices in (("measure", MEASURES), ("tokens", TOKENS)):
-            if getattr(self, name) not in choices:
-                raise UserError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
-        if self.cut_bytes is not None and self.cut_bytes < 1:
-            raise UserError(f"bytes is {self.cut_bytes}; it must be at least 1")
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}; it must be at least 0")
         if self.stemming and self.tokens != "ascii":
             raise UserError(f"stemming supports tokens: ascii only, not {self.tokens}; add --no_stem")
 
@@ -130,9 +94,6 @@ class Score:
     mean: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ({CONFIDENCE:.0%} interval {self.low:.2f} to {self.high:.2f})"
 
 
 @dataclass(frozen=True)
@@ -166,8 +127,11 @@ class Report:
 
     def __str__(self) -> str:
         """The scores of the selected measure, one per line, and the signature."""
-        measure = self.settings.measure
-        lines = [f"{metric} {measure} {scores[measure]}" for metric, scores in self.scores.items()]
+        measure, lines = self.settings.measure, []
+        for metric, scores in self.scores.items():
+            score = scores[measure]
+            interval = f"{CONFIDENCE:.0%} interval {score.low:.2f} to {score.high:.2f}"
+            lines.append(f"{metric} {measure} {score.mean:.2f} ({interval})")
         return "\n".join([*lines, self.signature])
 
     def as_json(self) -> dict[str, Any]:
@@ -194,38 +158,45 @@ def score_texts(
                 f"{len(candidates)} candidates, but {len(stream)} lines in file {number} of the references; "
                 "each must have one line per text"
             )
-    grouped = [[each for each in of_text if each] for of_text in zip(*references)]
+    grouped = [[reference for reference in of_text if reference] for of_text in zip(*references)]
     if [] in grouped:
         raise UserError(f"line {grouped.index([]) + 1} is empty in all reference files; add a reference")
-    stemmer = Stemmer(exceptions or {}) if settings.stemming else None
+    irregular, porter = exceptions or {}, PorterStemmer(PorterStemmer.ORIGINAL_ALGORITHM)
+
+    def stem(word: str) -> str:
+        return irregular.get(word) or str(porter.stem(word))
+
     scorer = RougeScorer(list(METRICS), tokenizer=SimpleNamespace(tokenize=list))  # of lists of tokens
     measured = []
     for candidate, its_references in tqdm(zip(candidates, grouped), total=len(grouped), disable=None):
-        text = candidate if settings.cut_bytes is None else cut(candidate, settings.cut_bytes)
-        tokens = [tokenize(each, settings.tokens, stemmer) for each in (text, *its_references)]
+        if settings.cut_bytes is not None:  # without an incomplete character at the end
+            candidate = candidate.encode()[: settings.cut_bytes].decode(errors="ignore")
+        tokens = [
+            tokenize(text, settings.tokens, stem if settings.stemming else None)
+            for text in (candidate, *its_references)
+        ]
         measured.append(_measure(scorer, tokens[0], tokens[1:]))
     scores = _summarize(np.array(measured), settings.seed)
-    return Report(settings, len(grouped), max(map(len, grouped)), len(exceptions or {}), scores)
+    return Report(settings, len(grouped), max(map(len, grouped)), len(irregular), scores)
 
 
 def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[str]]) -> NDArray[np.float64]:
     """Return precision, recall and F1 of one text, ``(metrics, measures)``, summed over references."""
     rows = []
-    pairs = [(reference, scorer.score(reference, candidate)) for reference in references]
+    pairs = [(len(reference), scorer.score(reference, candidate)) for reference in references]
     for metric, width in METRICS.items():
-        wanted = sum(_units(reference, width) for reference in references)
-        given = _units(candidate, width) * len(references)
-        # rouge-score returns ratios; recall times the reference's units is the number of matches.
-        matches = sum(round(found[metric].recall * _units(reference, width)) for reference, found in pairs)
-        precision = matches / given if given else 0.0
+        wanted = matches = 0
+        for size, score in pairs:
+            units = max(0, size - width + 1)
+            wanted += units
+            # rouge-score returns ratios; recall times the reference's units is the number of matches.
+            matches += round(score[metric].recall * units)
+        written = max(0, len(candidate) - width + 1) * len(references)
+        precision = matches / written if written else 0.0
         recall = matches / wanted if wanted else 0.0
         f1 = 2 * precision * recall / (precision + recall) if matches else 0.0
         rows.append((precision, recall, f1))
     return np.array(rows)
-
-
-def _units(tokens: list[str], width: int) -> int:
-    return max(0, len(tokens) - width + 1)
 
 
 def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, Score]]:
@@ -245,7 +216,7 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
 def main(arguments: Sequence[str]) -> None:
     """Run ``onmt_rouge``."""
     about = "ROUGE-1, ROUGE-2 and ROUGE-L of summaries, one text per line"
-    parser = Parser("onmt_rouge", "--candidates out.txt --references test.txt", description=about)
+    parser = Parser("onmt_rouge", description=about)
     add = parser.add_argument
     file: dict[str, Any] = {"type": existing_file, "metavar": "FILE"}
     add("--candidates", "-candidates", required=True, help="texts to score", **file)
@@ -258,7 +229,14 @@ def main(arguments: Sequence[str]) -> None:
     add("--json", "-json", action="store_true", help="print all measures and settings as JSON")
     preset = parser.add_argument_group("overrides of the preset", argument_default=argparse.SUPPRESS)
     add = preset.add_argument
-    add("--bytes", "-bytes", dest="cut_bytes", type=int, metavar="N", help="truncate candidates to N bytes")
+    add(
+        "--bytes",
+        "-bytes",
+        dest="cut_bytes",
+        type=positive,
+        metavar="N",
+        help="truncate candidates to N bytes",
+    )
     text = "ascii (as ROUGE-1.5.5), or unicode or characters for other languages"
     add("--tokens", "-tokens", choices=TOKENS, help=text)
     add("--no_stem", "-no_stem", dest="stemming", action="store_false", help="do not stem")
@@ -267,7 +245,8 @@ def main(arguments: Sequence[str]) -> None:
     overrides = ("cut_bytes", "tokens", "stemming", "seed")
     changed = {name: getattr(options, name) for name in overrides if name in options}
     settings = replace(PRESETS[options.preset], **changed)
-    candidates = read_texts(options.candidates)
-    references = [read_texts(path) for path in options.references]
+    candidates, *references = (
+        [line.strip() for line in read_lines(path)] for path in (options.candidates, *options.references)
+    )
     report = score_texts(candidates, references, settings, read_exceptions(options.exceptions))
     print(json.dumps(report.as_json(), indent=2) if options.json else report)

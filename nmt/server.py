@@ -43,13 +43,9 @@ class Model(ServerModel):  # type: ignore[misc]
 
     pipe: TransformPipe | None = None
 
-    def parse_opt(self, opt: dict[str, Any]) -> Namespace:
+    def parse_opt(self, opt: dict[str, Any]) -> Any:
         """Return all options of a translation; OpenNMT-py takes false for true."""
-        parsed: Namespace = super().parse_opt(
-            {name: value for name, value in opt.items() if value is not False}
-        )
-        parsed.given = frozenset(opt)
-        return parsed
+        return super().parse_opt({name: value for name, value in opt.items() if value is not False})
 
     def load(self, preload: bool = False) -> None:
         """Load the model and its transforms; after a failure, the next request tries again."""

@@ -150,16 +150,16 @@ class _Reader:
 
         Others may be in the other language.
         """
-        found: list[Tensor] = []
+        sentences: list[Tensor] = []
         for line in measure.sampled_lines(texts, seed, max(measure.LINES, number // 5)):
             ids = torch.tensor(self.vocabs["src"](line.split()[:_LONGEST]))
             if 2 * int((ids == self.vocabs["src"].default_id).sum()) <= len(ids):
-                found.append(ids)
-            if sum(map(len, found)) >= number:
+                sentences.append(ids)
+            if sum(map(len, sentences)) >= number:
                 break
-        if not found:
+        if not sentences:
             raise UserError(f"the vocabulary has less than half of the words of {measure.names_of(texts)}")
-        return found
+        return sentences
 
     def random(self, seed: int, number: int) -> list[Tensor]:
         """Return the ids of `number` random words, whose frequency follows their rank (Zipf's law)."""
@@ -172,29 +172,6 @@ class _Reader:
         drawn = random.Random(seed).choices(ids, weights, k=max(1, number // _RANDOM) * _RANDOM)
         return list(torch.tensor(drawn).view(-1, _RANDOM))
 
-    def sources(
-        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
-    ) -> tuple[list[Tensor], str]:
-        """Return sentences to translate, and what they are."""
-        if type(self.model.encoder).__name__ == "GGNNEncoder":
-            raise UserError("this model reads graphs, not sentences")
-        if texts is None:
-            return self.random(seed, number), "random words; pass a text for real ones"
-        text = self.source_text(texts, seed)
-        return self.known([text], seed, number), text.name
-
-    def lines(
-        self, texts: Sequence[Path] | None, seed: int, number: int = measure.PREDICTIONS
-    ) -> tuple[Tensor, str]:
-        """Return the ids ``(B, T, 1)`` of texts for a language model, or of what it writes; what they are."""
-        if texts is None:
-            return self.write(seed, number), "that it generated; pass a text for real ones"
-        start = torch.tensor([self.start])
-        lines = [torch.cat([start, sentence]) for sentence in self.known(texts, seed, number)]
-        padding = float(self.padding)
-        read = pad_sequence(lines, batch_first=True, padding_value=padding)[..., None]
-        return read, f"of {measure.names_of(texts)}"
-
     def source_text(self, texts: Sequence[Path], seed: int) -> Path:
         """Return the text in the source language: the one with the fewest words that the model writes."""
         if len(texts) == 1:
@@ -204,8 +181,8 @@ class _Reader:
             with contextlib.suppress(UserError):  # in the other language
                 sentences = self.known([text], seed, _COMPARED)
                 read[text] = [words[word] for word in torch.cat(sentences).tolist()]
-                found = self.translate(*self.padded(sentences)).unique().tolist()
-                written.update(self.vocabs["tgt"].ids_to_tokens[word] for word in found)
+                translated = self.translate(*self.padded(sentences)).unique().tolist()
+                written.update(self.vocabs["tgt"].ids_to_tokens[word] for word in translated)
         if not read:
             self.known(texts, seed)  # raises the error
         return min(read, key=lambda text: sum(word in written for word in read[text]) / len(read[text]))
@@ -219,7 +196,13 @@ def translation_samples(
     Of tokenized texts, the one in the source language is translated; without, random words.
     """
     reader = _Reader(model, vocabs)
-    sentences, of = reader.sources(texts, seed, tokens)
+    if type(model.encoder).__name__ == "GGNNEncoder":
+        raise UserError("this model reads graphs, not sentences")
+    if texts is None:
+        sentences, of = reader.random(seed, tokens), "random words; pass a text for real ones"
+    else:
+        text = reader.source_text(texts, seed)
+        sentences, of = reader.known([text], seed, tokens), text.name
     starts = range(0, len(sentences), _SENTENCES)
     sources = [reader.padded(sentences[first : first + _SENTENCES]) for first in starts]
     parts = [(*source, reader.translate(*source)) for source in sources]
@@ -239,14 +222,21 @@ def language_samples(
 ) -> measure.Samples:
     """Return about so many predictions of a language model along texts, or along what it generates."""
     reader = _Reader(model, vocabs)
-    read, of = reader.lines(texts, seed, tokens)
+    if texts is None:
+        lines, of = reader.write(seed, tokens), "that it generated; pass a text for real ones"
+    else:
+        start = torch.tensor([reader.start])
+        sentences = [torch.cat([start, sentence]) for sentence in reader.known(texts, seed, tokens)]
+        padding = float(reader.padding)
+        lines = pad_sequence(sentences, batch_first=True, padding_value=padding)[..., None]  # (B, T, 1)
+        of = f"of {measure.names_of(texts)}"
 
     def predict(part: Tensor) -> measure.Batch:
         hidden = reader.read(part)[part[..., 0] != reader.padding]
         return measure.Batch(reader.scores(hidden), hidden)
 
-    number = int((read != reader.padding).sum())
-    return measure.Samples(f"{number:,} tokens {of}", read.split(_SENTENCES), predict)
+    number = int((lines != reader.padding).sum())
+    return measure.Samples(f"{number:,} tokens {of}", lines.split(_SENTENCES), predict)
 
 
 BEAM_SIZE = 5
@@ -276,16 +266,3 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> meas
     score = metric.corpus_score(translations, [wanted]).score
     how = f"{target}: {len(wanted):,} lines, beam {BEAM_SIZE}, {metric.get_signature()}"
     return measure.Quality("BLEU", score, how)
-
-
-def _translate(options: Namespace, model: nn.Module) -> None:
-    """Translate ``options.src`` into ``options.output`` with a model in memory."""
-    ArgumentParser.validate_translate_opts(options)
-    ArgumentParser._get_all_transform_translate(options)
-    ArgumentParser._validate_transforms_opts(options)
-    ArgumentParser.validate_translate_opts_dynamic(options)
-    set_random_seed(options.seed, use_gpu(options))
-    engine: Any = InferenceEnginePY(options)
-    engine.translator.model = model.eval()
-    engine.infer_file()
-    engine.terminate()

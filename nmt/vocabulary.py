@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.abc
+import functools
 import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from typing import NoReturn
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import missing_module
+from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.words.token_counts import split_count
 
 UNKNOWN = "<unk>"
@@ -21,25 +21,17 @@ SENTENCE_MARKS = ("<s>", "</s>")
 
 
 class Vocab:
-    """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses."""
+    """A list of tokens with their ids; the part of ``pyonmttok.Vocab`` that OpenNMT-py uses.
+
+    `default_id` is the id of unknown tokens.
+    """
 
     def __init__(self, tokens: Iterable[str] = ()) -> None:
         self.ids_to_tokens: list[str] = []
         self.tokens_to_ids: dict[str, int] = {}
-        self._default_id: int | None = None
         for token in tokens:
             self.add_token(token)
-
-    @property
-    def default_id(self) -> int:
-        """The id of unknown tokens: the one that was set, or that of ``<unk>``, or the size."""
-        if self._default_id is not None:
-            return self._default_id
-        return self.tokens_to_ids.get(UNKNOWN, len(self))
-
-    @default_id.setter
-    def default_id(self, index: int) -> None:
-        self._default_id = index
+        self.default_id = self.tokens_to_ids.get(UNKNOWN, len(self))
 
     def add_token(self, token: str) -> None:
         """Append a token unless it exists."""
@@ -51,26 +43,17 @@ class Vocab:
         """Return the id of a token, or the default id."""
         return self.tokens_to_ids.get(token, self.default_id)
 
-    def lookup_index(self, index: int) -> str:
-        """Return the token of an id, ``<unk>`` if it is out of range."""
-        return self.ids_to_tokens[index] if 0 <= index < len(self) else UNKNOWN
+    __getitem__ = lookup_token
 
     def __call__(self, tokens: Iterable[str]) -> list[int]:
         """Return the ids of a sentence."""
         return [self.lookup_token(token) for token in tokens]
-
-    __getitem__ = lookup_token
 
     def __contains__(self, token: str) -> bool:
         return token in self.tokens_to_ids
 
     def __len__(self) -> int:
         return len(self.ids_to_tokens)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocab) and self.ids_to_tokens == other.ids_to_tokens
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def build_vocab_from_tokens(
@@ -91,51 +74,31 @@ def build_vocab_from_tokens(
     return Vocab([*specials, *ordinary])
 
 
-def _missing(what: str, package: str, remedy: str) -> Callable[..., None]:
-    """A function that stands for one of a package that is not installed."""
-
-    def fail(*args: object, **kwargs: object) -> None:
-        wheels = "" if package == "spacy" else " (it has wheels for Python 3.10 to 3.12)"
-        raise UserError(f"{what}: {missing_module(package)}{wheels}, or {remedy}")
-
-    return fail
-
-
-def _add_stub(package: str, members: dict[str, object]) -> None:
-    """Register a stub module for a package that is not installed."""
-    if package in sys.modules or importlib.util.find_spec(package) is not None:
-        return
-    module = types.ModuleType(package)
-    module.__spec__ = importlib.machinery.ModuleSpec(package, None)
-    for name, member in members.items():
-        setattr(module, name, member)
-    sys.modules[package] = module
-
-
-class _LazySpacy(importlib.abc.MetaPathFinder):
-    """Finds spaCy and imports it lazily, which saves a second."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the specification of spaCy if it is installed; None for other modules."""
-        spec = importlib.machinery.PathFinder.find_spec(name) if name == "spacy" else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
-
-
 def provide_missing_packages() -> None:
     """Make OpenNMT-py, which imports them, work without pyonmttok, fasttext and spaCy; import spaCy lazily.
 
     Features that need a missing package fail with an error that names it.
     """
-    needed = ("Tokenizer", "set_random_seed", "BPELearner", "SentencePieceLearner")
-    stubs = {
-        name: _missing("transform onmt_tokenize", "pyonmttok", "use bpe or sentencepiece") for name in needed
-    }
-    _add_stub("pyonmttok", {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens, **stubs})
-    _add_stub("fasttext", {"load_model": _missing("transform clean", "fasttext", "remove it")})
-    sys.meta_path.insert(0, _LazySpacy())
-    _add_stub("spacy", {"load": _missing("transform terminology", "spacy", "remove it")})
+    vocabulary = {"Vocab": Vocab, "build_vocab_from_tokens": build_vocab_from_tokens}
+    for package, members in {"pyonmttok": vocabulary, "fasttext": {}, "spacy": {}}.items():
+        if package in sys.modules:
+            continue
+        spec = importlib.util.find_spec(package)
+        if spec is None:
+            module = types.ModuleType(package)
+            module.__spec__ = importlib.machinery.ModuleSpec(package, None)
+            vars(module).update(members, __getattr__=functools.partial(_fail_without, package))
+            sys.modules[package] = module
+        elif package == "spacy" and spec.loader is not None:  # its import takes a second
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            sys.modules[package] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[package])
+
+
+def _fail_without(package: str, name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UserError(f"{missing_module(package)}, or use other transforms")
 
 
 def read_vocabulary(path: str, minimum_count: int) -> list[str]:
@@ -143,36 +106,23 @@ def read_vocabulary(path: str, minimum_count: int) -> list[str]:
 
     It is UTF-8 text with one token per line, optionally followed by a tab or space and its count.
     """
-    lines = _read_lines(path)
-    if split_count(lines[0]) is None:
-        return lines
-    entries = [split_count(line) for line in lines]
-    if None in entries:
-        number = entries.index(None)
-        raise UserError(
-            f"vocabulary {path}: line {number + 1} is {lines[number]!r}, expected a token, a tab and its "
-            "count; create it again with onmt_build_vocab"
-        )
-    return [entry[0] for entry in entries if entry is not None and entry[1] >= minimum_count]
+    counts = vocabulary_counts(path)
+    if not counts:
+        return list(read_lines(path))
+    return [token for token, count in counts.items() if count >= minimum_count]
 
 
 def vocabulary_counts(path: str) -> dict[str, int]:
-    """Return the count of every token of a vocabulary file; empty if it has no counts."""
-    entries = [split_count(line) for line in _read_lines(path)]
-    return dict(entry for entry in entries if entry is not None)
-
-
-def _read_lines(path: str) -> list[str]:
-    if not Path(path).is_file():
-        raise UserError(f"vocabulary {path}: no such file; create it with onmt_build_vocab")
-    try:
-        # "-sig": some editors put a byte order mark at the start.
-        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"vocabulary {path}: is not UTF-8 at byte {error.start}; convert it") from error
-    lines = [line.rstrip("\r") for line in lines]
-    if lines and lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError(f"vocabulary {path}: is empty; create it with onmt_build_vocab")
-    return lines
+    """Return the count of every token of a vocabulary file; empty if its first line has none."""
+    counts = {}
+    for number, line in enumerate(read_lines(path), 1):
+        entry = split_count(line)
+        if entry is None and number == 1:
+            return {}
+        if entry is None:
+            raise UserError(
+                f"vocabulary {path}: line {number} is {line!r}, expected a token, a tab and its count; "
+                "create it again with onmt_build_vocab"
+            )
+        counts[entry[0]] = entry[1]
+    return counts

@@ -19,13 +19,11 @@ from tqdm import tqdm
 
 from nmt.headlines import (
     convert_file,
-    count_characters,
-    count_tokens,
     join_characters,
     rerank,
     split_text,
     stop_words,
-    vocabulary_text,
+    write_character_vocabulary,
 )
 from nmt.rouge import METRICS, PRESETS, Settings, score_texts
 from recipes.common.recipe import Recipe, Row, parse_row, preprocess_options
@@ -45,7 +43,7 @@ from recipes.common.tools import (
 from recipes.translation import subwords
 from recipes.translation.train import read_trained, translate, write_evaluation
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import replacing, write_lines, write_text
+from shared_embeddings.utils.files import replacing, write_lines
 from shared_embeddings.utils.options import parse_options
 
 # Tolerated relative deviation from the desired length.
@@ -90,7 +88,7 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
     pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
 
     def write_vocabulary() -> None:
-        write_text(vocabulary, vocabulary_text(count_tokens(pieces[:1]) + count_characters(pieces[1:])))
+        write_character_vocabulary(pieces[:1], pieces[1:], vocabulary)
 
     step("vocabulary", pieces, [vocabulary], write_vocabulary)
     files = [*(folder / path.name for path in texts), vocabulary, *references]

@@ -123,14 +123,10 @@ def build(
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
     spec, given = spec_of(method, options)
-    sizes = _checked_sizes(spec.method, num_embeddings, embedding_dim)
+    words_and_width = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+    sizes = [_checked(spec.method, name, size, 1, _LARGEST_SIZE) for name, size in words_and_width.items()]
     if padding_idx is not None:
-        if not _is_whole(padding_idx, 0, sizes[0] - 1):
-            raise OptionError(
-                f"{spec.method}: 'padding_idx' is {padding_idx!r}, but it must be a word id from 0 to "
-                f"{sizes[0] - 1}, or None"
-            )
-        padding_idx = int(padding_idx)
+        padding_idx = _checked(spec.method, "padding_idx", padding_idx, 0, sizes[0] - 1)
     if words is not None:
         given = options_for_words(spec, given, words, sizes[0])
     return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, given))
@@ -153,9 +149,10 @@ def num_parameters(
         OptionError: as in `build`.
     """
     spec, given = spec_of(method, options)
-    sizes = _checked_sizes(spec.method, num_embeddings, embedding_dim)
-    found = spec.resolve(*sizes, given)
-    return found.count_parameters(*sizes) + found.count_bias(sizes[0])
+    words_and_width = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+    sizes = [_checked(spec.method, name, size, 1, _LARGEST_SIZE) for name, size in words_and_width.items()]
+    resolved = spec.resolve(*sizes, given)
+    return resolved.count_parameters(*sizes) + resolved.count_bias(sizes[0])
 
 
 def spec_of(
@@ -188,15 +185,10 @@ def options_for_words(
     return spec.for_vocabulary(dict(given), words)
 
 
-def _checked_sizes(method: str, num_embeddings: int, embedding_dim: int) -> tuple[int, int]:
-    """(V, D) as plain ints, or `OptionError`."""
-    for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-        if not _is_whole(value, 1, _LARGEST_SIZE):
-            raise OptionError(
-                f"{method}: '{name}' is {value!r}, but it must be a whole number from 1 to {_LARGEST_SIZE}"
-            )
-    return int(num_embeddings), int(embedding_dim)
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+def _checked(method: str, name: str, value: object, least: int, most: int) -> int:
+    """Return a whole number as a plain int, or raise `OptionError`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        raise OptionError(
+            f"{method}: '{name}' is {value!r}, but it must be a whole number from {least} to {most}"
+        )
+    return int(value)

@@ -20,13 +20,6 @@ _PATCHES: dict[tuple[Any, str], Callable[[Any], Any]] = {}
 _APPLIED: set[tuple[Any, str]] = set()
 
 
-def _register(name: str, places: tuple[Any, ...], make: Callable[[Any], Any]) -> None:
-    """Register a patch; an attribute has one, so that their order does not matter."""
-    for place in places:
-        assert (place, name) not in _PATCHES, f"{place} {name} is patched twice"
-        _PATCHES[place, name] = make
-
-
 def wrap(name: str, *places: Any) -> Callable[[New], New]:
     """Call the decorated function in place of one of OpenNMT-py, with the original as its first argument.
 
@@ -41,7 +34,7 @@ def wrap(name: str, *places: Any) -> Callable[[New], New]:
 
             return wrapped
 
-        _register(name, places, make)
+        _PATCHES.update({(place, name): make for place in places})
         return new
 
     return register
@@ -51,7 +44,7 @@ def replace(name: str, *places: Any) -> Callable[[New], New]:
     """Put the decorated function or class in place of one of OpenNMT-py; see `wrap`."""
 
     def register(new: Any) -> Any:
-        _register(name, places, lambda original: new)
+        _PATCHES.update({(place, name): lambda original: new for place in places})
         return new
 
     return register

@@ -39,33 +39,16 @@ def parse_distillation(value: Any) -> distillation.Distillation | None:
     return None if value is None else distillation.parse_distillation(value)
 
 
-def _check_words(
-    asked: distillation.Distillation,
-    plan: plans.EmbeddingPlan,
-    stored: dict[str, Any],
-    vocabs: dict[str, Any],
-) -> None:
-    """Check that the teacher has the vocabularies of this model, both if the network is copied."""
-    copied = ("source", "target") if asked.network_start == "teacher" else ()
-    for side in {**plan.sides(), **dict.fromkeys(copied)}:
-        found, wanted = stored.get("src" if side == "source" else "tgt"), plans.words_of(vocabs, side)
-        if found != wanted:
-            raise UserError(
-                f"{OPTION}: the {side} vocabulary of the teacher {asked.teacher} ({len(found or ())} "
-                f"words) differs from that of this model ({len(wanted)} words); use the teacher's"
-            )
-
-
 def resume_distillation(opt: Namespace, saved: Namespace) -> None:
     """Resume the distillation of a checkpoint; only the path of the teacher may change, in `saved`, too."""
-    asked, found = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
+    asked, trained = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
     if asked is None:
         return
-    if found is None or dataclasses.replace(asked, teacher=found.teacher) != found:
-        trained = "none" if found is None else dataclasses.asdict(found)
+    if trained is None or dataclasses.replace(asked, teacher=trained.teacher) != trained:
+        before = None if trained is None else dataclasses.asdict(trained)
         raise UserError(
             f"{OPTION}: {dataclasses.asdict(asked)} has no effect with train_from because the checkpoint was "
-            f"trained with {trained}; remove the option, or train a new model"
+            f"trained with {before}; remove the option, or train a new model"
         )
     setattr(saved, OPTION, getattr(opt, OPTION))
 
@@ -84,42 +67,16 @@ def requested_options(saved: Namespace) -> Namespace:
 class Teacher:
     """A trained model with full tables."""
 
-    path: str  # its checkpoint, for messages
     model: Any
-    opt: Namespace  # of its training
-    vocab: dict[str, Any]  # in the checkpoint
     tables: dict[str, Tensor]  # (V, D) of each side, including the output
     table_tensors: frozenset[str]  # names of the tensors of its embeddings
     output_bias: Tensor | None  # (V,) of linear scores
 
 
-@torch.no_grad()
-def read_teacher(path: str) -> Teacher:
-    """Read a trained model on the CPU."""
-    try:
-        model, *_, checkpoint = build_from_checkpoint(path)
-    except UserError as error:
-        raise UserError(f"{OPTION}: teacher: {error}") from error
-    sides: dict[str, Any] = {
-        side: embeddings.words_module(model, side) for side in ("source", "target", "output")
-    }
-    parts = {side: part for side, part in sides.items() if part is not None}
-    tables = {
-        side: (part.table() if isinstance(part, SharedEmbedding) else part.weight).detach().clone()
-        for side, part in parts.items()
-    }
-    scoring, bias = parts["output"], embeddings.output_bias(model)
-    if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
-        bias = None
-    names = _names_of(model, list(parts.values()))
-    bias = None if bias is None else bias.detach()
-    return Teacher(path, model, checkpoint["opt"], checkpoint["vocab"], tables, names, bias)
-
-
 def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
     """Return all names of the tensors of `parts` in a model."""
-    own = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
-    return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own)
+    ids = {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
+    return frozenset(name for name, t in model.state_dict(keep_vars=True).items() if id(t) in ids)
 
 
 @dataclass
@@ -136,31 +93,53 @@ class Student:
     def embeddings(self) -> list[SharedEmbedding]:
         return list(embeddings.shared_embeddings_of(self.model))
 
+    @torch.no_grad()
     def read_teacher(self, path: str) -> Teacher:
-        teacher = read_teacher(path)
-        _check_words(self.asked, self.plan, teacher.vocab, self.vocabs)
-        shared = {
+        try:
+            model, vocabs, opt, _ = build_from_checkpoint(path)
+        except UserError as error:
+            raise UserError(f"{OPTION}: teacher: {error}") from error
+        copied = ("source", "target") if self.asked.network_start == "teacher" else ()
+        for side in {**self.plan.sides(), **dict.fromkeys(copied)}:
+            if plans.words_of(vocabs, side) != plans.words_of(self.vocabs, side):
+                raise UserError(
+                    f"{OPTION}: the {side} vocabulary of the teacher {path} differs from that of this model; "
+                    "use the teacher's"
+                )
+        ties = {
             "share_embeddings": self.plan.share_inputs,
             "share_decoder_embeddings": self.plan.share_output,
         }
-        for name, is_shared in shared.items() if self.is_new else ():
-            if is_shared and not getattr(teacher.opt, name, False):
+        for name, is_tied in ties.items() if self.is_new else ():
+            if is_tied and not getattr(opt, name, False):
                 raise UserError(
                     f"{name}: true, but the teacher {path} was trained with {name}: false, and its tables "
                     f"cannot be merged; set {name}: false, or use another teacher"
                 )
+        layers: dict[str, Any] = {
+            side: layer
+            for side in ("source", "target", "output")
+            if (layer := embeddings.words_module(model, side)) is not None
+        }
+        tables = {
+            side: (layer.table() if isinstance(layer, SharedEmbedding) else layer.weight).detach().clone()
+            for side, layer in layers.items()
+        }
         for side, settings in self.plan.sides().items():
             if self.is_new:
                 distillation.check_seed(self.asked, settings)
-            embedding: Any = embeddings.words_module(self.model, side)
-            wanted = (embedding.num_embeddings, embedding.embedding_dim)
-            shape = tuple(teacher.tables[side].shape) if side in teacher.tables else None
+            layer: Any = embeddings.words_module(self.model, side)
+            wanted, shape = (layer.num_embeddings, layer.embedding_dim), tuple(tables[side].shape)
             if shape != wanted:
                 raise UserError(
                     f"{OPTION}: the {side} table of the teacher {path} has shape {shape}, that of this "
                     f"model {wanted}; use the teacher's word_vec_size and vocabulary"
                 )
-        return teacher
+        bias, scoring = embeddings.output_bias(model), layers["output"]
+        if bias is not None and isinstance(scoring, SharedEmbedding) and not scoring.has_linear_scores:
+            bias = None
+        bias = None if bias is None else bias.detach()
+        return Teacher(model, tables, _names_of(model, list(layers.values())), bias)
 
     def copy_network(self, teacher: Teacher) -> None:
         replaced = _names_of(self.model, self.embeddings())
@@ -173,7 +152,38 @@ class Student:
         distillation.copy_network(ours, theirs, remedy)
 
     def fit(self, teacher: Teacher, steps: int | None) -> None:
-        _fit_embeddings(self.model, teacher, self.plan, self.opt, self.vocabs, steps)
+        """Replace the embeddings of the model, and its options, by ones fitted to the teacher's tables."""
+        place = next(self.model.parameters())
+        is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        fitted = {}
+        for side, settings in self.plan.sides().items():
+            words, is_scored = plans.words_of(self.vocabs, side), self.plan.is_scored(side)
+            if is_scored and teacher.output_bias is not None:
+                settings = {"output_bias": True, **settings}
+            embedding, report = se.fit(
+                settings["method"],
+                teacher.tables[side].to(place.device),
+                padding_idx=plans.padding_of(self.vocabs, side),
+                words=words,
+                token_counts=token_counts(words, self.opt, side),
+                seed=self.opt.seed,
+                steps=steps,
+                progress=is_first,
+                **plans.method_options(side, settings, with_output=is_scored),
+            )
+            logger.info(distillation.fit_line(f"{side} embedding", report))
+            if is_scored and teacher.output_bias is not None:
+                for note in copy_output_bias(embedding, teacher.output_bias):
+                    logger.warning(note)
+            fitted[side] = embedding.to(place)
+        embeddings.place_embeddings(self.model, self.plan, fitted)
+        requested = {name: getattr(self.opt, name, None) for name in plans.OPTION_NAMES}
+        sides: Any = {
+            side: embeddings.stored_settings(fitted[side]) if side in fitted else None
+            for side in ("source", "target", "output")
+        }
+        resolved = dataclasses.replace(self.plan, **sides).options()
+        vars(self.opt).update({**dict.fromkeys(plans.OPTION_NAMES), **resolved, REQUESTED: requested})
 
     def pairs(self, teacher: Teacher) -> list[tuple[SharedEmbedding, Tensor]]:
         device = next(self.model.parameters()).device
@@ -200,45 +210,6 @@ def prepare_student(
                 f"{getattr(opt, name)}; remove one of them"
             )
     return distillation.prepare_student(Student(model, asked, plan, opt, vocabs, is_new), asked, is_new)
-
-
-def _fit_embeddings(
-    model: Any,
-    teacher: Teacher,
-    plan: plans.EmbeddingPlan,
-    opt: Namespace,
-    vocabs: dict[str, Any],
-    steps: int | None,
-) -> None:
-    """Replace the embeddings of a model, and its options, by ones fitted to the teacher's tables."""
-    place = next(model.parameters())
-    is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    fitted = {}
-    for side, settings in plan.sides().items():
-        words, is_scored = plans.words_of(vocabs, side), plan.is_scored(side)
-        if is_scored and teacher.output_bias is not None:
-            settings = {"output_bias": True, **settings}
-        embedding, report = se.fit(
-            settings["method"],
-            teacher.tables[side].to(place.device),
-            padding_idx=plans.padding_of(vocabs, side),
-            words=words,
-            token_counts=token_counts(words, opt, side),
-            seed=opt.seed,
-            steps=steps,
-            progress=is_first,
-            **plans.method_options(side, settings, with_output=is_scored),
-        )
-        logger.info(distillation.fit_line(f"{side} embedding", report))
-        if is_scored and teacher.output_bias is not None:
-            for note in copy_output_bias(embedding, teacher.output_bias):
-                logger.warning(note)
-        fitted[side] = embedding.to(place)
-    embeddings.place_embeddings(model, plan, fitted)
-    setattr(opt, REQUESTED, {name: getattr(opt, name, None) for name in plans.OPTION_NAMES})
-    resolved = {side: embeddings.stored_settings(embedding) for side, embedding in fitted.items()}
-    sides: Any = {side: resolved.get(side) for side in ("source", "target", "output")}
-    vars(opt).update({**dict.fromkeys(plans.OPTION_NAMES), **dataclasses.replace(plan, **sides).options()})
 
 
 def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:
@@ -269,7 +240,14 @@ class DistillationLoss:
         loss, statistics = self.loss(*batch, **options)
         reconstruction, soft_targets = self.teacher_losses
         if soft_targets is not None:
-            soft = self._soft_loss(soft_targets.teacher, batch[0], batch[1])
+            inputs, output = batch[0], batch[1]  # of the decoder states (B, T, D)
+            with torch.no_grad():
+                states, _ = soft_targets.teacher(inputs["src"], inputs["tgt"], inputs["srclen"])
+                wanted = soft_targets.teacher.generator(states.flatten(0, 1))  # (N, V)
+            scores = self.generator(output.flatten(0, 1)).float()
+            targets = inputs["tgt"][:, -output.size(1) :, 0].flatten()
+            losses = distillation.soft_cross_entropy(scores, wanted, reduction="none")
+            soft = losses[targets != self.loss.padding_idx].sum()
             loss = (1 - soft_targets.share) * loss + soft_targets.share * soft
         if reconstruction is not None:
             distance = reconstruction.loss()
@@ -277,16 +255,6 @@ class DistillationLoss:
             self.batches += 1
             loss = reconstruction.mixed_with(loss, statistics.n_words * distance)
         return loss, statistics
-
-    def _soft_loss(self, teacher: Any, batch: dict[str, Any], output: Tensor) -> Tensor:
-        """The summed cross entropy of decoder states ``(B, T, D)`` with the teacher's predictions."""
-        with torch.no_grad():
-            states, _ = teacher(batch["src"], batch["tgt"], batch["srclen"])
-            wanted = teacher.generator(states.flatten(0, 1))  # (N, V)
-        scores = self.generator(output.flatten(0, 1)).float()
-        targets = batch["tgt"][:, -output.size(1) :, 0].flatten()
-        losses = distillation.soft_cross_entropy(scores, wanted, reduction="none")
-        return losses[targets != self.loss.padding_idx].sum()
 
     def take_mean(self) -> float:
         """Return the mean reconstruction loss since the last call."""

@@ -23,7 +23,7 @@ from shared_embeddings.registry import build, get_method_config, num_parameters,
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import entry_std, zero_padding_row
-from shared_embeddings.utils.options import option, require, require_at_least, require_effect
+from shared_embeddings.utils.options import option, require, require_effect
 from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 
 Tie = Literal["all", "tables", "none"]
@@ -239,16 +239,18 @@ class AdaptiveOptions(EmbeddingOptions):
         "The first word of each band but the first, ascending, each from 1 to V - 1."
     )
     factor: int = option(
-        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4
+        "k: the vectors of band i (from 0) are k**i times narrower than the first band's.", 4, minimum=1
     )
-    width: int | None = option("d_0, the width of the vectors of the first band, if it is less than D.", None)
+    width: int | None = option(
+        "d_0, the width of the vectors of the first band, if it is less than D.", None, minimum=1
+    )
     head_projection: HeadProjection = option(
         "Projects the first band although it is D wide (W_1, D x D): on no side, only on the input, as in "
         "fairseq, or on both sides, as in Figure 1 of Baevski & Auli.",
         "none",
     )
     score_dim: int | None = option(
-        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None
+        "S, if it differs from D; every band then has a projection (d_i x S) on the output.", None, minimum=1
     )
     tie: Tie = option(
         "What the output shares with the input: everything, the tables only, or nothing.", "all"
@@ -265,8 +267,6 @@ class AdaptiveOptions(EmbeddingOptions):
             self.cutoffs[0] >= 1 and all(low < high for low, high in pairwise(self.cutoffs)),
             f"option 'cutoffs' is {list(self.cutoffs)}, but cutoffs must ascend from at least 1; sort them",
         )
-        for name in ("factor", "width", "score_dim"):
-            require_at_least(name, getattr(self, name), 1)
         if self.width is not None:
             require_effect(self, ("head_projection",), "with 'width': that band always has a projection")
         if self.output == "none":

@@ -16,7 +16,7 @@ from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require, require_effect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,40 +28,36 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
     grid_choice = "the largest H"
     fit_bound = 0.05
 
-    hidden_dim: int = option("H (D_inter), the width of the feed-forward net.")
+    hidden_dim: int = option("H (D_inter), the width of the feed-forward net.", minimum=1)
     filter: Literal["real", "binary"] = option(
         'Filters are sums of Gaussian vectors ("real") or masks ("binary").', "real"
     )
-    base_dim: int | None = option("D_o, the width of the base vector; D by default.", None)
-    codebooks: int = option("M, the number of vectors that are combined into a filter.", 8)
-    codebook_size: int = option("c, the number of vectors in each codebook.", 64)
+    base_dim: int | None = option("D_o, the width of the base vector; D by default.", None, minimum=1)
+    codebooks: int = option("M, the number of vectors that are combined into a filter.", 8, minimum=1)
+    codebook_size: int = option("c, the number of vectors in each codebook.", 64, minimum=1)
     zero_probability: float | None = option(
         'p_o, the probability that an element of a mask is 0, 0.5 by default; for filter "binary" only.', None
     )
     train_base: bool = option("Trains the base vector.", True)
-    relu_dropout: float = option("Dropout after the ReLU (section 3.2), on the input side only.", 0.0)
-    relu_dropout_steps: int | None = option(
-        "The number of optimizer updates after which this dropout ends; by default, it does not end.", None
+    relu_dropout: float = option(
+        "Dropout after the ReLU (section 3.2), on the input side only.", 0.0, minimum=0, below=1
     )
-    seed: int = option("The seed of the random filters.", 0)
+    relu_dropout_steps: int | None = option(
+        "The number of optimizer updates after which this dropout ends; by default, it does not end.",
+        None,
+        minimum=1,
+    )
+    seed: int = option("The seed of the random filters.", 0, minimum=0)
 
     def __post_init__(self) -> None:
-        for name in ("hidden_dim", "base_dim", "codebooks", "codebook_size", "relu_dropout_steps"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("seed", self.seed, 0)
-        require_at_least("relu_dropout", self.relu_dropout, 0, below=1)
         require(
             self.relu_dropout_steps is None or self.relu_dropout > 0.0,
             "option 'relu_dropout_steps' has no effect without 'relu_dropout'; give both or remove it",
         )
-        if self.zero_probability is None:
-            return
+        if self.filter == "real":
+            require_effect(self, ("zero_probability",), "with filter 'real'")
         require(
-            self.filter == "binary",
-            "option 'zero_probability' has no effect with filter 'real'; remove it or choose 'binary'",
-        )
-        require(
-            0.0 < self.zero_probability < 1.0,
+            self.zero_probability is None or 0.0 < self.zero_probability < 1.0,
             f"option 'zero_probability' is {self.zero_probability}, but masks differ only between 0 and 1; "
             "choose a value between them",
         )

@@ -16,7 +16,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.utils.options import option, require_at_least
+from shared_embeddings.utils.options import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,13 @@ class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
     fit_bound = 0.3
     default_store = "fp16"
 
-    num_codebooks: int = option("M, the number of codebooks; a word is the sum of one entry of each.", 32)
-    codebook_size: int = option("K, the number of entries of each codebook.", 16)
-    seed: int = option("The seed of the random codes of an embedding that is not fitted to a table.", 0)
-
-    def __post_init__(self) -> None:
-        require_at_least("num_codebooks", self.num_codebooks, 1)
-        require_at_least("codebook_size", self.codebook_size, 1)
-        require_at_least("seed", self.seed, 0)
+    num_codebooks: int = option(
+        "M, the number of codebooks; a word is the sum of one entry of each.", 32, minimum=1
+    )
+    codebook_size: int = option("K, the number of entries of each codebook.", 16, minimum=1)
+    seed: int = option(
+        "The seed of the random codes of an embedding that is not fitted to a table.", 0, minimum=0
+    )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """M * K * D trained numbers (Shu & Nakayama, section 3)."""

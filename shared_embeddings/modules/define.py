@@ -17,7 +17,7 @@ from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.registry import build, get_method_config, methods, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import entry_std
-from shared_embeddings.utils.options import OptionError, option, require, require_at_least, require_effect
+from shared_embeddings.utils.options import OptionError, option, require, require_effect
 
 Transform = Literal["hgt", "glt", "linear"]
 Connection = Literal["mixer", "skip", "residual", "none"]
@@ -234,12 +234,14 @@ class DefineOptions(EmbeddingOptions):
     fit_bound = 0.3
 
     map_dim: int = option(
-        'n, the width of the mapped vectors; for unit "paper" divisible by the groups of every layer.'
+        'n, the width of the mapped vectors; for unit "paper" divisible by the groups of every layer.',
+        minimum=1,
     )
     expand_dim: int = option(
-        "k, the width after the last layer that widens, at least n; rounded to a multiple of the groups."
+        "k, the width after the last layer that widens, at least n; rounded to a multiple of the groups.",
+        minimum=1,
     )
-    depth: int = option("N, the number of group transforms.")
+    depth: int = option("N, the number of group transforms.", minimum=1)
     unit: Literal["paper", "delight"] = option(
         'The unit of section 3 ("paper") or of the authors\' later code ("delight").', "paper"
     )
@@ -247,6 +249,7 @@ class DefineOptions(EmbeddingOptions):
         'g_max, the groups of the first layer, 4 by default; for unit "delight" the most of any layer, '
         'a power of 2. Not for transform "linear".',
         None,
+        minimum=1,
     )
     transform: Transform = option(
         "Groups are halved from layer to layer (hgt), constant (glt), or one (linear).", "hgt"
@@ -272,8 +275,6 @@ class DefineOptions(EmbeddingOptions):
     )
 
     def __post_init__(self) -> None:
-        for name in ("map_dim", "expand_dim", "depth", "max_groups"):
-            require_at_least(name, getattr(self, name), 1)
         require(
             self.expand_dim >= self.map_dim,
             f"option 'expand_dim' is {self.expand_dim}, less than 'map_dim' {self.map_dim}; raise it",

@@ -36,7 +36,6 @@ from shared_embeddings.utils.options import (
     option,
     plain_options,
     require,
-    require_at_least,
     require_effect,
 )
 from shared_embeddings.utils.tracing import needs_fixed_shapes
@@ -243,31 +242,34 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
     fit_bound = 0.3
 
     num_groups: int | None = option(
-        "G, the number of groups; assumes word ids sorted by frequency and frequencies by Zipf's law.", None
+        "G, the number of groups; assumes word ids sorted by frequency and frequencies by Zipf's law.",
+        None,
+        minimum=1,
     )
     min_rank: int | None = option(
-        "The rank of the last group; the rank of the others grows with their average frequency.", None
+        "The rank of the last group; the rank of the others grows with their average frequency.",
+        None,
+        minimum=1,
     )
     max_rank: int | None = option(
-        "The maximum rank of a group; by default D / 2, or `min_rank` if that is larger.", None
+        "The maximum rank of a group; by default D / 2, or `min_rank` if that is larger.", None, minimum=1
     )
     num_parameters: int | None = option(
         "The maximum number of parameters; sets the ranks instead of `min_rank`, also in a fit with counts.",
         None,
+        minimum=1,
     )
     activation: Literal["relu", "gelu", "tanh"] | None = option(
         "The activation f between codes and basis, as in `funnel`; none by default.", None
     )
     group_sizes: tuple[int, ...] | None = option(
-        "The number of words in each group, with `ranks`; replaces `num_groups`.", None
+        "The number of words in each group, with `ranks`; replaces `num_groups`.", None, minimum=1
     )
     ranks: tuple[int, ...] | None = option(
-        "The rank of each group, with `group_sizes`; replaces `min_rank` and `max_rank`.", None
+        "The rank of each group, with `group_sizes`; replaces `min_rank` and `max_rank`.", None, minimum=1
     )
 
     def __post_init__(self) -> None:
-        for name in _LAYOUT:
-            require_at_least(name, getattr(self, name), 1)
         if self.group_sizes is None and self.ranks is None:
             for name in ("num_groups", "min_rank") if self.num_parameters is None else ("num_groups",):
                 require(
@@ -288,8 +290,6 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
             require(
                 bool(getattr(self, name)), f"option '{name}' is missing or empty; give one for each group"
             )
-            for value in getattr(self, name):
-                require_at_least(name, value, 1)
         sizes, ranks = self.group_sizes or (), self.ranks or ()
         require(
             len(sizes) == len(ranks),

@@ -15,7 +15,7 @@ from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_std, entry_std, zero_padding_row
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,9 @@ class LowRankOptions(EmbeddingOptions[EmbeddingClass]):
     grid_choice = "the largest rank"
     fit_bound = 0.6
 
-    rank: int = option("R, the width of the narrow vectors, from 1 to D.")
+    rank: int = option("R, the width of the narrow vectors, from 1 to D.", minimum=1)
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
-        require_at_least("rank", self.rank, 1)
         require(
             self.rank <= embedding_dim,
             f"option 'rank' is {self.rank}, more than the dimension {embedding_dim}; choose at most "

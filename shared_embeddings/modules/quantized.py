@@ -26,7 +26,7 @@ from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -62,21 +62,27 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
-        "for each row, or 16 for each group of numbers."
+        "for each row, or 16 for each group of numbers.",
+        minimum=0.25,
     )
     # Evaluated in every check, which includes codecs that are registered later.
     codec: Literal[tuple(codecs())] = option(  # type: ignore[valid-type]
         lambda: " ".join(f"{name}: {codec.about}." for name, codec in codecs().items()), DEFAULT_CODEC
     )
-    group_size: int = option("The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP)
+    group_size: int = option(
+        "The numbers that share a scale, for codecs with groups.", DEFAULT_GROUP, minimum=1
+    )
     count_exponent: float = option(
         "Words get bits by their count to this power when token counts are known; 0 ignores the counts. A "
         "calibration measures what words count instead, which only 0 ignores.",
         0.5,
+        minimum=0,
     )
-    seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0)
+    seed: int = option("The seed of the rotation, and of codes that are not fitted to a table.", 0, minimum=0)
     words_per_width: tuple[int, ...] = option(
-        "The number of words with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.", ()
+        "The number of words with 0, 1, ... 8, 1/2 and 1/4 bits; set when the embedding is fitted.",
+        (),
+        minimum=0,
     )
     directions: tuple[int, ...] = option(
         lambda: (
@@ -88,20 +94,17 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     def __post_init__(self) -> None:
         require(
-            0.25 <= self.bits <= 8.0,
-            f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose a value between them",
+            self.bits <= 8.0, f"option 'bits' is {self.bits:g}, but it must be from 0.25 to 8; choose fewer"
         )
-        require_at_least("group_size", self.group_size, 1)
         require(
             codecs()[self.codec].has_groups or self.group_size == DEFAULT_GROUP,
             f"option 'group_size' has no effect with codec {self.codec}; remove it or choose codec "
             + " or ".join(name for name, codec in codecs().items() if codec.has_groups),
         )
         require(
-            0.0 <= self.count_exponent <= 1.0,
+            self.count_exponent <= 1.0,
             f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
         )
-        require_at_least("seed", self.seed, 0)
 
     def codec_for(self, embedding_dim: int) -> Codec:
         return codecs()[self.codec](embedding_dim, self.group_size, self.directions)
@@ -115,7 +118,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         counts = self.words_per_width
         require(
-            not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings and min(counts) >= 0),
+            not counts or (len(counts) == len(RATES) and sum(counts) == num_embeddings),
             f"option 'words_per_width' is {list(counts)}, but it must be {len(RATES)} numbers that add up to "
             f"{num_embeddings}; remove it",
         )

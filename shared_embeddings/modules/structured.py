@@ -17,7 +17,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
 from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require
 
 # The search grid has at most 2**10 clusters: more are slow to fit and rarely better.
 _MOST_BITS = 10
@@ -34,15 +34,13 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
     default_store = "fp16"
 
     num_groups: int = option(
-        'G, the number of pieces of a vector, a divisor of D; the "group size" of Distilled Embedding.'
+        'G, the number of pieces of a vector, a divisor of D; the "group size" of Distilled Embedding.',
+        minimum=1,
     )
-    num_clusters: int = option("K, the number of centroids for each piece, at most V.")
-    seed: int = option("The seed of the random codes of an embedding that is not fitted to a table.", 0)
-
-    def __post_init__(self) -> None:
-        require_at_least("num_groups", self.num_groups, 1)
-        require_at_least("num_clusters", self.num_clusters, 1)
-        require_at_least("seed", self.seed, 0)
+    num_clusters: int = option("K, the number of centroids for each piece, at most V.", minimum=1)
+    seed: int = option(
+        "The seed of the random codes of an embedding that is not fitted to a table.", 0, minimum=0
+    )
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         require(

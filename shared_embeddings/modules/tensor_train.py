@@ -18,7 +18,7 @@ from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.options import option, require, require_at_least
+from shared_embeddings.utils.options import option, require
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 
@@ -31,9 +31,13 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
     grid_choice = "three similar factors with little waste, the largest rank"
     fit_bound = 0.75
 
-    vocab_shape: tuple[int, ...] = option("v_1 ... v_K, at least two factors whose product is at least V.")
-    dim_shape: tuple[int, ...] = option("d_1 ... d_K, the same number of factors, whose product is D.")
-    rank: int | tuple[int, ...] = option("The K - 1 inner ranks, or one number for all of them.")
+    vocab_shape: tuple[int, ...] = option(
+        "v_1 ... v_K, at least two factors whose product is at least V.", minimum=1
+    )
+    dim_shape: tuple[int, ...] = option(
+        "d_1 ... d_K, the same number of factors, whose product is D.", minimum=1
+    )
+    rank: int | tuple[int, ...] = option("The K - 1 inner ranks, or one number for all of them.", minimum=1)
 
     def __post_init__(self) -> None:
         require(
@@ -45,17 +49,12 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
             f"option 'dim_shape' has {len(self.dim_shape)} factors and 'vocab_shape' has "
             f"{len(self.vocab_shape)}, but both need the same number; change one of them",
         )
-        for name in ("vocab_shape", "dim_shape"):
-            for factor in getattr(self, name):
-                require_at_least(name, factor, 1)
         if isinstance(self.rank, tuple):
             require(
                 len(self.rank) == len(self.vocab_shape) - 1,
                 f"option 'rank' has {len(self.rank)} inner ranks, but {len(self.vocab_shape)} cores have "
                 f"{len(self.vocab_shape) - 1}; give that many, or one number for all",
             )
-        for rank in self.rank if isinstance(self.rank, tuple) else (self.rank,):
-            require_at_least("rank", rank, 1)
 
     def core_shapes(self) -> list[tuple[int, int, int, int]]:
         """``(r_{k-1}, v_k, d_k, r_k)`` of every core, with outer ranks of one."""

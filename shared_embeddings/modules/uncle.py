@@ -27,7 +27,6 @@ from shared_embeddings.utils.options import (
     parse_options,
     plain_options,
     require,
-    require_at_least,
 )
 from shared_embeddings.words.classes import WordClasses
 
@@ -259,11 +258,12 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
     fit_bound = 0.55
     file_options = ("classes",)
 
-    unique_dim: int = option("U_d, the width of the unique part of every word, less than D.")
+    unique_dim: int = option("U_d, the width of the unique part of every word, less than D.", minimum=1)
     num_classes: int | tuple[int, ...] | None = option(
         "C_s, the number of classes, or a list with one number for each level; by default that of the class "
         "file, or one more than the largest given class.",
         None,
+        minimum=1,
     )
     classes: Source | tuple[Source, ...] | None = option(
         "The class of each word: a file made by 'shared-embeddings classes', or the V class indices; a list "
@@ -272,14 +272,12 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         repr=False,
     )
     random_classes: bool = option("Assigns random classes instead (section 4.6.1).", False)
-    seed: int = option("The seed of random classes.", 0)
+    seed: int = option("The seed of random classes.", 0, minimum=0)
     class_dims: tuple[int, ...] | None = option(
-        "C_d of each level, D - unique_dim in total; an even split by default.", None
+        "C_d of each level, D - unique_dim in total; an even split by default.", None, minimum=1
     )
 
     def __post_init__(self) -> None:
-        require_at_least("unique_dim", self.unique_dim, 1)
-        require_at_least("seed", self.seed, 0)
         require(
             self.classes is not None or self.random_classes,
             "option 'classes' is missing; give a class file, or set random_classes: true. Without class "
@@ -303,13 +301,11 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             f"option 'classes' is {self.classes!r}; give a class file or one class for each word",
         )
         for name in ("num_classes", "class_dims"):
-            given = getattr(self, name)
-            values = given if isinstance(given, tuple) else (given,)
-            for value in values:
-                require_at_least(name, value, 1)
+            values = getattr(self, name)
+            count = len(values) if isinstance(values, tuple) else 1
             require(
-                given is None or 0 < len(values) == self.levels(),
-                f"option '{name}' has {len(values)} numbers; give one for each level of classes",
+                values is None or 0 < count == self.levels(),
+                f"option '{name}' has {count} numbers; give one for each level of classes",
             )
 
     def levels(self) -> int:

@@ -71,6 +71,7 @@ class Codec(ABC):
 
     Attributes:
         name: the value of the option `codec`.
+        num_scales: S, the scales of a row.
         about: what the codec does, for the description of that option.
         rotates: whether rows are rotated before they are encoded.
         has_groups: whether groups of numbers have a scale. Other scales are positive, one for each row,
@@ -103,11 +104,7 @@ class Codec(ABC):
         self.dim = dim
         self.group_size = min(group_size, dim)
         self.layout = tuple(layout)
-
-    @property
-    def num_scales(self) -> int:
-        """S, the scales of a row."""
-        return 1
+        self.num_scales = -(-dim // self.group_size) if self.has_groups else 1
 
     @abstractmethod
     def row_bytes(self, rate: float) -> int:

@@ -120,7 +120,9 @@ def run(command: str, *arguments: object) -> None:
     name, *first = command.split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [name, *first, *map(str, arguments)])
-        getattr(cli, name.removeprefix("onmt_"))()
+        status = getattr(cli, name.removeprefix("onmt_"))()
+    if status:
+        raise SystemExit(status)
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_transforms_may_drop_the_examples_of_some_buckets_but_not_all(
 def test_files_that_do_not_fit_are_named(host: Host, error_line: ErrorLine) -> None:
     config, vocabulary = host.config("model", embedding=FUNNEL), host.folder / "vocab"
     vocabulary.write_bytes(b"w1\t5\n\xff\t3\n")
-    assert f"vocabulary {vocabulary}: is not UTF-8 at byte 5" in error_line("onmt_train -config", config)
+    assert f"{vocabulary}: line 2 is not UTF-8" in error_line("onmt_train -config", config)
     vocabulary.write_bytes(b"w1\t5\n\t3\n")
     assert "line 2" in error_line("onmt_train -config", config)
     assert "/nowhere.yaml" in error_line("onmt_train -config /nowhere.yaml")

@@ -20,7 +20,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from nmt.hooks import apply_patches
-from tests.nmt.conftest import SECONDS, ErrorLine, Host, Patch, free_port
+from tests.nmt.conftest import SECONDS, ErrorLine, Host, Patch, free_port, run
 from tests.nmt.test_transforms import Subwords
 
 apply_patches()
@@ -206,13 +206,10 @@ def test_user_errors_end_the_start(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from nmt import cli
-
     config = configure(tmp_path, checkpoint, load=True, **settings)
-    words = ["onmt_server", "--model_config", str(config), *arguments.split()]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr("sys.argv", words if "/nowhere" not in arguments else [words[0], *arguments.split()])
-        cli.server()
+    words = arguments.split() if "/nowhere" in arguments else [*arguments.split(), "--model_config", config]
+    with pytest.raises(SystemExit) as ended:
+        run("onmt_server", *words)
     assert ended.value.code == 2 and printed in capsys.readouterr().err
 
 
@@ -229,7 +226,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, tmp_path: Path, error_line:
 @contextmanager
 def served(config: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server in a new process, and its port."""
-    start = "import sys; sys.argv[0] = 'onmt_server'; from nmt import cli; cli.server()"
+    start = "import sys; sys.argv[0] = 'onmt_server'; from nmt import cli; sys.exit(cli.server())"
     words = ["--model_config", str(config), "--port", "0", *arguments]
     process = subprocess.Popen([sys.executable, "-c", start, *words], stderr=subprocess.PIPE, text=True)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +14,13 @@ import yaml
 
 import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
-from nmt.compression import CheckpointModel
 from nmt.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.models import describe_checkpoint
 from nmt.train.training import restore_dropout
-from shared_embeddings.compress.measure import Validation
 from shared_embeddings.modules.alone import AloneEmbedding
-from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import Dropout
 from tests.helpers import example
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, Trained, built, run, weights
+from tests.nmt.conftest import FUNNEL, Host, Patch, Trained, built, run, weights
 
 # Every method with its example for a vocabulary of about this size.
 METHODS: dict[str, dict[str, Any]] = {
@@ -130,7 +126,7 @@ def test_other_models(options: dict[str, Any], host: Host) -> None:
     assert len(host.translate(checkpoint)) == 7
 
 
-def test_word_features_work_with_a_shared_source(host: Host, error_line: ErrorLine) -> None:
+def test_word_features_work_with_a_shared_source(host: Host) -> None:
     for split in ("train", "valid", "test"):
         path = host.folder / f"{split}.src"
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -140,11 +136,6 @@ def test_word_features_work_with_a_shared_source(host: Host, error_line: ErrorLi
     checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=False, **asked)
     features = ("-n_src_feats", "1", "-transforms", "inferfeats")
     assert len(host.translate(checkpoint, *features)) == 7
-    files = ("-src", str(host.folder / "test.src"), "-output", str(host.folder / "translation"))
-    printed = error_line("onmt_translate -model", checkpoint, *files)
-    assert "n_src_feats: is 0, but the model was trained with 1" in printed
-    with pytest.raises(UserError, match="needs features of source words"):
-        CheckpointModel(checkpoint).quality(Validation(source=Path("source"), target=Path("target")))
 
 
 def test_loss_equals_the_dense_one(trained: Trained) -> None:

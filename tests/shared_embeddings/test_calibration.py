@@ -115,9 +115,6 @@ class Linear:
     def tables(self) -> list[Any]:
         return [types.SimpleNamespace(name="words", table=self.table.weight, is_scored=self.is_scored)]
 
-    def lookups(self, table: str) -> dict[nn.Module, float]:
-        return {self.table: 0.5}
-
     def samples(self, texts: object, seed: int, tokens: int) -> Samples:
         ids = torch.randint(20, (self.number,), generator=torch.Generator().manual_seed(seed))
 
@@ -125,7 +122,8 @@ class Linear:
             vectors = self.table(some)
             return Batch(vectors @ self.matrix.t(), vectors)
 
-        return Samples("ids", ids.split(500) if self.number else [], predict)
+        lookups = {"words": {self.table: 0.5}}
+        return Samples("ids", ids.split(500) if self.number else [], predict, lookups=lookups)
 
 
 def test_calibration_worked_out_for_a_linear_model() -> None:

@@ -94,7 +94,6 @@ INVALID = [
     ("alone", ALONE | {"train_base": "no"}, "train_base"),
     ("alone", ALONE | {"seed": "today"}, "seed"),
     ("alone", ALONE | {"filter": "binary", "zero_probability": "half"}, "zero_probability"),
-    ("alone", ALONE | {"relu_dropout": 10**309}, "relu_dropout"),
     ("alone", ALONE | {"relu_dropout": float("nan")}, "relu_dropout"),
     # A value that is not one of the choices.
     ("funnel", {"rank": 4, "activation": "rleu"}, "'activation' is 'rleu'"),

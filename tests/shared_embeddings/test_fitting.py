@@ -312,7 +312,7 @@ def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
     """Each option separately, by name, before any work of the fit."""
     table = torch.randn(60, 16)
     for option in dataclasses.fields(se.get_method_config(method)):
-        for value in (object(), {"a": 1}, ["2.5"]):
+        for value in ({"a": 1}, ["2.5"]):
             if option.name in ("classes", "map_options"):  # which may be lists and mappings
                 continue
             with pytest.raises(ValueError, match=option.name):

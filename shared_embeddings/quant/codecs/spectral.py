@@ -152,13 +152,13 @@ class SpectralCodec(TrellisCodec):
         some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
         # Many reflections fit a few rows too well, so codebooks are learned from more.
         learned = torch.cat([ids, some])
-        found, errors = [], []
+        trials, errors = [], []
         for costs in (metric, None):
             codec, rates = self._fitted(*known, costs, is_small)
             books = codec.learn(table[learned], rates.to(table.device)[learned])
-            found.append((codec, rates))
+            trials.append((codec, rates))
             errors.append(codec._error(table[some], rates[some.cpu()], books, metric))
-        return Fitted(*found[0 if errors[0] < _CLEARLY * errors[1] else 1])
+        return Fitted(*trials[0 if errors[0] < _CLEARLY * errors[1] else 1])
 
     def _error(self, rows: Tensor, rates: Tensor, books: Books, metric: Tensor) -> float:
         """The error of rows ``(n, D)`` with these rates in a metric."""
@@ -301,7 +301,7 @@ class SpectralCodec(TrellisCodec):
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
         steps, gains = steps_for(self._runs[rate]), gains_for(self._runs[rate], rows.device)
-        sizes, center = self._sizes(rate, books)[: len(gains)], self._center(rate, books)
+        sizes, center = books[f"sizes{float(rate)}"][: len(gains)], books[f"center{float(rate)}"]
         scales, own, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
         numbers = (reflected / scales)[:, : len(sizes)] - own
         expected = self._expected(numbers / spread, rate, own / spread)
@@ -315,7 +315,7 @@ class SpectralCodec(TrellisCodec):
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """Reflected rows."""
         steps = steps_for(self._runs[rate])
-        sizes, center = self._sizes(rate, books), self._center(rate, books)
+        sizes, center = books[f"sizes{float(rate)}"], books[f"center{float(rate)}"]
         if kernels.usable(codes, scales, sizes, center):
             return kernels.decode_rows(codes, scales, entry_plan(steps), sizes, center)
         entries = read_entries(codes, steps)
@@ -323,7 +323,7 @@ class SpectralCodec(TrellisCodec):
         return values.to(scales.dtype) * scales
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        return self._center(0.0, books).to(scales.dtype) * scales
+        return books["center0.0"].to(scales.dtype) * scales
 
     def derived(self, books: Books, rates: Sequence[float]) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the mean
@@ -337,15 +337,17 @@ class SpectralCodec(TrellisCodec):
         eye = torch.eye(len(units)).to(units)
         inverse = (units @ units.t()).triu(1) + eye / 2
         turn = torch.linalg.solve_triangular(inverse, eye / norms.t(), upper=True) / norms
-        found, rest = {"turn": turn}, self.dim - self.num_axes
+        derived, rest = {"turn": turn}, self.dim - self.num_axes
         for rate in rates:
             place = RATES.index(rate)
-            found[f"center{place}"] = F.pad(books["center"][place], (0, rest))
+            derived[f"center{float(rate)}"] = F.pad(books["center"][place], (0, rest))
             if rate:
                 spread, gains = books["spread"][place - 1], gains_for(self._runs[rate], axes.device)
                 sizes = torch.cat([spread[:-1], spread[-1:].expand(rest)])
-                found[f"sizes{place}"] = sizes * F.pad(gains, (0, self.dim - len(gains))).to(spread.dtype)
-        return found
+                derived[f"sizes{float(rate)}"] = sizes * F.pad(gains, (0, self.dim - len(gains))).to(
+                    spread.dtype
+                )
+        return derived
 
     def restore(self, rows: Tensor, books: Books) -> Tensor:
         axes = _exact(books["axes"])
@@ -359,18 +361,10 @@ class SpectralCodec(TrellisCodec):
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
         steps, count = steps_for(self._runs[rate]), sum(number for _, number in self._runs[rate])
-        found = path_scores((hidden * self._sizes(rate, books))[:, :count], codes, steps, scales)
+        scores = path_scores((hidden * books[f"sizes{float(rate)}"])[:, :count], codes, steps, scales)
         # Autocast does not round these sums.
-        offsets = (hidden * self._center(rate, books)).sum(dim=1, keepdim=True)
-        return found.addcmul_(offsets.to(found.dtype), scales.t().to(found.dtype))
-
-    def _center(self, rate: float, books: Books) -> Tensor:
-        """The mean ``(D,)`` of numbers of words of a rate, in rows of size one."""
-        return books[f"center{RATES.index(rate)}"]
-
-    def _sizes(self, rate: float, books: Books) -> Tensor:
-        """The size ``(D,)`` of the entries of words of a rate."""
-        return books[f"sizes{RATES.index(rate)}"]
+        offsets = (hidden * books[f"center{float(rate)}"]).sum(dim=1, keepdim=True)
+        return scores.addcmul_(offsets.to(scores.dtype), scales.t().to(scores.dtype))
 
 
 def _increase(expected: Tensor) -> Tensor:

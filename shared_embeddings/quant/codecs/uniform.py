@@ -45,10 +45,6 @@ class UniformCodec(Codec):
     few_states = 16
     standalone = (decode_uniform,)
 
-    @property
-    def num_scales(self) -> int:
-        return -(-self.dim // self.group_size)
-
     def row_bytes(self, rate: float) -> int:
         return bytes_for(int(rate) * self.dim)
 
