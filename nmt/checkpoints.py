@@ -8,7 +8,7 @@ import os
 import re
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,28 +148,15 @@ def join_generator(body: dict[str, Tensor], head: dict[str, Tensor] | None) -> d
     return {**body, **{f"{_GENERATOR}{name}": tensor for name, tensor in (head or {}).items()}}
 
 
-def check_ensemble(paths: Sequence[str]) -> None:
-    """Check that models have the same target words; OpenNMT-py only compares the source words."""
-    vocabularies = [read_checkpoint(path, mapped=True)["vocab"] for path in paths]
-    for path, vocabulary in zip(paths, vocabularies, strict=True):
-        if vocabulary["tgt"] != vocabularies[0]["tgt"]:
-            raise UserError(
-                f"models: {path} has another target vocabulary than {paths[0]}; an ensemble needs models "
-                "with the same vocabularies"
-            )
-
-
 # Writing
 
 
-class DivergedError(UserError):
-    """Training has diverged; earlier checkpoints are unchanged."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(
-            f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or "
-            "max_grad_norm and train with another save_model, optionally with train_from"
-        )
+def diverged(step: int, reason: str) -> UserError:
+    """Return the error of a training that has diverged."""
+    return UserError(
+        f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or max_grad_norm "
+        "and train with another save_model, optionally with train_from"
+    )
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
