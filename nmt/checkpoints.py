@@ -110,7 +110,7 @@ def read_safetensors(path: str, opener: Opener) -> dict[str, Tensor]:
     """Return the weights of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``."""
     stored: dict[str, Tensor] = {}
     for file in safetensors_of(path):
-        stored.update(checkpoints.load_safetensors(file, f"checkpoint {file}"))
+        stored.update(checkpoints.load_tensors(file, f"checkpoint {file}"))
     with checkpoint_errors(path):
         return opener(stored)
 
