@@ -33,8 +33,8 @@ from lm.train.optim import (
 )
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError, parse_options
-from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout, words_of
+from tests.processes import Running
 
 
 def parameter(*values: float) -> nn.Parameter:
@@ -85,7 +85,7 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
     ],
 )
 def test_values_out_of_range_fail_by_name(kind: type, options: dict[str, object], name: str) -> None:
-    with pytest.raises(OptionError, match=f"'{name}'"):
+    with pytest.raises(OptionError, match=f"'{name}"):
         parse_options("test", kind, options)
 
 
