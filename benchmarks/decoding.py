@@ -82,12 +82,12 @@ def onnx_runtime_uses(size: tuple[int, int]) -> tuple[Uses, int]:
     node = helper.make_node(
         "MatMulNBits", ["hidden", "codes", "scales"], ["scores"], domain="com.microsoft", **kind
     )
-    given = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", dim])
-    found = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", words])
+    inputs = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", dim])
+    outputs = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", words])
     stored = [numpy_helper.from_array(array, name) for array, name in ((codes, "codes"), (scales, "scales"))]
     sets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(
-        helper.make_graph([node], "layer", [given], [found], stored), opset_imports=sets
+        helper.make_graph([node], "layer", [inputs], [outputs], stored), opset_imports=sets
     )
     model.ir_version = IR_VERSION
     options = onnxruntime.SessionOptions()

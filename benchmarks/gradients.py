@@ -63,14 +63,12 @@ def measure(recipe: Recipe, row: Row, steps: int) -> Record:
         loss = model.embedding.cross_entropy(hidden, targets)
         optimizer.zero_grad()
         (loss + penalty).backward()
-        found = {"network": 0.0}
+        squares = {"network": 0.0}
         for name, parameter in model.named_parameters():
+            part = name.removeprefix("embedding.") if name.startswith("embedding.") else "network"
             square = 0.0 if parameter.grad is None else float(parameter.grad.square().sum())
-            if name.startswith("embedding."):
-                found[name.removeprefix("embedding.")] = square
-            else:
-                found["network"] += square
-        for name, square in found.items():
+            squares[part] = squares.get(part, 0.0) + square
+        for name, square in squares.items():
             norms.setdefault(name, []).append(math.sqrt(square))
         losses.append(float(loss.detach()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
@@ -90,26 +88,26 @@ def windows(values: Sequence[float]) -> list[float]:
     return [float(f"{statistics.median(part):.4g}") for part in parts]
 
 
-def embedding_norms(one: Record) -> list[float]:
+def embedding_norms(result: Record) -> list[float]:
     """The norm of the gradient of all tensors of the embedding, by window."""
-    tensors = (values for name, values in one["norms"].items() if name != "network")
+    tensors = (values for name, values in result["norms"].items() if name != "network")
     return [math.hypot(*values) for values in zip(*tensors, strict=True)]
 
 
-def as_table(found: Sequence[Record]) -> str:
+def as_table(results: Sequence[Record]) -> str:
     """Norms in the first and the last window, and the tensor with most of the embedding's gradient."""
     rows = []
-    for one in found:
-        norms, network = embedding_norms(one), one["norms"]["network"]
-        tensors = {name: values[-1] for name, values in one["norms"].items() if name != "network"}
+    for result in results:
+        norms, network = embedding_norms(result), result["norms"]["network"]
+        tensors = {name: values[-1] for name, values in result["norms"].items() if name != "network"}
         largest = max(tensors, key=tensors.__getitem__)
         rows.append(
             [
-                f"`{one['row']}`",
+                f"`{result['row']}`",
                 *(f"{values[at]:.2g}" for at in (0, -1) for values in (norms, network)),
                 f"{100 * norms[-1] ** 2 / (norms[-1] ** 2 + network[-1] ** 2):.0f} %",
                 f"`{largest}`, {100 * (tensors[largest] / norms[-1]) ** 2:.0f} %" if norms[-1] else "–",
-                f"{math.exp(one['losses'][-1]):.0f}",
+                f"{math.exp(result['losses'][-1]):.0f}",
             ]
         )
     titles = ["row", "embedding, first", "network, first", "embedding, last", "network, last"]
@@ -117,18 +115,18 @@ def as_table(found: Sequence[Record]) -> str:
     return markdown(titles, rows)
 
 
-def draw(found: Sequence[Record], path: Path) -> None:
+def draw(results: Sequence[Record], path: Path) -> None:
     """Draw the norm of the embedding's gradient, and its share of the whole one, by step."""
     figure, (left, right) = new_figure(
         2, "Gradients in the first steps of a small language model", shared=False
     )
-    for one in found:
-        name = PLAIN if one["row"] == PLAIN_ROW else one["method"]
-        look, norms = style(name), embedding_norms(one)
+    for result in results:
+        name = PLAIN if result["row"] == PLAIN_ROW else result["method"]
+        look, norms = style(name), embedding_norms(result)
         steps = [WINDOW * (number + 0.5) for number in range(len(norms))]
         shares = [
             100 * mine**2 / (mine**2 + other**2)
-            for mine, other in zip(norms, one["norms"]["network"], strict=True)
+            for mine, other in zip(norms, result["norms"]["network"], strict=True)
         ]
         for axes, values in ((left, norms), (right, shares)):
             axes.plot(
@@ -143,7 +141,7 @@ def draw(found: Sequence[Record], path: Path) -> None:
 
 
 def as_text(record: Mapping[str, Any]) -> str:
-    """The table and the picture as Markdown."""
+    """Return the table and the picture as Markdown."""
     return f"{as_table(record['measured'])}\n\n![norms of gradients by step and method]({PICTURE})"
 
 
@@ -155,11 +153,12 @@ def main(arguments: Sequence[str]) -> None:
     recipe = find_recipe(RECIPE)
     record = earlier_record(options.output, "gradients") or {"measured": []}
     for row in (recipe.rows[name] for name in ROWS):
-        if any((one["row"], one["steps"]) == (row.name, options.steps) for one in record["measured"]):
+        done = [(result["row"], result["steps"]) for result in record["measured"]]
+        if (row.name, options.steps) in done:
             continue
         print(row.name, file=sys.stderr, flush=True)
         record["measured"].append(measure(recipe, row, options.steps))
-        record["measured"].sort(key=lambda one: ROWS.index(one["row"]))
+        record["measured"].sort(key=lambda result: ROWS.index(result["row"]))
         if options.output:
             save_record(options.output, "gradients", record)
     if options.readme:

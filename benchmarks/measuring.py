@@ -38,7 +38,8 @@ def median_clocks(steps: Iterable[Step], repeats: int) -> list[tuple[float, floa
             seconds = time.perf_counter() - start
             if repeat > 0:
                 times.append((seconds, time.process_time() - processor))
-    return [(statistics.median(wall), statistics.median(cpu)) for wall, cpu in (zip(*each) for each in taken)]
+    medians = [[statistics.median(clock) for clock in zip(*times)] for times in taken]
+    return [(wall, processor) for wall, processor in medians]
 
 
 def median_times(steps: Iterable[Step], repeats: int) -> list[float]:

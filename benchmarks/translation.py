@@ -81,8 +81,8 @@ def command_speeds(name: str, config: Path, steps: int) -> tuple[float, float]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := _TOKENS.search(line):
-                reports.append((time.perf_counter(), processor_seconds(process.pid), int(found[1])))
+            if match := _TOKENS.search(line):
+                reports.append((time.perf_counter(), processor_seconds(process.pid), int(match[1])))
     if process.returncode or len(reports) < 2:
         raise UserError(f"{name}: the training of {steps} steps ended with status {process.returncode}")
     tokens = FEW * sum(size for *_, size in reports[1:])
@@ -136,7 +136,7 @@ def plain_batches(folder: Path, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     chosen: list[tuple[Tensor, Tensor]] = []
     batches = []
     for pair in pairs:
-        longest = max(len(side) for one in (*chosen, pair) for side in one)
+        longest = max(len(side) for sides in (*chosen, pair) for side in sides)
         if chosen and longest * (len(chosen) + 1) > size:
             batches.append(chosen)
             chosen = []
@@ -172,16 +172,16 @@ def plain_speeds(folder: Path, steps: int) -> tuple[float, float]:
 
 def measure(repeats: int, steps: int) -> dict[str, list[float]]:
     """Median target tokens for each wall-clock and each CPU second, by program; the programs take turns."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (PLAIN, *COMMANDS)}
+    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in (PLAIN, *COMMANDS)}
     for repeat in range(repeats):
         print(f"measuring, {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_corpus(folder, PAIRS)
-            found[PLAIN].append(plain_speeds(folder, steps))
+            speeds[PLAIN].append(plain_speeds(folder, steps))
             for command in COMMANDS:
-                found[command].append(command_speeds(command, folder / "config.yaml", steps))
-    return {name: [statistics.median(column) for column in zip(*runs)] for name, runs in found.items()}
+                speeds[command].append(command_speeds(command, folder / "config.yaml", steps))
+    return {name: [statistics.median(column) for column in zip(*runs)] for name, runs in speeds.items()}
 
 
 def as_table(measured: dict[str, list[float]]) -> str:

@@ -36,9 +36,9 @@ def neighbors(table: Tensor, number: int = 2000) -> Tensor:
 def row(table: Tensor, codec: str, bits: float) -> str:
     """The row of one codec."""
     embedding = fit("quantized", table, bits=bits, codec=codec, progress=False)[0].eval()
-    found, size = embedding.table(), stored_bits(embedding, "fp16")
-    error = float((found - table).norm() / table.norm())
-    same = float((neighbors(found) == neighbors(table)).float().mean())
+    rounded, size = embedding.table(), stored_bits(embedding, "fp16")
+    error = float((rounded - table).norm() / table.norm())
+    same = float((neighbors(rounded) == neighbors(table)).float().mean())
     smaller = 32 * table.numel() / size
     return (
         f"| {CODECS[codec]} | {bits:g} | {size / table.numel():.2f} | {smaller:.1f}x | {error:.3f} | "

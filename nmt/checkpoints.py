@@ -8,7 +8,7 @@ import os
 import re
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.path_options import can_be_created
 
 # The options in checkpoints, the only class that ``torch.load(weights_only=True)`` may create.
 torch.serialization.add_safe_globals([Namespace])
@@ -149,38 +148,15 @@ def join_generator(body: dict[str, Tensor], head: dict[str, Tensor] | None) -> d
     return {**body, **{f"{_GENERATOR}{name}": tensor for name, tensor in (head or {}).items()}}
 
 
-def check_ensemble(paths: Sequence[str]) -> None:
-    """Check that models have the same target words; OpenNMT-py only compares the source words."""
-    vocabularies = [read_checkpoint(path, mapped=True)["vocab"] for path in paths]
-    for path, vocabulary in zip(paths, vocabularies, strict=True):
-        if vocabulary["tgt"] != vocabularies[0]["tgt"]:
-            raise UserError(
-                f"models: {path} has another target vocabulary than {paths[0]}; an ensemble needs models "
-                "with the same vocabularies"
-            )
-
-
 # Writing
 
 
-def check_output(option: str, path: str | os.PathLike[str]) -> None:
-    """Check that the output file of an option can be written; creates nothing."""
-    if Path(path).is_dir():
-        raise UserError(f"{option}: {path} is a folder; choose a file")
-    if not can_be_created(path):
-        raise UserError(
-            f"{option}: the folder {Path(path).parent} cannot be created or written to; choose another"
-        )
-
-
-class DivergedError(UserError):
-    """Training has diverged; earlier checkpoints are unchanged."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(
-            f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or "
-            "max_grad_norm and train with another save_model, optionally with train_from"
-        )
+def diverged(step: int, reason: str) -> UserError:
+    """Return the error of a training that has diverged."""
+    return UserError(
+        f"{reason} at step {step}; earlier checkpoints are unchanged; lower learning_rate or max_grad_norm "
+        "and train with another save_model, optionally with train_from"
+    )
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

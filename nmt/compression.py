@@ -69,35 +69,37 @@ class CheckpointModel:
 
     def tables(self) -> list[host.EmbeddingTable]:
         """Return the table of each side and of a separate output layer; one table where they share it."""
-        return [self._table(side) for side in self.sides]
-
-    def _table(self, side: str) -> host.EmbeddingTable:
-        module: Any = self.trained[side]
-        is_scored, is_shared = side == self.scored, isinstance(module, se.SharedEmbedding)
-        uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
-        if is_shared:
-            part = module.inner_embedding()
-            try:
-                table = host.teacher_table(part, is_scored)
-            except ValueError as error:
-                raise UserError(f"{side} embedding: {error}") from error
-            parameters, bits = part.counts()["total"], part.counts()["stored_bits"]
-        else:
-            table = module.weight.detach().clone()
-            parameters, bits = table.numel(), 8 * table.nbytes
-        return host.EmbeddingTable(
-            name=side,
-            uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
-            words=plans.words_of(self.vocabs, side),
-            table=table,
-            padding_idx=plans.padding_of(self.vocabs, side),
-            is_scored=is_scored,
-            has_output_bias=is_scored and self.trained_bias is not None,
-            sentence_marks=SENTENCE_MARKS,
-            parameters=parameters,
-            stored_bits=bits,
-            part=host.name_of_part(module) if is_shared else None,
-        )
+        tables = []
+        for side in self.sides:
+            module: Any = self.trained[side]
+            is_scored, part = side == self.scored, None
+            uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
+            if isinstance(module, se.SharedEmbedding):
+                part, inner = host.name_of_part(module), module.inner_embedding()
+                try:
+                    table = host.teacher_table(inner, is_scored)
+                except ValueError as error:
+                    raise UserError(f"{side} embedding: {error}") from error
+                parameters, bits = inner.counts()["total"], inner.counts()["stored_bits"]
+            else:
+                table = module.weight.detach().clone()
+                parameters, bits = table.numel(), 8 * table.nbytes
+            tables.append(
+                host.EmbeddingTable(
+                    name=side,
+                    uses=(*uses, "output") if is_scored and side == "target" else tuple(uses),
+                    words=plans.words_of(self.vocabs, side),
+                    table=table,
+                    padding_idx=plans.padding_of(self.vocabs, side),
+                    is_scored=is_scored,
+                    has_output_bias=is_scored and self.trained_bias is not None,
+                    sentence_marks=SENTENCE_MARKS,
+                    parameters=parameters,
+                    stored_bits=bits,
+                    part=part,
+                )
+            )
+        return tables
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """Return the options of a method for one side; those of the output only where the side has one."""

@@ -12,6 +12,7 @@ from typing import Any
 from onmt.inputters.text_corpus import ParallelCorpus
 from onmt.utils.logging import logger
 
+from shared_embeddings.utils import reading
 from shared_embeddings.utils.errors import UserError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -23,13 +24,8 @@ def clean_line(line: str) -> str:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with normalized whitespace."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield clean_line(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason}); convert it") from error
+    """Return the lines of a UTF-8 file with normalized whitespace."""
+    return map(clean_line, reading.read_lines(path))
 
 
 def count_lines(path: str) -> int:

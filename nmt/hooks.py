@@ -201,7 +201,7 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
         **transforms.stored_files(self.model_opt),
     }
     if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
-        raise checkpoints.DivergedError(step, "a parameter is not finite")
+        raise checkpoints.diverged(step, "a parameter is not finite")
     distributed, base = torch.distributed.is_initialized(), f"{self.base_path}_step_{step}"
     files: tuple[str | None, str | None] = (None, None)
     if not distributed or torch.distributed.get_rank() == 0:

@@ -110,8 +110,8 @@ def has_length_control(opt: Namespace) -> bool:
 
 def check_positions(opt: Namespace) -> None:
     """Check that the options of a model support its decoder positions; raises `UserError` otherwise."""
-    names = getattr(opt, OPTION, None)
-    if names is not None and not opt.position_encoding:
+    names: list[str] = getattr(opt, OPTION, None) or []
+    if names and not opt.position_encoding:
         raise UserError(f"{OPTION}: has no effect without position_encoding: true; set it")
     is_translator = opt.decoder_type == "transformer" and getattr(opt, "model_task", "seq2seq") == "seq2seq"
     if has_length_control(opt) and not is_translator:

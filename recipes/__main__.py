@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from recipes.common.recipe import find_recipe, recipe_names, run_step
 from recipes.common.tools import run_main
-from recipes.layers import layers
-from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.path_options import PathOption
 
 USAGE = """usage: python -m recipes TASK STEP [ROW] [--smoke] [option ...]
        python -m recipes COMMAND [option ...]
@@ -18,67 +16,19 @@ TASK is a recipe: {recipes}
 STEP is preprocess, train or eval (run for quickstart); its options: python -m recipes TASK STEP --help
 
 commands:
-{commands}"""
-
-
-def list_rows(arguments: Sequence[str]) -> None:
-    """List the rows of one or all recipes, with the rows of papers that they reproduce."""
-    parser = Parser("python -m recipes list", description=list_rows.__doc__)
-    parser.add_argument("task", nargs="?", help="a recipe (default: all)")
-    options = parser.parse_args(arguments)
-    for name in [options.task] if options.task else recipe_names():
-        for row in find_recipe(name).rows.values():
-            source = (row.paper or {}).get("source", "")
-            print(f"{name} {row.name}" + (f": {source}" if source else ""))
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Train and evaluate rows of a recipe, several at a time."""
-    from recipes.run_rows import main
-
-    main(arguments)
-
-
-def table(arguments: Sequence[str]) -> None:
-    """Write the tables of a recipe into its README, and plot its results."""
-    parser = Parser("python -m recipes table", description=table.__doc__)
-    parser.add_argument("task", help="a recipe")
-    parser.add_argument(
-        "--results",
-        type=PathOption.SOURCE,
-        help="results.jsonl, or a folder with one, such as runs/TASK (default: the recipe's)",
-    )
-    options = parser.parse_args(arguments)
-    from recipes.common.results import FILE, read_results
-    from recipes.common.table import update_tables
-
-    recipe = find_recipe(options.task)
-    if options.results is not None:
-        read_results(options.results)  # fails where there are none
-    print(update_tables(recipe, options.results or recipe.folder / FILE, recipe.folder / "README.md"))
-
-
-def report(arguments: Sequence[str]) -> None:
-    """Write a report that compares all results with the papers, as Markdown with pictures."""
-    from recipes.report import main
-
-    main(arguments)
-
-
-def smoke(arguments: Sequence[str]) -> None:
-    """Run all steps of every recipe on small generated data."""
-    from recipes.smoke import main
-
-    main(arguments)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "list": list_rows,
-    "run": run,
-    "table": table,
-    "report": report,
-    "layers": layers,
-    "smoke": smoke,
+  list      List the rows of one or all recipes, with the rows of papers that they reproduce
+  run       Train and evaluate rows of a recipe, several at a time
+  table     Write the tables of a recipe into its README, and plot its results
+  report    Write a report that compares all results with the papers, as Markdown with pictures
+  layers    Plot the correlations of the layers of an embedding; print the cosines of words in each
+  smoke     Run all steps of every recipe on small generated data"""
+COMMANDS = {
+    "list": "common.recipe:list_rows",
+    "run": "run_rows:main",
+    "table": "common.table:main",
+    "report": "report:main",
+    "layers": "layers:layers",
+    "smoke": "smoke:main",
 }
 
 
@@ -86,11 +36,10 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command or step of the command line."""
     first, *rest = [*arguments, ""]
     if first in COMMANDS:
-        COMMANDS[first](arguments[1:])
+        module, _, function = COMMANDS[first].partition(":")
+        getattr(importlib.import_module(f"recipes.{module}"), function)(arguments[1:])
     elif first in ("-h", "--help", ""):
-        lines = [f"  {name:<10}{(command.__doc__ or '').rstrip('.')}" for name, command in COMMANDS.items()]
-        text = USAGE.format(recipes=", ".join(recipe_names()), commands="\n".join(lines))
-        print(text, file=sys.stdout if first else sys.stderr)
+        print(USAGE.format(recipes=", ".join(recipe_names())), file=sys.stdout if first else sys.stderr)
         raise SystemExit(0 if first else 2)
     else:
         run_step(find_recipe(first), rest[0], arguments[2:])

@@ -1,51 +1,142 @@
-"""``python -m recipes layers``: the layers of an embedding: DeFINE's appendix B, UnClE's section 4.6.3."""
+"""``python -m recipes layers``: the layers of embeddings: DeFINE's appendix B, UnClE's section 4.6.3.
+
+Axes: ``D`` width of a layer, ``n`` tokens.
+"""
 
 from __future__ import annotations
 
-import json
+import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from shared_embeddings.analysis import cosine
+from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.command_line import Parser, align
-from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.paths import existing_path, output_path
 
-SUMMARY = "correlation.json"
+# Tokens per block.
+_BLOCK = 2048
+# A standard deviation below this fraction of the mean is the rounding error of a constant.
+_CONSTANT = 1e-6
 
 
+class LayerCorrelation(NamedTuple):
+    """Pearson's correlation between the dimensions of a layer, over all tokens that pass through it."""
+
+    layer: str
+    tokens: int
+    correlations: Tensor  # ``(D, D)``; NaN for constant dimensions
+    groups: int  # of its dimensions
+
+    def means(self) -> tuple[float, float]:
+        """Return the mean absolute correlation of dimensions, and of those of other groups (Figure 11)."""
+        width = len(self.correlations)
+        group = torch.arange(width) // (width // self.groups)
+        values = self.correlations.abs()
+        others = values[~torch.eye(width, dtype=torch.bool)]
+        return float(others.nanmean()), float(values[group[:, None] != group].nanmean())
+
+
+class Moments:
+    """Mean and covariance of vectors, accumulated in blocks.
+
+    DeFINE's appendix B uses the matrix of products E^T E; here each dimension is standardized, so that maps
+    of different layers are comparable.
+    """
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.shift = vectors.double().mean(dim=0)  # avoids cancellation
+        self.count = 0
+        self.sums = torch.zeros_like(self.shift)
+        self.products = torch.zeros(len(self.shift), len(self.shift), dtype=torch.float64)
+
+    def add(self, vectors: Tensor) -> None:
+        """Add vectors ``(n, D)``."""
+        shifted = vectors.double() - self.shift
+        self.count += len(shifted)
+        self.sums += shifted.sum(dim=0)
+        self.products.addmm_(shifted.t(), shifted)
+
+    def correlations(self) -> Tensor:
+        """Return the correlations ``(D, D)``; NaN in the rows and columns of constant dimensions."""
+        mean = self.sums / self.count
+        covariance = self.products / self.count - mean.outer(mean)
+        deviations = covariance.diagonal().clamp(min=0.0).sqrt()
+        is_constant = deviations <= _CONSTANT * (self.shift + mean).abs()
+        scale = deviations.reciprocal().masked_fill(is_constant, torch.nan)
+        return (covariance * scale[:, None] * scale).clamp(-1.0, 1.0)
+
+
+@torch.no_grad()
+def layer_correlations(embedding: WordEmbedding) -> list[LayerCorrelation]:
+    """Return the correlations of all layers of an embedding, over its tokens except padding."""
+    ids = torch.arange(len(embedding.words))
+    ids = ids[ids != (-1 if embedding.padding_idx is None else embedding.padding_idx)]
+    moments: dict[str, Moments] = {}
+    groups: dict[str, int] = {}
+    for block in tqdm(ids.split(_BLOCK), desc=embedding.name, unit=" blocks", disable=None):
+        for layer in embedding.layers(block):
+            if len(layer.values):
+                moments.setdefault(layer.name, Moments(layer.values.cpu())).add(layer.values.cpu())
+                groups[layer.name] = layer.groups
+    return [
+        LayerCorrelation(f"{embedding.name}: {name}", found.count, found.correlations(), groups[name])
+        for name, found in moments.items()
+    ]
+
+
+def draw_map(layer: LayerCorrelation, path: Path) -> None:
+    """Plot the absolute correlations, from 0 to 1, to a PNG file; constant dimensions are gray."""
+    figure = require("matplotlib.figure").Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    colors = require("matplotlib").colormaps["viridis"].with_extremes(bad="lightgrey")
+    image = axes.imshow(layer.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
+    axes.set_title(layer.layer, fontsize=9)
+    axes.set_xlabel("dimension")
+    figure.colorbar(image, label="absolute correlation")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[list[str]]:
+    """Return the cosine of each pair of words in each layer that both pass through, as a table."""
+    ids = {word: number for number, word in enumerate(embedding.words)}
+    rows = []
+    for pair in itertools.combinations(words, 2):
+        layers = embedding.layers(torch.tensor([ids[word] for word in pair]))
+        for layer in layers:
+            if len(layer.values) == 2:
+                value = cosine(*layer.values.float().numpy())
+                name = f"{embedding.name}: {layer.name}"
+                rows.append([", ".join(pair), name, "–" if value is None else f"{value:.4f}"])
+    return rows
+
+
+@torch.no_grad()
 def layers(arguments: Sequence[str]) -> None:
     """Plot the correlation between the dimensions of each layer; print the cosines of words in each."""
     parser = Parser("python -m recipes layers", description=layers.__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a trained model of any host")
-    parser.add_argument("--output", type=Path, help=f"folder for the PNG files and {SUMMARY}")
+    parser.add_argument("--model", type=existing_path, required=True, help="a trained model of any host")
+    parser.add_argument("--output", type=output_path, help="folder for the PNG files")
     parser.add_argument("--words", nargs="+", default=[], help="two or more words, for their cosines")
     options = parser.parse_args(arguments)
-    from shared_embeddings.analysis import draw_map, layer_correlations, layer_cosines
     from shared_embeddings.compress.host import find_host
 
     embeddings = find_host(options.model)[1].read(options.model).embeddings()
+    rows = [["", "tokens", "mean |r|", "between groups"]]
+    for layer in (layer for table in embeddings if options.output for layer in layer_correlations(table)):
+        draw_map(layer, options.output / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
+        rows.append([layer.layer, f"{layer.tokens:,}", *(f"{mean:.4f}" for mean in layer.means())])
     if options.output is not None:
-        maps = [layer for embedding in embeddings for layer in layer_correlations(embedding)]
-        maps = [part for layer in maps for part in (layer, *layer.by_group())]
-        options.output.mkdir(parents=True, exist_ok=True)
-        for layer in maps:
-            draw_map(layer, options.output / layer.file_name())
-        summaries = [{**layer.summary(), "picture": layer.file_name()} for layer in maps]
-        write_text(options.output / SUMMARY, json.dumps(summaries, indent=1) + "\n")
-        rows = [["", "words", "width", "constant", "mean |r|", "between groups"]]
-        for row in summaries:
-            numbers = [f"{row[name]:,}" for name in ("words", "width", "constant")]
-            numbers += [_number(row[name]) for name in ("mean_correlation", "between_groups")]
-            rows.append([f"{row['embedding']}: {row['layer']}", *numbers])
         print("\n".join(align(rows)))
-    for embedding in embeddings if options.words else ():
-        pairs = layer_cosines(embedding, options.words)
-        names = list(dict.fromkeys(name for pair in pairs for name in pair.cosines))
-        cells = [
-            [f"{pair.first}, {pair.second}", *(_number(pair.cosines.get(name)) for name in names)]
-            for pair in pairs
-        ]
-        print("\n".join([embedding.name, *align([["", *names], *cells])]))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    if options.words:
+        cosines = [row for embedding in embeddings for row in layer_cosines(embedding, options.words)]
+        print("\n".join(align(cosines)))

@@ -75,11 +75,9 @@ def build_network(name: str, sizes: Mapping[str, Any]) -> nn.Module:
 def compare_sizes(papers: Sequence[Paper]) -> pd.DataFrame:
     """Compare every printed size with ours, a row each; distinct models are built once, without weights.
 
-    Columns: ``paper``, ``table`` (name and title), ``row``, ``counted`` (a key of `SIZES`), ``printed`` and
-    ``ours`` as texts, ``paper_value`` and ``our_value`` as numbers (of parameters, a ratio, MiB or MB),
-    ``difference``, ``agreement`` and ``notes``: why a figure differs, and other notes on the row.
-    ``agreement`` is "agrees"; "agrees (digits cut)" if the last digit is truncated, not rounded; "differs";
-    or "quoted" for figures of other authors' models.
+    ``printed`` and ``ours`` are texts, ``paper_value`` and ``our_value`` numbers (of parameters, a ratio, MiB
+    or MB), ``notes`` say why a figure differs. ``agreement`` is that of `agreement_of`, or "quoted" for
+    figures of other authors' models.
     """
     cells = [both for paper in papers for both in paper.cells]
     return pd.DataFrame(

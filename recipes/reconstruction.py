@@ -224,8 +224,8 @@ def train_source(texts: Sequence[Path], settings: Mapping[str, Any], output: Pat
 
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
     """Return Spearman's rho and the number of known pairs for every set of pairs."""
-    results = (word_similarity(vectors.words, vectors.vectors, test) for test in tests)
-    return {each.name: {"rho": each.rho, "known": each.known, "pairs": each.pairs} for each in results}
+    results = [word_similarity(vectors.words, vectors.vectors, test) for test in tests]
+    return {test.name: {"rho": test.rho, "known": test.known, "pairs": test.pairs} for test in results}
 
 
 def write_smoke_vectors(folder: Path) -> Path:

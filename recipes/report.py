@@ -21,24 +21,30 @@ from recipes.common.plot import (
 )
 from recipes.common.recipe import Recipe, find_recipe, recipe_names, runs_folder
 from recipes.common.results import (
+    BASELINE,
     FILE,
     SMOKE_FOLDER,
+    Measure,
     Record,
     by_importance,
-    describe_options,
-    embedding_bits,
     find_measure,
     is_baseline,
     natural,
     read_results,
-    times_smaller,
 )
-from recipes.common.table import NONE, NOT_RUN, markdown, mean_record, method_of, records_of
+from recipes.common.table import (
+    NONE,
+    Column,
+    markdown,
+    markdown_table,
+    mean_record,
+    method_of,
+    records_of,
+)
 from recipes.papers import Paper, PrintedTable, read_papers
 from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_path, output_path
 
 PAGE = "report.md"
 # Axes of the papers' figures that plot their tables.
@@ -49,16 +55,12 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report of the results in the repository and in $RUNS, as Markdown with pictures."""
     parser = Parser("python -m recipes report", description=main.__doc__)
     parser.add_argument(
-        "--runs", type=PathOption.SOURCE, help="folder that recipes write to (default: $RUNS, else runs)"
+        "--runs", type=existing_path, help="folder that recipes write to (default: $RUNS, else runs)"
     )
     parser.add_argument(
-        "--output", type=PathOption.FOLDER, help="folder of the report (default: report in that folder)"
+        "--output", type=output_path, help="folder of the report (default: report in that folder)"
     )
     options = parser.parse_args(arguments)
-    if options.runs is not None and not options.runs.is_dir():
-        raise UserError(
-            f"--runs {options.runs}: no such folder; give the folder that recipes have written to"
-        )
     runs = (options.runs or runs_folder()).absolute()
     print(f"report: {write_report(options.output or runs / 'report', runs)}")
 
@@ -66,30 +68,31 @@ def main(arguments: Sequence[str]) -> None:
 def write_report(folder: Path, runs: Path | None = None) -> Path:
     """Write the report, with pictures, into a folder, and return its file."""
     results = read_all(runs)
-    measured = {name: [one for one in records if one["metrics"]] for name, records in results.items()}
-    rows, run = (sum(map(len, records.values())) for records in (results, measured))
-    parts = [
-        "# Results",
-        "The rows of a task train the same model with different embeddings, for input and output; sizes "
-        f"count both. {run} of {rows} rows were run. Numbers of several seeds are mean ± standard deviation.",
-        "## At a glance",
-        markdown(pd.DataFrame([_glance(name, records) for name, records in results.items()])),
-        "## Figures of the papers",
-        "Their rows with the settings of the papers need GPUs for days.",
-    ]
-    records = {f"{name}/{one['row']}": one for name, rows in results.items() for one in rows}
+    glance, tasks = [], []
+    for name, records in results.items():
+        recipe, run = find_recipe(name), [record for record in records if record["metrics"]]
+        glance.append({"task": name, "rows run": f"{len(run)} of {len(records)}", **_best(run)})
+        tasks.append(f"## {recipe.title}\n\n{len(run)} of {len(records)} rows were run.")
+        if run:
+            tasks += _task(recipe, run, folder)
+    figures = []
+    records_by_name = {f"{name}/{one['row']}": one for name, records in results.items() for one in records}
     for paper in read_papers():
         for table in paper.tables:
             if table.plot:
                 picture = f"{table.paper}_{table.table}.png".lower().replace(" ", "_")
-                draw_figure(table, points_of(table, paper, records), folder / picture)
-                parts.append(f"![{table.paper}, {table.table}: {table.title}]({picture})")
-    for name, task in measured.items():
-        recipe = find_recipe(name)
-        parts.append(f"## {recipe.title}")
-        parts.append(f"{len(task)} of {len(results[name])} rows were run.")
-        if task:
-            parts += _task(recipe, task, folder)
+                draw_figure(table, points_of(table, paper, records_by_name), folder / picture)
+                figures.append(f"![{table.paper}, {table.table}: {table.title}]({picture})")
+    parts = [
+        "# Results",
+        "The rows of a task train the same model with different embeddings, for input and output; sizes "
+        "count both. Numbers of several seeds are mean ± standard deviation.",
+        markdown(pd.DataFrame(glance).fillna(NONE)),
+        *tasks,
+        "## Figures of the papers",
+        "Their rows with the settings of the papers need GPUs for days.",
+        *figures,
+    ]
     write_text(folder / PAGE, "\n\n".join(parts) + "\n")
     return folder / PAGE
 
@@ -121,69 +124,54 @@ def read_all(runs: Path | None = None) -> dict[str, list[Record]]:
     return results
 
 
-def _score(record: Record, key: str) -> str:
-    """Format a measure of a record, over its seeds."""
-    measure = find_measure(key)
-    return measure.describe(record["scores"][key]) if measure and key in record["scores"] else NONE
+def _measures(records: Sequence[Record]) -> dict[str, Measure]:
+    """Return the measures of records by key; models are judged by the first."""
+    keys = by_importance(dict.fromkeys(key for record in records for key in record["scores"]))
+    return {key: measure for key in keys if (measure := find_measure(key))}
 
 
-def _quality(records: Sequence[Record]) -> str:
-    """Return the measure that the models of a recipe are judged by; empty without results."""
-    return next(iter(by_importance(key for record in records for key in record["scores"])), "")
-
-
-def _smaller(record: Record) -> str:
-    counts = record["counts"]
-    return f"{times_smaller(counts):.1f}" if {"dense_embedding", "table"} & counts.keys() else NONE
-
-
-def _glance(name: str, records: Sequence[Record]) -> dict[str, str]:
-    """Return the line of a task: the plain table, and the best of the compressed."""
-    key = _quality(records)
-    measure = find_measure(key)
-    scored = [record for record in records if key in record.get("scores", {})]
-    plain = [record for record in scored if method_of(record) == "standard"]
-    plain.sort(key=lambda r: (not is_baseline(r["row"]), -r["counts"].get("stored_bits", 0)))
-    sign = -1 if measure and measure.higher_is_better else 1
-    others = [record for record in scored if record not in plain]
-    best = min(others, key=lambda record: sign * fmean(record["scores"][key]), default=None)
+def _best(records: Sequence[Record]) -> dict[str, str]:
+    """Return the quality of the plain table, and of the best of the compressed."""
+    key, measure = next(iter(_measures(records).items()), ("", None))
+    scored = [record for record in records if key in record["scores"]]
+    if measure is None:
+        return {}
+    scored.sort(key=lambda record: fmean(record["scores"][key]), reverse=measure.higher_is_better)
+    plain = [record for record in scored if method_of(record) == BASELINE]
+    plain.sort(key=lambda record: (not is_baseline(record["row"]), -record["counts"].get("stored_bits", 0)))
+    best = next((record for record in scored if record not in plain), None)
     return {
-        "task": name,
-        "rows run": f"{sum(bool(record['metrics']) for record in records)} of {len(records)}",
-        "measure": measure.title if measure else NONE,
-        "plain table": _score(plain[0], key) if plain else NONE,
-        "best compressed": _score(best, key) if best else NOT_RUN,
+        "measure": measure.title,
+        "plain table": measure.describe(plain[0]["scores"][key]) if plain else NONE,
+        "best compressed": measure.describe(best["scores"][key]) if best else NONE,
         "row": best["row"] if best else NONE,
-        "times smaller": _smaller(best) if best else NONE,
     }
 
 
 def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     """Return the picture and the table of the rows that were run, with the figures of their papers."""
-    parts, key = [], _quality(records)
-    if key in ("bleu", "perplexity"):
-        picture = f"{recipe.name}.png"
-        scored = [record for record in records if key in record["scores"]]
-        quality_size_plot(scored, folder / picture, key, recipe.title)
+    measures, picture, parts = _measures(records), f"{recipe.name}.png", []
+    quality = next(iter(measures), "")
+    if quality in ("bleu", "perplexity"):
+        scored = [record for record in records if quality in record["scores"]]
+        quality_size_plot(scored, folder / picture, quality, recipe.title)
         parts.append(f"![{recipe.title}: quality against stored bytes]({picture})")
-    lines = []
-    for record in records:
-        line, paper = {"row": record["row"]}, record["paper"] or {}
-        for key in by_importance(dict.fromkeys(key for record in records for key in record["scores"])):
-            title = getattr(find_measure(key), "title", key)
-            line[title] = _score(record, key)
-            if any(key in (other["paper"] or {}) for other in records):
-                line[f"{title}, paper"] = str(paper.get(key, NONE))
-        line["stored (MB)"] = f"{embedding_bits(record['counts']) / 8e6:.3f}"
-        line["times smaller"] = _smaller(record)
-        seconds = record["metrics"].get("training_seconds")
-        line["training (min)"] = f"{seconds / 60:.1f}" if seconds else NONE
-        line |= {"method": method_of(record), "options": describe_options(record)}
-        line |= {"source": paper.get("source", NONE), "device": record.get("device", NONE)}
-        commit = (record.get("git") or {}).get("commit") or NONE
-        lines.append({**line, "date": record.get("date", NONE)[:10], "commit": commit[:10]})
-    table = pd.DataFrame(lines)
-    return [*parts, markdown(table.loc[:, (table != NONE).any()])]
+    printed = [key for record in records for key in record["paper"] or ()]
+
+    def columns_of(key: str, measure: Measure) -> list[Column]:
+        ours = Column(measure.title, lambda record: measure.describe(record["scores"][key]))
+        theirs = Column(f"{measure.title}, paper", lambda record: str(record["paper"][key]))
+        return [ours, theirs] if key in printed else [ours]
+
+    columns: list[str | Column] = ["row"]
+    for key, measure in measures.items():
+        columns += columns_of(key, measure)
+    columns += ["stored", "smaller", "minutes", "method", "options"]
+    if printed:
+        columns.append(Column("source", lambda r: str(r["paper"]["source"])))
+    columns += [Column("device", lambda r: str(r["device"])), "date"]
+    columns.append(Column("commit", lambda r: str(r["git"]["commit"])[:10]))
+    return [*parts, markdown_table(records, columns, missing=NONE)]
 
 
 def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:

@@ -6,10 +6,8 @@ Small models leave most of a GPU, and all but one core of a CPU, to others.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from recipes.common.recipe import Recipe, find_recipe
-from recipes.common.results import FILE, find_result, read_results
+from recipes.common.results import FILE, find_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
 from recipes.common.tools import python_path
 from shared_embeddings.utils.command_line import Parser, positive
@@ -40,14 +38,7 @@ def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
             while (teacher := recipe.rows[chain[-1]].teacher) is not None:
                 chain.append(teacher)
             names += reversed(chain)
-    return without_result(recipe, list(dict.fromkeys(names)))
-
-
-def without_result(recipe: Recipe, rows: Sequence[str]) -> list[str]:
-    """Return those of the rows that have not been evaluated."""
-    file = recipe.home / FILE
-    evaluated = {record["row"] for record in read_results(file)} if file.is_file() else set()
-    return [row for row in rows if row not in evaluated]
+    return [name for name in dict.fromkeys(names) if find_result(recipe.home, name) is None]
 
 
 def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) -> list[str]:
@@ -105,14 +96,13 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
             time.sleep(0.2)
     finally:
         for _, process in running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            process.terminate()
         for _, process in running.values():
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-    return without_result(recipe, rows)
+                process.kill()
+    return [row for row in rows if find_result(recipe.home, row) is None]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -63,14 +63,14 @@ def parse_embedding(where: str, settings: object) -> tuple[str, dict[str, Any]]:
     Raises:
         OptionError: it names no method, or sets an argument of `build` that is no option.
     """
-    given = dict(settings) if isinstance(settings, Mapping) else {}
-    method = given.pop("method", None)
+    options = dict(settings) if isinstance(settings, Mapping) else {}
+    method = options.pop("method", None)
     if not isinstance(method, str):
         raise OptionError(f"{where}: {quote(settings)} does not name a method; write it like {EXAMPLE}")
-    for name in given:
+    for name in options:
         if not isinstance(name, str) or name in _NO_OPTIONS:
             raise OptionError(f"{where}: {name!r} follows from the vocabulary and the model; remove it")
-    return method, given
+    return method, options
 
 
 @overload
@@ -122,14 +122,16 @@ def build(
     Raises:
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
-    spec, given = spec_of(method, options)
-    words_and_width = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
-    sizes = [_checked(spec.method, name, size, 1, _LARGEST_SIZE) for name, size in words_and_width.items()]
+    spec, values = spec_of(method, options)
+    sizes = (
+        _checked(spec.method, "num_embeddings", num_embeddings, 1, _LARGEST_SIZE),
+        _checked(spec.method, "embedding_dim", embedding_dim, 1, _LARGEST_SIZE),
+    )
     if padding_idx is not None:
         padding_idx = _checked(spec.method, "padding_idx", padding_idx, 0, sizes[0] - 1)
     if words is not None:
-        given = options_for_words(spec, given, words, sizes[0])
-    return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, given))
+        values = options_for_words(spec, values, words, sizes[0])
+    return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, values))
 
 
 def num_parameters(
@@ -148,30 +150,32 @@ def num_parameters(
     Raises:
         OptionError: as in `build`.
     """
-    spec, given = spec_of(method, options)
-    words_and_width = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
-    sizes = [_checked(spec.method, name, size, 1, _LARGEST_SIZE) for name, size in words_and_width.items()]
-    resolved = spec.resolve(*sizes, given)
+    spec, values = spec_of(method, options)
+    sizes = (
+        _checked(spec.method, "num_embeddings", num_embeddings, 1, _LARGEST_SIZE),
+        _checked(spec.method, "embedding_dim", embedding_dim, 1, _LARGEST_SIZE),
+    )
+    resolved = spec.resolve(*sizes, values)
     return resolved.count_parameters(*sizes) + resolved.count_bias(sizes[0])
 
 
 def spec_of(
-    method: str | EmbeddingOptions[Any], given: dict[str, object]
+    method: str | EmbeddingOptions[Any], values: dict[str, object]
 ) -> tuple[type[EmbeddingOptions[Any]], dict[str, object]]:
     """The options class of a method, and the options that were given by name or as an object.
 
     OptionError if there is no such method, or both kinds of options are given.
     """
     if not isinstance(method, EmbeddingOptions):
-        return get_method_config(method), given
-    if given:
-        raise OptionError(f"{method.method}: '{next(iter(given))}' is beside the options; give it in them")
+        return get_method_config(method), values
+    if values:
+        raise OptionError(f"{method.method}: '{next(iter(values))}' is beside the options; give it in them")
     fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     return type(method), fields
 
 
 def options_for_words(
-    spec: type[EmbeddingOptions[Any]], given: dict[str, object], words: Sequence[str], num_embeddings: int
+    spec: type[EmbeddingOptions[Any]], values: dict[str, object], words: Sequence[str], num_embeddings: int
 ) -> dict[str, object]:
     """The options with files about words replaced by their content for `words`.
 
@@ -182,7 +186,7 @@ def options_for_words(
             f"{spec.method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give "
             "the words of this vocabulary"
         )
-    return spec.for_vocabulary(dict(given), words)
+    return spec.for_vocabulary(dict(values), words)
 
 
 def _checked(method: str, name: str, value: object, least: int, most: int) -> int:

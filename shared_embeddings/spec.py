@@ -60,29 +60,29 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     output_bias: bool = option("Adds a trained bias to the score of every word.", False)
 
     @classmethod
-    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
         """The given options, converted to the names and types of the fields."""
-        return given
+        return values
 
     @classmethod
-    def for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+    def for_vocabulary(cls, values: dict[str, object], words: Sequence[str]) -> dict[str, object]:
         """The given options, with each file about words replaced by its content for `words`, in their order.
 
         Raises:
             OptionError: a file cannot be read or does not contain the words.
         """
-        return given
+        return values
 
     @classmethod
     def resolve(
-        cls: type[Spec], num_embeddings: int, embedding_dim: int, given: Mapping[str, object]
+        cls: type[Spec], num_embeddings: int, embedding_dim: int, values: Mapping[str, object]
     ) -> Spec:
         """The checked options for an embedding of V words in D dimensions.
 
         Raises:
             OptionError: an option is unknown, missing, of the wrong type, or impossible for these sizes.
         """
-        options = parse_options(cls.method, cls, cls.normalize(dict(given)))
+        options = parse_options(cls.method, cls, cls.normalize(dict(values)))
         try:
             options.check_sizes(num_embeddings, embedding_dim)
         except OptionError as error:

@@ -53,8 +53,8 @@ def copies_of(source_words: Any, vocabulary: Any, device: torch.device) -> Copie
     """Return the words of a source that are in the vocabulary."""
     ids = [vocabulary[word] for word in source_words.ids_to_tokens]
     # The first one is the unknown word.
-    found = [place for place, word in enumerate(ids) if place > 0 and word != vocabulary.default_id]
-    places = torch.tensor(found, dtype=torch.long, device=device)
+    known = [place for place, word in enumerate(ids) if place > 0 and word != vocabulary.default_id]
+    places = torch.tensor(known, dtype=torch.long, device=device)
     return places + len(vocabulary), torch.tensor(ids, dtype=torch.long, device=device)[places]
 
 
@@ -79,28 +79,22 @@ def unbottle(self: Any, rows: Tensor, sentences: int) -> Tensor:
     return rows.view(sentences, -1, rows.size(1))
 
 
-def coverage_loss(attention: Tensor, coverage: Tensor, is_word: Tensor) -> Tensor:
-    """Return the sum over all words of ``sum_i min(a_i, c_i)`` (See et al., Eq. 12).
-
-    `coverage` is the sum of the attention ``(B, T, S)`` up to and including each word; `is_word` ``(B, T)``
-    is False for padding of the target.
-    """
-    before = torch.cat([torch.zeros_like(coverage[:, :1]), coverage[:, :-1]], dim=1)
-    return torch.min(attention, before).sum(dim=-1)[is_word].sum()
-
-
 @replace("_compute_coverage_loss", LossCompute)
-def weighted_coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Any:
-    """Compute the coverage loss of each sentence over its own previous words."""
+def coverage_loss(self: Any, attention: Tensor, coverage: Tensor, targets: Tensor) -> Any:
+    """Return the weighted sum over all words of ``sum_i min(a_i, c_i)`` (See et al., Eq. 12).
+
+    `coverage` is the sum of the attention ``(B, T, S)`` of each sentence up to and including each word.
+    """
     is_word = targets.ne(self.padding_idx).view(attention.shape[:2])
-    return self.lambda_coverage * coverage_loss(attention, coverage, is_word)
+    before = torch.cat([torch.zeros_like(coverage[:, :1]), coverage[:, :-1]], dim=1)
+    return self.lambda_coverage * torch.min(attention, before).sum(dim=-1)[is_word].sum()
 
 
 def over_words(attention: Tensor, lengths: Tensor) -> Tensor:
     """Set attention ``(B, T, S)`` on padding to 0 given `lengths` ``(B,)``, and normalize it to sum to 1."""
     is_word = torch.arange(attention.size(2), device=lengths.device) < lengths.unsqueeze(1)  # (B, S)
-    kept = attention * is_word.unsqueeze(1)
-    return kept / kept.sum(dim=2, keepdim=True)
+    of_words = attention * is_word.unsqueeze(1)
+    return of_words / of_words.sum(dim=2, keepdim=True)
 
 
 @wrap("forward", InputFeedRNNDecoder)
@@ -109,10 +103,10 @@ def attend_by_sentence(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return attention with the sentence axis first, as other decoders do, and none on padding."""
     hidden, attentions = original(self, tgt, enc_out, src_len=src_len, **kwargs)
-    found = {name: steps.transpose(0, 1).contiguous() for name, steps in attentions.items()}
-    if "copy" in found and src_len is not None:
-        found["copy"] = over_words(found["copy"], src_len)
-    return hidden, found
+    attentions = {name: steps.transpose(0, 1).contiguous() for name, steps in attentions.items()}
+    if "copy" in attentions and src_len is not None:
+        attentions["copy"] = over_words(attentions["copy"], src_len)
+    return hidden, attentions
 
 
 @wrap("_translate", InferenceEnginePY)
@@ -140,13 +134,6 @@ def keep_search(original: Any, self: Any, batch: dict[str, Any], strategy: Any) 
     return original(self, batch, strategy)
 
 
-def sentences_of(strategy: Any) -> list[int]:
-    """Return the sentence of each hypothesis of a search."""
-    if hasattr(strategy, "original_batch_idx"):
-        return strategy.original_batch_idx.tolist()  # type: ignore[no-any-return]
-    return strategy.batch_offset.repeat_interleave(strategy.beam_size).tolist()  # type: ignore[no-any-return]
-
-
 @wrap("_decode_and_generate", Translator)
 def copy_words(
     original: Any,
@@ -171,6 +158,11 @@ def copy_words(
     rows = hidden.squeeze(1) if step is not None else hidden.flatten(0, 1)
     mixed = self.model.generator(rows, attention.flatten(0, 1), src_map)
     mixed = mixed.view(len(src_map), -1, mixed.size(1))  # (B, T, V + C)
-    sentences = range(len(src_map)) if step is None else sentences_of(self.search)
+    # The sentence of each row: in a search, of each hypothesis.
+    sentences: Any = range(len(src_map))
+    if step is not None and hasattr(self.search, "original_batch_idx"):
+        sentences = self.search.original_batch_idx.tolist()
+    elif step is not None:
+        sentences = self.search.batch_offset.repeat_interleave(self.search.beam_size).tolist()
     log_probs = collapsed(mixed, [self.copies[sentence] for sentence in sentences]).log()
     return log_probs if step is None else log_probs.squeeze(1), attention

@@ -128,8 +128,8 @@ class Student:
         for side, settings in self.plan.sides().items():
             if self.is_new:
                 distillation.check_seed(self.asked, settings)
-            layer: Any = embeddings.words_module(self.model, side)
-            wanted, shape = (layer.num_embeddings, layer.embedding_dim), tuple(tables[side].shape)
+            embedding: Any = embeddings.words_module(self.model, side)
+            wanted, shape = (embedding.num_embeddings, embedding.embedding_dim), tuple(tables[side].shape)
             if shape != wanted:
                 raise UserError(
                     f"{OPTION}: the {side} table of the teacher {path} has shape {shape}, that of this "

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from nmt.checkpoints import DivergedError, step_files
+from nmt.checkpoints import diverged, step_files
 from nmt.embeddings import describe_parameters
 from nmt.fixes.training import all_gather_list
 from nmt.hooks import apply_patches
@@ -78,7 +78,7 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
     ) -> Any:
         mean = report_stats.loss / max(1, report_stats.n_words)
         if not math.isfinite(mean) and not self.trainer.optim.amp:  # gradient scaling skips such steps
-            raise DivergedError(step, f"the loss is {mean}")
+            raise diverged(step, f"the loss is {mean}")
         result = super()._report_training(step, num_steps, learning_rate, patience, report_stats)
         if self.total_steps > 0:
             done = max(1, step - self.first_step)

@@ -24,8 +24,6 @@ _COLORS = (
     *("#17becf", "#4d5fd0", "#c2185b", "#00997a", "#d4a017", "#7f9c1f"),
 )
 _MARKERS = "osD^vPX*<>phd8"
-# Of markers, in points.
-_RADIUS = 3.5
 _LEADER = {"arrowstyle": "-", "color": "#8c8c8c", "linewidth": 0.6}
 _REFERENCE: dict[str, Any] = {"color": "#8c8c8c", "linestyle": "--", "linewidth": 0.9, "zorder": 0}
 # In inches.
@@ -109,11 +107,10 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     limit = HIGHEST * best if quality == "perplexity" else math.inf
 
     def is_copy(record: Record) -> bool:  # a second training of the plain table with the same outcome
-        if record in plain or shown_method(record) != PLAIN:
-            return False
         size, score = place(record, quality)
         same_size = [place(other, quality)[1] for other in plain if place(other, quality)[0] == size]
-        return any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
+        is_close = any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
+        return record not in plain and shown_method(record) == PLAIN and is_close
 
     used = [name for name in STAGES if by_stage[name]]
     figure, panels = new_figure(len(used), title)
@@ -123,13 +120,12 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
         points = [p for p in best_of_each_size([*shown.values()], quality, plain) if not is_copy(p)]
         # Rows above the limit would squeeze all others together; a corner says what they reach.
         above = sorted((p for p in points if p["metrics"][quality] > limit), key=lambda p: str(p["row"]))
-        if above:
-            lines = [
-                f"{shown_method(row)}, {bytes_text(place(row, quality)[0])}: {row['metrics'][quality]:.0f}"
-                for row in above
-            ]
-            text = "\n".join(["off the scale:", *lines])
-            axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+        lines = [
+            f"{shown_method(row)}, {bytes_text(place(row, quality)[0])}: {row['metrics'][quality]:.0f}"
+            for row in above
+        ]
+        text = "\n".join(["off the scale:", *lines] if lines else [])
+        axes.text(0.97, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
         points = [record for record in points if record not in above]
         on_line = [record for record in points if record in plain or not _note(record)]
         draw_lines(axes, on_line, quality)
@@ -273,7 +269,6 @@ def finish(
     """
     from adjustText import adjust_text
     from matplotlib.lines import Line2D
-    from matplotlib.transforms import Bbox
 
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
     known = styles or {name: style(name) for name in sorted(labels, key=legend_order)}
@@ -294,14 +289,11 @@ def finish(
     figure.set_layout_engine("none")
     for axes in panels:
         texts = [text for text in axes.texts if text.get_transform() == axes.transData]
-        if not texts:
-            continue
-        radius = _RADIUS * figure.dpi / 72
-        centers = [axes.transData.transform(np.asarray(each.get_offsets())[0]) for each in axes.collections]
-        boxes = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
-        boxes += [text.get_window_extent() for text in axes.texts if text not in texts]
-        boxes = [box.transformed(axes.transData.inverted()) for box in boxes]
-        adjust_text(texts, objects=boxes, ax=axes, expand=(1.2, 1.4), iter_lim=500, arrowprops=_LEADER)
+        if texts:
+            places = [np.asarray(points.get_offsets())[0] for points in axes.collections]
+            corner = [text for text in axes.texts if text not in texts]
+            options: Any = {"objects": corner or None, "expand": (1.5, 2.0), "iter_lim": 500}
+            adjust_text(texts, *zip(*places), ax=axes, arrowprops=_LEADER, **options)
     write_png(figure, path)
 
 

@@ -22,7 +22,7 @@ from recipes.common.tools import read_json
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import parse_options
-from shared_embeddings.utils.path_options import PathOption
+from shared_embeddings.utils.paths import existing_file
 from shared_embeddings.utils.reading import read_yaml
 
 RECIPES = REPOSITORY / "recipes"
@@ -91,25 +91,19 @@ class Row:
         return {key: value for key, value in vars(self).items() if value and key not in ("name", "paper")}
 
 
-def read_rows(folder: Path) -> dict[str, Row]:
-    """Return the rows of the recipe in `folder` by name, in file order; empty without ``rows.yaml``."""
-    path = folder / FILE
-    return dict(_rows(path, path.stat().st_mtime_ns)) if path.is_file() else {}
+@functools.cache
+def _read(path: Path, _version: int) -> Content:  # once per version of a file
+    return dict(read_yaml(path))
 
 
 def read_file(path: Path) -> Content:
     """Read a ``rows.yaml``."""
-    return _file(path, path.stat().st_mtime_ns)
-
-
-# Read once per version of a file.
-@functools.cache
-def _file(path: Path, _version: int) -> Content:
-    return dict(read_yaml(path))
+    return _read(path, path.stat().st_mtime_ns)
 
 
 @functools.cache
-def _rows(path: Path, _version: int) -> dict[str, Row]:
+def read_rows(path: Path, _version: int) -> dict[str, Row]:
+    """Return the rows of a ``rows.yaml`` by name, in file order."""
     content = read_file(path)
     variants = content.get("variants", {})
     rows: dict[str, Row] = {}
@@ -269,11 +263,14 @@ class Recipe:
 
     @property
     def data(self) -> Path:
+        """The folder of prepared data."""
         return self.home / "data"
 
     @property
     def rows(self) -> dict[str, Row]:
-        rows = read_rows(self.folder)
+        """The rows by name, in file order; empty without ``rows.yaml``."""
+        path = self.folder / FILE
+        rows = dict(read_rows(path, path.stat().st_mtime_ns)) if path.is_file() else {}
         return {name: smoke_row(row) for name, row in rows.items()} if self.is_smoke else rows
 
     def row(self, name: str) -> Row:
@@ -330,6 +327,17 @@ def find_recipe(name: str, folder: Path = RECIPES) -> Recipe:
     return Recipe(folder / name)
 
 
+def list_rows(arguments: Sequence[str]) -> None:
+    """List the rows of one or all recipes, with the rows of papers that they reproduce."""
+    parser = Parser("python -m recipes list", description=list_rows.__doc__)
+    parser.add_argument("task", nargs="?", help="a recipe (default: all)")
+    options = parser.parse_args(arguments)
+    for name in [options.task] if options.task else recipe_names():
+        for row in find_recipe(name).rows.values():
+            source = (row.paper or {}).get("source", "")
+            print(f"{name} {row.name}" + (f": {source}" if source else ""))
+
+
 def run_step(recipe: Recipe, step: str, arguments: Sequence[str]) -> None:
     """Run a step of a recipe."""
     steps = KINDS[read_file(recipe.folder / FILE)["kind"]]
@@ -366,4 +374,4 @@ def preprocess_options(description: str | None, arguments: Sequence[str]) -> arg
 
 def add_settings_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--settings`` to the parser of a preprocess.sh."""
-    parser.add_argument("--settings", type=PathOption.FILE, help="a file in place of 'data' in rows.yaml")
+    parser.add_argument("--settings", type=existing_file, help="a file in place of 'data' in rows.yaml")

@@ -16,7 +16,7 @@ import pandas as pd
 
 from nmt.length_control import LENGTH_DEPENDENT
 from recipes.common.plot import quality_size_plot
-from recipes.common.recipe import FILE, Recipe, Row, read_file
+from recipes.common.recipe import FILE, Recipe, Row, find_recipe, read_file
 from recipes.common.results import (
     BASELINE,
     SEED,
@@ -31,9 +31,12 @@ from recipes.common.results import (
     read_results,
     times_smaller,
 )
+from recipes.common.results import FILE as RESULTS
 from recipes.common.tools import option_value
+from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.paths import existing_path
 
 NOT_RUN, NONE = "not run", "–"
 
@@ -46,15 +49,9 @@ class Column(NamedTuple):
     always: bool = False
 
 
-def millions(count: float) -> str:
-    """Format a number of parameters."""
-    return f"{count / 1e6:.2f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
-
-
-def stored(record: Record) -> str:
-    """Format the bytes of a stored embedding."""
-    size = embedding_bits(record["counts"]) / 8
-    return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+def in_units(count: float, unit: str = "") -> str:
+    """Format a number of parameters, or of a `unit`, in thousands or millions."""
+    return f"{count / 1e6:.2f} M{unit}" if count >= 1e6 else f"{count / 1e3:.1f} k{unit}"
 
 
 def _score(title: str, metric: str) -> Column:
@@ -89,10 +86,10 @@ COLUMNS = {
     "row": Column("config", lambda r: r["row"], always=True),
     "method": Column("method", lambda r: method_of(r), always=True),
     "options": Column("options", describe_options, always=True),
-    "embedding": Column("embedding parameters", lambda r: millions(r["counts"]["embedding"])),
-    "stored": Column("stored", stored),
+    "embedding": Column("embedding parameters", lambda r: in_units(r["counts"]["embedding"])),
+    "stored": Column("stored", lambda r: in_units(embedding_bits(r["counts"]) / 8, "B")),
     "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
-    "total": Column("total parameters", lambda r: millions(r["counts"]["total"])),
+    "total": Column("total parameters", lambda r: in_units(r["counts"]["total"])),
     "bleu": _score("BLEU", "bleu"),
     "difference": _difference("bleu"),
     "chrf": _score("chrF", "chrf"),
@@ -124,6 +121,22 @@ RECIPE_COLUMNS = {
 def method_of(record: Record) -> str:
     """Return the method of a row's embedding."""
     return str((record["config"].get("embedding") or {}).get("method", BASELINE))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the tables of a recipe into its README, and plot its results."""
+    parser = Parser("python -m recipes table", description=main.__doc__)
+    parser.add_argument("task", help="a recipe")
+    parser.add_argument(
+        "--results",
+        type=existing_path,
+        help="results.jsonl, or a folder with one, such as runs/TASK (default: the recipe's)",
+    )
+    options = parser.parse_args(arguments)
+    recipe = find_recipe(options.task)
+    if options.results is not None:
+        read_results(options.results)  # fails where there are none
+    print(update_tables(recipe, options.results or recipe.folder / RESULTS, recipe.folder / "README.md"))
 
 
 def update_tables(recipe: Recipe, results: Path, readme: Path) -> str:
@@ -198,11 +211,11 @@ def mean_record(records: Sequence[Record]) -> Record:
     return {**records[0], "metrics": {**metrics, **means} if metrics else {}, "scores": columns}
 
 
-def markdown_table(records: Iterable[Record], columns: Sequence[str | Column]) -> str:
+def markdown_table(records: Iterable[Record], columns: Sequence[str | Column], missing: str = NOT_RUN) -> str:
     """Return a Markdown table, one line per record.
 
-    A record without metrics (`not_run`) says "not run" in every cell that needs a run, and so does any cell
-    whose value is missing from its record. Columns may be names out of `COLUMNS`.
+    A record without metrics (`not_run`) says "not run" in every cell that needs a run. `missing` is in cells
+    whose value is missing from their record. Columns may be names out of `COLUMNS`.
     """
     chosen = [COLUMNS[column] if isinstance(column, str) else column for column in columns]
 
@@ -210,7 +223,7 @@ def markdown_table(records: Iterable[Record], columns: Sequence[str | Column]) -
         try:
             return column.value(record) if column.always or record["metrics"] else NOT_RUN
         except (KeyError, TypeError):
-            return NOT_RUN
+            return missing
 
     cells = [[cell(column, record) for column in chosen] for record in with_differences(records)]
     return markdown(pd.DataFrame(cells, columns=[column.title for column in chosen]))

@@ -222,8 +222,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
             csv.writer(file).writerows([1, sentence(title), sentence(text)] for title, text in lines)
         paths = write_smoke_pairs(raw, pairs["files"])
     else:
-        own = os.environ.get("MODEL")
-        model = Path(own) if own else get_model(settings, recipe.home)
+        chosen = os.environ.get("MODEL")
+        model = Path(chosen) if chosen else get_model(settings, recipe.home)
         if not (model / "config.json").is_file():
             raise UserError(f"MODEL={model}: no config.json there; name the folder of a model")
         captions = locate_multi30k(texts, raw)

@@ -261,8 +261,7 @@ class Preparation:
             learn = partial(subwords.learn_sentencepiece, training, model, *sizes)
         settings: dict[str, Any] = {"kind": pieces.kind, "size": pieces.size, "model": pieces.model}
         settings["sentences"] = str(self.settings.sentences)
-        # In a process of its own, to free its memory.
-        self._step(f"{name}-learn", training, [model], for_each, 1, _call, [learn], None, **settings)
+        self._step(f"{name}-learn", training, [model], learn, **settings)
         (home / "shards").mkdir(exist_ok=True)
         for_each(self.processes, partial(self._split, name, model), [*tests, *training], name)
         sides = [home / f"{TRAIN}.{language}" for language in self.settings.languages]
@@ -307,20 +306,15 @@ class Preparation:
         self._step(f"{name}-{text.name}", [model, text], [folder / text.name], apply)
 
 
-def for_each(processes: int, work: Callable[[Any], None], items: Sequence[Any], title: str | None) -> None:
-    """Call `work` on each item in several processes, with a progress bar if there is a title."""
+def for_each(processes: int, work: Callable[[Path], None], texts: Sequence[Path], title: str) -> None:
+    """Call `work` on each text in several processes, with a progress bar."""
     with ProcessPoolExecutor(processes, initializer=_end_with_parent) as pool:
         try:
-            results = pool.map(work, items)
-            for _ in tqdm(results, desc=title, unit=" files", total=len(items), disable=title is None):
+            for _ in tqdm(pool.map(work, texts), desc=title, unit=" files", total=len(texts)):
                 pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _call(work: Callable[[], None]) -> None:
-    work()
 
 
 def _end_with_parent() -> None:

@@ -167,7 +167,7 @@ def train_row(
     `options` are further ones of ``onmt_train``. Commands may print to the file `output`.
     """
     settings = {**row.train, "embedding": row.embedding}
-    target = target_step(row, options)
+    target = option_value(options, "train_steps") or str(row.train["train_steps"])
     folder = run / "checkpoints"
     with locked(run / "lock"):
         checkpoints = complete_checkpoints(folder)
@@ -184,7 +184,7 @@ def train_row(
             )
         paths = {"save_model": str(folder / "model"), "log_file": str(run / "train.log")}
         write_yaml(run / "train.yaml", {**data, **paths, **settings})
-        if checkpoints and log["finished"] == target:
+        if checkpoints and str(log["finished"]) == target:
             print(f"{run.name}: already trained to step {max(checkpoints)}", flush=True)
         else:
             _run_training(run, log, checkpoints, target, options, output)
@@ -201,7 +201,7 @@ def _run_training(
     run: Path,
     log: dict[str, Any],
     checkpoints: dict[int, Path],
-    target: int,
+    target: str,
     options: Sequence[str],
     output: Path | None,
 ) -> None:
@@ -219,7 +219,7 @@ def _run_training(
     write_json(run / "training.json", log)
     run_command("onmt_train", arguments, output)
     segment["ended"] = time.time()
-    log["finished"] = target
+    log["finished"] = int(target)
     log["seconds"] = round(sum(part["ended"] - part["started"] for part in log["segments"]), 1)
     log["peak_memory_mib"] = peak_memory_of_children()
     write_json(run / "training.json", log)
@@ -242,7 +242,8 @@ def join_training(run: Path, row: Row, data: dict[str, Any], machine: int, optio
     """Take part in the training of machine 0, which writes all files, unless it is finished."""
     checkpoints = complete_checkpoints(run / "checkpoints")
     log = read_json(run / "training.json") or {}
-    if checkpoints and log.get("finished") == target_step(row, options):
+    target = option_value(options, "train_steps") or row.train["train_steps"]
+    if checkpoints and str(log.get("finished")) == str(target):
         print(f"{row.name}: already trained to step {log['finished']}", flush=True)
         return
     config = run / f"machine_{machine}.yaml"
@@ -250,14 +251,6 @@ def join_training(run: Path, row: Row, data: dict[str, Any], machine: int, optio
     write_yaml(config, {**data, **paths, **row.train, "embedding": row.embedding})
     resumed = ["-train_from", str(checkpoints[max(checkpoints)])] if checkpoints else []
     run_command("onmt_train", ["-config", str(config), *options, *resumed])
-
-
-def target_step(row: Row, options: Sequence[str]) -> int:
-    """Return the last step of training: from the command line or the row."""
-    value: Any = option_value(options, "train_steps") or row.train.get("train_steps")
-    if not str(value).isdecimal() or int(value) < 1:
-        raise UserError(f"train_steps is {value!r}; it must be an integer of at least 1")
-    return int(value)
 
 
 @dataclass(frozen=True)
@@ -420,11 +413,6 @@ def translate(
         arguments += ["-transforms", "none"]  # the data are tokenized
         arguments += ["-src", source, "-output", temporary]
         run_command("onmt_translate", with_overrides(arguments, options), printed)
-    return read_speed(log)
-
-
-def read_speed(log: Path) -> float:
-    """Return the tokens per second in the log of ``onmt_translate``."""
     speeds = re.findall(r"Tokens per second: ([\d.]+)", log.read_text(encoding="utf-8"))
     if not speeds:
         raise UserError(f"{log}: onmt_translate reported no speed; do not set report_time and log_file")

@@ -86,9 +86,9 @@ def nearest(points: Tensor, centroids: Tensor, progress: bool = False) -> tuple[
             block = points[start : start + rows]
             # ||a - b||² without ||a||²; NumPy finds the least several times faster than torch.
             scores = torch.addmm(sizes, block, turned, out=buffer[: len(block)])
-            found = torch.from_numpy(scores.numpy().argmin(axis=1))
-            codes[start : start + rows] = found
-            least = scores.gather(1, found.unsqueeze(1)).sum(dtype=torch.float64)
+            closest = torch.from_numpy(scores.numpy().argmin(axis=1))
+            codes[start : start + rows] = closest
+            least = scores.gather(1, closest.unsqueeze(1)).sum(dtype=torch.float64)
             error += float(least + block.square().sum(dtype=torch.float64))
             bar.update(len(block))
     return codes, error
@@ -109,7 +109,7 @@ def _drawn(
     parts = min(max(len(order) * clusters // _DRAWN_DISTANCES, 1), clusters)
     if parts == 1:
         return _spread(points[order], clusters, generator)
-    found = []
+    drawn = []
     bar = tqdm(order.chunk(parts), desc="first centroids", leave=False, disable=not progress)
     for number, ids in enumerate(bar):
         share = clusters * (number + 1) // len(bar) - clusters * number // len(bar)
@@ -117,8 +117,8 @@ def _drawn(
         centroids = _spread(part, share, generator)
         for _ in range(_PART_ITERATIONS):
             centroids = _means(part, nearest(part, centroids)[0], centroids)
-        found.append(centroids)
-    return torch.cat(found)
+        drawn.append(centroids)
+    return torch.cat(drawn)
 
 
 def _spread(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
@@ -171,7 +171,7 @@ def class_centers(
         For each level ``(C, W)``.
     """
     weights = torch.ones(len(classes), dtype=torch.float64, device=classes.device)
-    best, kept = math.inf, []
+    best, centers = math.inf, []
     for _ in range(_CENTER_ROUNDS):
         tables = []
         for part, level, count in zip(parts, classes.long().unbind(dim=1), num_classes):
@@ -189,11 +189,11 @@ def class_centers(
         mean = float(distances[words].mean())
         if mean >= best:
             break
-        gain, best, kept = 1.0 - mean / best, mean, tables
+        gain, best, centers = 1.0 - mean / best, mean, tables
         if gain < _LEAST_CENTER_GAIN or best == 0.0:
             break
         weights = 1.0 / distances.clamp(min=_LEAST_DISTANCE * best)
-    return kept
+    return centers
 
 
 # Multiplications in all k-means iterations, about two minutes on one core.
@@ -225,9 +225,9 @@ def product_quantization(
     bar = tqdm(pieces, desc="k-means", unit=" pieces", disable=not progress or is_one)
     for group, piece in enumerate(bar):
         products = _PRODUCTS // num_groups
-        found = kmeans(piece.contiguous(), num_clusters, seed + group, products, progress and is_one)
-        codes[:, group] = found[0]
-        centroids.append(found[1])
+        clustered = kmeans(piece.contiguous(), num_clusters, seed + group, products, progress and is_one)
+        codes[:, group] = clustered[0]
+        centroids.append(clustered[1])
     return codes.to(table.device), torch.stack(centroids).to(table)
 
 
@@ -388,18 +388,18 @@ def _shares(variances: Tensor, number: int, bits: float) -> list[Tensor]:
     Args:
         variances: ``(D,)`` of the columns, at least as many as codebooks.
     """
-    given = torch.zeros(len(variances))
+    bits_of_column = torch.zeros(len(variances))
     rest = variances.clone()
     for _ in range(int(number * bits)):
         column = int(rest.argmax())
-        given[column] += 1
+        bits_of_column[column] += 1
         # A bit removes three quarters of the variance; a column has at most the bits of one codebook.
-        rest[column] = rest[column] / 4 if given[column] < int(bits) else -1.0
+        rest[column] = rest[column] / 4 if bits_of_column[column] < int(bits) else -1.0
     loads = torch.zeros(number)
     columns: list[list[int]] = [[] for _ in range(number)]
-    for column in given.argsort(descending=True, stable=True).tolist():
+    for column in bits_of_column.argsort(descending=True, stable=True).tolist():
         codebook = int(loads.argmin())
         columns[codebook].append(column)
         # Columns without bits are distributed evenly.
-        loads[codebook] += max(float(given[column]), 1e-3)
-    return [torch.tensor(sorted(found)) for found in columns]
+        loads[codebook] += max(float(bits_of_column[column]), 1e-3)
+    return [torch.tensor(sorted(places)) for places in columns]

@@ -202,11 +202,11 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
             if best == 0.0:
                 break
             errors = distances(table, codes, basis).double()
-            found = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
-            mean = mean_distance(table, *found)
+            reweighted = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
+            mean = mean_distance(table, *reweighted)
             if mean >= best:
                 break
-            gain, best, (codes, basis) = 1.0 - mean / best, mean, found
+            gain, best, (codes, basis) = 1.0 - mean / best, mean, reweighted
             if gain < _LEAST_GAIN:
                 break
     return codes, basis

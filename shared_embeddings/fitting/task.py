@@ -107,7 +107,7 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     )
     delay = BAR_DELAY if len(words) <= _EVALUATED else 0.0
     bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=delay, disable=not task.progress)
-    best, kept = _loss(embedding, task), _copied_state(embedding)
+    best, best_state = _loss(embedding, task), _copied_state(embedding)
     embedding.train()
     generator = torch.Generator().manual_seed(task.seed)
     batches: list[Tensor] = []
@@ -124,12 +124,12 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
         schedule.step()
         bar.update()
         if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
-            found = _loss(embedding, task)
-            if found < best:
-                best, kept = found, _copied_state(embedding)
-            bar.set_postfix(loss=f"{found:.4g}")
+            current = _loss(embedding, task)
+            if current < best:
+                best, best_state = current, _copied_state(embedding)
+            bar.set_postfix(loss=f"{current:.4g}")
     bar.close()
-    embedding.load_state_dict(kept)
+    embedding.load_state_dict(best_state)
     return embedding
 
 

@@ -549,14 +549,14 @@ class AdaptiveEmbedding(SharedEmbedding):
         if self.inner_embedding() is self:
             return super().with_inner_embedding(part)
         of_map = {name: value for name, value in part.stored_options().items() if name != "output_bias"}
-        given: dict[str, Any] = {**self.stored_options(), "map": part.method, "map_options": of_map}
+        new_options: dict[str, Any] = {**self.stored_options(), "map": part.method, "map_options": of_map}
         with torch.device("meta"):
             new: Any = build(
                 self.method,
                 num_embeddings=self.num_embeddings,
                 embedding_dim=self.embedding_dim,
                 padding_idx=self.padding_idx,
-                **given,
+                **new_options,
             )
         state = {f"map.{name}": tensor for name, tensor in part.state_dict().items() if name != "bias"}
         state |= {name: tensor for name, tensor in self.state_dict().items() if name in new.state_dict()}

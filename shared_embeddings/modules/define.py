@@ -337,19 +337,19 @@ class DefineOptions(EmbeddingOptions):
         )
 
     @classmethod
-    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
+    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
         """Move the options of the map's method, given next to the unit's own, into `map_options`."""
-        map_method = given.get("map", "standard")
-        if map_method not in methods() or not isinstance(given.get("map_options", {}), Mapping):
-            return given
+        map_method = values.get("map", "standard")
+        if map_method not in methods() or not isinstance(values.get("map_options", {}), Mapping):
+            return values
         of_unit = {field.name for field in dataclasses.fields(DefineOptions)}
         of_map = {field.name for field in dataclasses.fields(get_method_config(str(map_method)))} - of_unit
-        beside = {name: given.pop(name) for name in list(given) if name in of_map}
-        nested: Any = given.pop("map_options", None) or {}
+        beside = {name: values.pop(name) for name in list(values) if name in of_map}
+        nested: Any = values.pop("map_options", None) or {}
         for name in beside.keys() & nested.keys():
             raise OptionError(f"define: option '{name}' is also in 'map_options'; remove one of them")
         map_options = {**nested, **beside}
-        return {**given, "map_options": map_options}
+        return {**values, "map_options": map_options}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         maps = [name for name in methods() if name != self.method]
@@ -549,7 +549,7 @@ class DefineEmbedding(SharedEmbedding):
             return super().with_inner_embedding(part)
         part = self.map.with_inner_embedding(part)
         of_map = {name: value for name, value in part.stored_options().items() if name not in _OF_THE_UNIT}
-        given: dict[str, Any] = {
+        new_options: dict[str, Any] = {
             **self.stored_options(),
             "map": part.method,
             "map_options": of_map,
@@ -561,7 +561,7 @@ class DefineEmbedding(SharedEmbedding):
                 num_embeddings=part.num_embeddings,
                 embedding_dim=self.embedding_dim,
                 padding_idx=part.padding_idx,
-                **given,
+                **new_options,
             )
         unit.map = part
         for name in ("entry", "expansion", "reducer", "output_projection"):

@@ -162,7 +162,7 @@ def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
     wide pieces.
     """
     numbers = {2**bits * part // 8 for bits in range(_MOST_BITS + 1) for part in (5, 6, 7, 8)}
-    found = []
+    trials = []
     for groups in range(1, embedding_dim + 1):
         if embedding_dim % groups == 0:
             width = embedding_dim // groups
@@ -170,11 +170,11 @@ def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
             for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
                 options = StructuredOptions(num_groups=groups, num_clusters=clusters)
                 error = 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
-                found.append((options.search_size(num_embeddings, embedding_dim), error, groups, clusters))
-    kept: list[Options] = []
+                trials.append((options.search_size(num_embeddings, embedding_dim), error, groups, clusters))
+    worthwhile: list[Options] = []
     least = math.inf
-    for _, error, groups, clusters in sorted(found):
+    for _, error, groups, clusters in sorted(trials):
         if error < least:
-            kept.append({"num_groups": groups, "num_clusters": clusters})
+            worthwhile.append({"num_groups": groups, "num_clusters": clusters})
             least = error
-    return kept
+    return worthwhile

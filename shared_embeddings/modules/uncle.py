@@ -196,8 +196,8 @@ class _ClassScores:
         torch.index_select(by_class, 0, first, out=scores)
         for classes in others:
             # In pieces, so that no second block of scores is needed.
-            for piece, some in zip(scores.split(_PIECE), classes.split(_PIECE)):
-                piece.add_(by_class.index_select(0, some))
+            for piece, block in zip(scores.split(_PIECE), classes.split(_PIECE)):
+                piece.add_(by_class.index_select(0, block))
         if low is None:
             scores.addmm_(unique, of_unique)
         else:
@@ -323,8 +323,8 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
 
     def counts(self) -> tuple[Any, ...]:
         """The option `num_classes` for every level; None if it is omitted."""
-        given = self.num_classes
-        return given if isinstance(given, tuple) else (given,) * self.levels()
+        numbers = self.num_classes
+        return numbers if isinstance(numbers, tuple) else (numbers,) * self.levels()
 
     def assignments(self, num_embeddings: int) -> list[Level]:
         """The classes of all V words at every level."""
@@ -335,7 +335,7 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         if self.classes == STORED:
             # A placeholder until the stored assignment is loaded.
             return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-        return [load_level(*given, num_embeddings) for given in zip(self.sources(), counts)]
+        return [load_level(*level, num_embeddings) for level in zip(self.sources(), counts)]
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
         if self.class_dims is not None:
@@ -344,24 +344,24 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         return tuple(rest // levels + (level < rest % levels) for level in range(levels))
 
     @classmethod
-    def normalize(cls, given: dict[str, object]) -> dict[str, object]:
-        if "classes" not in given:
-            return given
-        return {**given, "classes": plain_classes(given["classes"])}
+    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
+        if "classes" not in values:
+            return values
+        return {**values, "classes": plain_classes(values["classes"])}
 
     @classmethod
-    def for_vocabulary(cls, given: dict[str, object], words: Sequence[str]) -> dict[str, object]:
+    def for_vocabulary(cls, values: dict[str, object], words: Sequence[str]) -> dict[str, object]:
         # Words that a file lacks, such as a host's markers, are like words that never occurred.
-        options = parse_options(cls.method, UncleOptions, cls.normalize(given))
+        options = parse_options(cls.method, UncleOptions, cls.normalize(values))
         if options.classes in (None, STORED):
-            return given
+            return values
         sources = zip(options.sources(), options.counts())
         try:
             levels = [load_level(*source, len(words), words) for source in sources]
         except OptionError as error:
             raise OptionError(f"{cls.method}: {error}") from None
         return {
-            **given,
+            **values,
             "classes": [level.assignment.tolist() for level in levels],
             "num_classes": [level.num_classes for level in levels],
         }

@@ -205,15 +205,15 @@ class Codec(ABC):
     def scores(self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         """The products ``(N, n)`` of projected hidden states ``(N, D)`` with decoded rows, in blocks."""
         if len(hidden) <= self.few_states and kernels.usable(hidden, codes, scales, *books.values()):
-            found = self.direct_scores(hidden, codes, scales, rate, books)
-            if found is not None:
-                return found
+            products = self.direct_scores(hidden, codes, scales, rate, books)
+            if products is not None:
+                return products
         # Results of blocks in a list would keep the memory of decoded blocks from being used again.
-        found = hidden.new_empty(len(hidden), len(codes))
+        products = hidden.new_empty(len(hidden), len(codes))
         for start in range(0, len(codes), BLOCK):
             block = slice(start, start + BLOCK)
-            found[:, block] = F.linear(hidden, self.decode(codes[block], scales[block], rate, books))
-        return found
+            products[:, block] = F.linear(hidden, self.decode(codes[block], scales[block], rate, books))
+        return products
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -249,11 +249,17 @@ def codecs() -> dict[str, type[Codec]]:
 def program(file: Path) -> str:
     """The text of a module in which an import from `decoder` is replaced by that module and all decoders."""
     parts = [inspect.getsource(decoder).partition(_FUTURE)[2]]
-    found = {name: codec.standalone for name, codec in codecs().items() if codec.standalone}
-    functions = {function: inspect.getsource(function) for own in found.values() for function in own}
+    decoders = {name: codec.standalone for name, codec in codecs().items() if codec.standalone}
+    functions = {
+        function: inspect.getsource(function)
+        for functions_of in decoders.values()
+        for function in functions_of
+    }
     parts += functions.values()
-    parts += [f'DECODERS["{name}"] = {own[-1].__name__}\n' for name, own in found.items()]
-    parts += [f'CODES["{name}"] = "{CODES[name]}"\n' for name in found]
+    parts += [
+        f'DECODERS["{name}"] = {functions_of[-1].__name__}\n' for name, functions_of in decoders.items()
+    ]
+    parts += [f'CODES["{name}"] = "{CODES[name]}"\n' for name in decoders]
     text, count = _IMPORT.subn(lambda _: "\n\n".join(parts), file.read_text(encoding="utf-8"))
     assert count == 1, file
     return text
@@ -289,6 +295,6 @@ def row_sizes(rows: Tensor) -> Tensor:
 
     Scales are such powers when they are stored, so exact codes need no other scale.
     """
-    found = rows.square().mean(dim=1, keepdim=True).sqrt()
-    found = found.masked_fill(found == 0, 1.0)
-    return (found.log2() * STEPS_PER_OCTAVE).round().div(STEPS_PER_OCTAVE).exp2()
+    sizes = rows.square().mean(dim=1, keepdim=True).sqrt()
+    sizes = sizes.masked_fill(sizes == 0, 1.0)
+    return (sizes.log2() * STEPS_PER_OCTAVE).round().div(STEPS_PER_OCTAVE).exp2()

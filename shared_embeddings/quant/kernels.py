@@ -192,8 +192,8 @@ def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], ou
     by_row, target, count = [_array(part) for part in rows], out.numpy(), len(out)
     whole = [_array(other) if isinstance(other, Tensor) else other for other in others]
 
-    def work(some: slice) -> None:
-        run(*(part[some] for part in by_row), *whole, target[some])
+    def work(chosen: slice) -> None:
+        run(*(part[chosen] for part in by_row), *whole, target[chosen])
 
     threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
     if threads == 1:

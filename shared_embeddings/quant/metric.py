@@ -68,14 +68,14 @@ class Metric:
         left, values, first, opened = rows.clone(), torch.empty_like(rows), 0, 0
         pulls = torch.empty_like(rows)
         for number, last in enumerate(ends):
-            own = slice(first, last)
-            values[:, own] = quantize(left[:, first:], number)
-            pulls[:, own] = torch.linalg.solve_triangular(
-                self.upper[own, own], left[:, own] - values[:, own], upper=True, left=False
+            run = slice(first, last)
+            values[:, run] = quantize(left[:, first:], number)
+            pulls[:, run] = torch.linalg.solve_triangular(
+                self.upper[run, run], left[:, run] - values[:, run], upper=True, left=False
             )
             # Single numbers correct their neighbors at once, and all others together.
             closed = opened + _TOGETHER if last - first == 1 else rows.size(1)
-            left[:, last:closed] -= pulls[:, own] @ self.upper[own, last:closed]
+            left[:, last:closed] -= pulls[:, run] @ self.upper[run, last:closed]
             if last >= closed:
                 left[:, last:] -= pulls[:, opened:last] @ self.upper[opened:last, last:]
             if last >= closed or last - first > 1:

@@ -232,12 +232,12 @@ def column_sums(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     codes = matrix.codes
     can_be_kept = type(codes) is Tensor and not (codes.is_inference() or torch.compiler.is_compiling())
     state = (codes._version, dtype, matrix.dtype) if can_be_kept else None
-    kept_state, kept = _column_sums.get(codes, (None, None))
-    if kept is None or state is None or kept_state != state:
-        kept = matrix.sums(torch.ones(1, len(matrix), dtype=dtype, device=codes.device))[0]
+    kept_state, sums = _column_sums.get(codes, (None, None))
+    if sums is None or state is None or kept_state != state:
+        sums = matrix.sums(torch.ones(1, len(matrix), dtype=dtype, device=codes.device))[0]
         if state is not None:
-            _column_sums[codes] = state, kept
-    return kept
+            _column_sums[codes] = state, sums
+    return sums
 
 
 _column_sums: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -262,7 +262,9 @@ def _to_copy(tensor: PackedTensor, **settings: Any) -> Any:
 def _copy(tensor: Tensor, source: Tensor, *others: Any) -> Any:
     if not (isinstance(tensor, PackedTensor) and isinstance(source, PackedTensor)):
         return NotImplemented
-    keys = [(one.form.name, one.form.shape, one.form.widths, one.is_transposed) for one in (tensor, source)]
+    keys = [
+        (part.form.name, part.form.shape, part.form.widths, part.is_transposed) for part in (tensor, source)
+    ]
     if keys[0] != keys[1]:
         return NotImplemented
     for part, new in zip(inner_tensors(tensor), inner_tensors(source)):
@@ -356,9 +358,9 @@ def install(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     Returns:
         The rest of the state.
     """
-    own = module.state_dict(keep_vars=True)
+    present = module.state_dict(keep_vars=True)
     packed = {name: tensor for name, tensor in state.items() if isinstance(tensor, PackedTensor)}
-    _replace(module, {id(own[name]): new.to(own[name].dtype) for name, new in packed.items()})
+    _replace(module, {id(present[name]): new.to(present[name].dtype) for name, new in packed.items()})
     return {name: tensor for name, tensor in state.items() if not isinstance(tensor, PackedTensor)}
 
 

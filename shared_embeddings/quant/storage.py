@@ -119,16 +119,16 @@ def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if HEADER not in state:
         return dict(state)
     forms = _read_header(state[HEADER])
-    kept = {name: tensor for name, tensor in state.items() if name != HEADER}
+    tensors = {name: tensor for name, tensor in state.items() if name != HEADER}
     for name, form in forms.items():
         try:
-            kept[name] = _held(name, form, kept)
+            tensors[name] = _held(name, form, tensors)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise StorageError(
                 f"the packed tensor {name} does not match its description ({type(error).__name__}); the file "
                 "is damaged"
             ) from error
-    return kept
+    return tensors
 
 
 def packing_of(state: Mapping[str, Tensor]) -> Packing | None:

@@ -52,8 +52,6 @@ def check_path_options(actions: Iterable[argparse.Action], given: argparse.Names
     """
     table, outputs = {}, {}
     for action in actions:
-        if action.type is Path:
-            raise TypeError(f"{action.dest}: its type must be a PathOption, not Path")
         value = getattr(given, action.dest, None)
         if not isinstance(action.type, PathOption):
             continue

@@ -9,12 +9,14 @@ import gzip
 import math
 import string
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from shared_embeddings.utils.errors import UNREADABLE, UserError, first_line
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import replacing
 
@@ -45,14 +47,12 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
         limit: read only this many words; all if None.
 
     Raises:
-        UserError: the file is missing, malformed or truncated, or repeats a word, or `limit` is below 1.
+        UserError: the file is malformed or truncated, or repeats a word, or `limit` is below 1.
         ImportError: gensim is not installed.
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}, but must be at least 1; raise it")
-    if not path.is_file():
-        raise UserError(f"vectors {path}: no such file; check the path")
-    kind = _kind_of(path)
+    kind, announced = _kind_of(path)
     if kind in ("lines", "lines below a header"):
         _check_lines(path, has_header=kind != "lines", limit=limit)
     try:
@@ -63,35 +63,33 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
                 keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
                     str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
                 )
-    # gensim's binary readers raise many kinds of errors for other files.
-    except (*UNREADABLE, MemoryError, NotImplementedError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # gensim's binary readers raise many kinds for other files
         raise UserError(
             f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
             "or in another format"
         ) from error
-    number = len(keyed.key_to_index)
-    if kind == "binary vectors":
-        announced = int(next(_lines(path, None, has_header=True)).split()[0])
-        if number < min(announced, limit or announced):
-            raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
-    number = min(number, limit or number)
-    found = WordVectors(keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number])
-    if found.vectors.ndim != 2 or 0 in found.vectors.shape:
+    number = min(len(keyed.key_to_index), limit or len(keyed.key_to_index))
+    words, vectors = keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number]
+    if kind == "binary vectors" and number < min(announced, limit or announced):
+        raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
+    if 0 in vectors.shape:
         raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
-    broken = ~np.isfinite(found.vectors).all(axis=1)
+    broken = ~np.isfinite(vectors).all(axis=1)
     if broken.any():
         raise UserError(
-            f"vectors {path}: the vector of {found.words[int(broken.argmax())]!r} contains NaN or "
-            "infinity; replace the file"
+            f"vectors {path}: the vector of {words[int(broken.argmax())]!r} contains NaN or infinity; "
+            "replace the file"
         )
-    spanning = next((word for word in found.words if "\n" in word), None)
+    spanning = next((word for word in words if "\n" in word), None)
     if spanning is not None:
         raise UserError(f"vectors {path}: the word {spanning!r} spans lines; remove it")
-    return found
+    return WordVectors(words, vectors)
 
 
 def looks_like_vectors(path: Path) -> bool:
-    """Whether a file starts like one that `read_vectors` reads, or like the pickle of gensim's vectors."""
+    """Return whether a file starts like one that `read_vectors` reads, or like a pickle of gensim."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
@@ -117,29 +115,27 @@ def _is_header(line: bytes) -> bool:
     return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
 
 
-def write_vectors(path: Path, found: WordVectors) -> None:
+def write_vectors(path: Path, vectors: WordVectors) -> None:
     """Write lines of a word and its numbers below a header V D, as word2vec and fastText do.
 
     UserError for a word that is empty or contains white space of ASCII. Other spaces, which words of GloVe
     contain, separate nothing.
     """
-    broken = next((word for word in found.words if not word or set(word) & set(string.whitespace)), None)
+    broken = next((word for word in vectors.words if not word or set(word) & set(string.whitespace)), None)
     if broken is not None:
         raise UserError(f"word {broken!r} is empty or contains white space, which text cannot store")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(f"{len(found.words)} {found.vectors.shape[1]}\n")
-        for word, row in zip(found.words, found.vectors.tolist()):
+        file.write(f"{len(vectors.words)} {vectors.vectors.shape[1]}\n")
+        for word, row in zip(vectors.words, vectors.vectors.tolist()):
             file.write(f"{word} {' '.join(f'{number:.6g}' for number in row)}\n")
 
 
-def _kind_of(path: Path) -> str:
-    try:
-        with require("gensim.utils").open(str(path), "rb") as file:
-            first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
-    except (OSError, EOFError) as error:
-        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+def _kind_of(path: Path) -> tuple[str, int]:
+    """Return the format of a file, and the number of words in its header, if it has one."""
+    with _opened(path) as file:
+        first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     if first.startswith(_FASTTEXT_MAGIC):
-        return "a fastText model"
+        return "a fastText model", 0
     if _is_pickle(first + second):
         raise UserError(
             f"vectors {path}: is a pickle of gensim, which could run code; in gensim, write a file with "
@@ -148,12 +144,12 @@ def _kind_of(path: Path) -> str:
     if not first.strip():
         raise UserError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):
-        return "lines"
+        return "lines", 0
     try:
         is_text = all(character.isprintable() or character.isspace() for character in second.decode("utf-8"))
     except UnicodeDecodeError:
         is_text = False
-    return "lines below a header" if is_text else "binary vectors"
+    return "lines below a header" if is_text else "binary vectors", int(first.split()[0])
 
 
 def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
@@ -161,43 +157,38 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
 
     gensim would broadcast a single number over all dimensions, and skip repeated words.
     """
-    wanted, expected = None, None
-    first: dict[bytes, int] = {}
-    for number, line in enumerate(_lines(path, limit, has_header), 1):
-        if number == 1 and has_header:
-            count, dim = (int(field) for field in line.split())
-            wanted, expected = dim, min(count, limit or count)
-            continue
-        word, _, numbers = line.rstrip().partition(b" ")
-        fields = numbers.split(b" ") if numbers else []
-        wanted = wanted or len(fields)
-        shown = word.decode(errors="replace")[:60]
-        odd = next((field for field in fields if field.translate(None, _NUMBERS)), None)
-        if not word:
-            reason = "starts with a space, not a word"
-        elif len(fields) != wanted or not fields:
-            reason = f"has {len(fields)} numbers after its word, expected {wanted or 'some'}"
-        elif odd is not None:
-            reason = f"has {odd.decode(errors='replace')[:40]!r}, expected a number"
-        elif first.setdefault(word, number) != number:
-            reason = f"repeats {shown!r} of line {first[word]}"
-        else:
-            continue
-        raise UserError(f"vectors {path}: line {number} {reason}; correct or remove it")
+    lines_of: dict[bytes, int] = {}
+    with _opened(path) as file:
+        announced, dim = map(int, file.readline().split()) if has_header else (None, None)
+        for number, line in enumerate(islice(file, limit), 1 + has_header):
+            word, _, numbers = line.rstrip().partition(b" ")
+            fields = numbers.split(b" ") if numbers else []
+            dim = dim or len(fields)
+            odd = next((field for field in fields if field.translate(None, _NUMBERS)), None)
+            if not word:
+                reason = "starts with a space, not a word"
+            elif len(fields) != dim or not fields:
+                reason = f"has {len(fields)} numbers after its word, expected {dim or 'some'}"
+            elif odd is not None:
+                reason = f"has {odd.decode(errors='replace')[:40]!r}, expected a number"
+            elif lines_of.setdefault(word, number) != number:
+                reason = f"repeats {word.decode(errors='replace')[:60]!r} of line {lines_of[word]}"
+            else:
+                continue
+            raise UserError(f"vectors {path}: line {number} {reason}; correct or remove it")
     # gensim would ignore lines after those that are announced.
-    if expected is not None and (number - 1 < expected or (limit is None and number - 1 > expected)):
+    if announced is not None and len(lines_of) != min(announced, limit or max(announced, len(lines_of))):
         raise UserError(
-            f"vectors {path}: its header announces {expected} words, but there are {number - 1}; it is "
+            f"vectors {path}: its header announces {announced} words, but there are {len(lines_of)}; it is "
             "truncated, or the header is wrong"
         )
 
 
-def _lines(path: Path, limit: int | None, has_header: bool) -> Iterator[bytes]:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that may be gzipped; UserError if it is truncated."""
     try:
-        with require("gensim.utils").open(str(path), "rb") as file:
-            for number, line in enumerate(file):
-                if limit is not None and number >= limit + has_header:
-                    return
-                yield line
-    except (OSError, EOFError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except EOFError as error:
         raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error

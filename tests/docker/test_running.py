@@ -292,7 +292,7 @@ def test_services_have_folders_and_no_privileges(services: dict[str, Any]) -> No
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["user"] and not service.get("privileged", False)
         mounts = {mount["target"]: mount for mount in service["volumes"]}
-        assert {"/data", "/runs"} <= set(mounts)
+        assert {"/data", "/runs"} <= set(mounts) or set(mounts) == {"/etc/nginx/nginx.conf"}
         # Docker would create a missing folder as root, and training could not write to it.
         assert all(mount["bind"] == {"create_host_path": False} for mount in mounts.values())
 
@@ -310,8 +310,10 @@ def test_builds_are_stages_and_arguments_of_the_image(services: dict[str, Any]) 
 
 def test_the_server_answers_where_the_health_check_asks(services: dict[str, Any]) -> None:
     (exposed,) = stages()["server"].all("EXPOSE")
-    (port,) = services["server"]["ports"]
-    assert port.endswith(f":{exposed}")
+    assert "ports" not in services["server"]  # only nginx reaches it
+    (port,) = services["nginx"]["ports"]
+    nginx = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    assert f"proxy_pass http://server:{exposed};" in nginx and f"listen {port.split(':')[-1]};" in nginx
     assert f"127.0.0.1:{exposed}/translator" in (DOCKER / "health.py").read_text(encoding="utf-8")
     (start,) = stages()["server"].all("CMD")
     command = services["server"]["command"]

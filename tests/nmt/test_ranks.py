@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from nmt.checkpoints import read_checkpoint, read_weights
 from tests.drills.runner import Running, error_lines, run
-from tests.nmt.conftest import FUNNEL, SECONDS, Host, free_port
+from tests.nmt.conftest import FUNNEL, Host, free_port
 
 
 def two_ranks() -> dict[str, Any]:
@@ -114,51 +113,10 @@ def test_two_ranks_equal_one_process_with_accum_count_2(host: Host) -> None:
     assert max(float((one[name] - start[name]).abs().max()) for name in one) > 0.01
 
 
-def train_two(host: Host, folder: Path, **options: Any) -> list[torch.Tensor]:
-    """Train in two processes over gloo, from different seeds; gives the parameters of each."""
-    script = folder / "worker.py"
-    script.write_text(
-        "import sys, torch\n"
-        "from nmt.hooks import apply_patches\n"
-        "from nmt.train import training\n"
-        "from onmt.utils.parse import ArgumentParser\n"
-        "import onmt.bin.train, onmt.utils.distributed as distributed\n"
-        "rank = int(sys.argv.pop(1))\n"
-        "apply_patches()\n"
-        "opt = onmt.bin.train._get_parser().parse_args()\n"
-        "ArgumentParser.validate_train_opts(opt); ArgumentParser.update_model_opts(opt)\n"
-        "opt.seed += rank\n"
-        "kept = []\n"
-        "import onmt.train_single as single\n"
-        "build = single.build_model\n"
-        "single.build_model = lambda *a: kept.append(build(*a)) or kept[0]\n"
-        "distributed.multi_init(opt, rank)\n"
-        "training.run_process(opt, rank, {}, None)\n"
-        "assert not torch.distributed.is_initialized()\n"
-        "parts = [p.detach().flatten() for p in kept[0].parameters()]\n"
-        f"torch.save(torch.cat(parts), r'{folder}/rank%d' % rank)\n"
-    )
-    config, path = host.config("model", embedding=FUNNEL, **two_ranks(), **options), os.getcwd()
-    commands = [[sys.executable, str(script), str(rank), "-config", str(config)] for rank in range(2)]
-    processes = [subprocess.Popen(each, env={**os.environ, "PYTHONPATH": path}) for each in commands]
-    assert [process.wait(timeout=SECONDS) for process in processes] == [0, 0]
-    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
-
-
 @pytest.mark.slow
-def test_two_processes_stay_in_sync(host: Host, tmp_path: Path) -> None:
-    one, other = train_two(host, tmp_path, train_steps=3)
-    assert torch.equal(one, other)
-    states = read_checkpoint(host.folder / "model_step_3.pt")["resume"]
-    assert len(states) == 2
-
-
-@pytest.mark.slow
-def test_two_processes_stop_early_together(host: Host, tmp_path: Path) -> None:
+def test_two_processes_stop_early_together(host: Host) -> None:
     """With a learning rate of zero, the second validation stops training."""
-    unchanged = {"learning_rate": 1e-30, "decay_method": "none", "warmup_steps": 0}
-    one, other = train_two(
-        host, tmp_path, **unchanged, early_stopping=1, valid_steps=2, train_steps=50, save_checkpoint_steps=50
-    )
-    assert torch.equal(one, other)
+    options = {"learning_rate": 1e-30, "early_stopping": 1, "valid_steps": 2}
+    run(train(endless(host, **options)), host.folder / "log")
     assert [path.name for path in host.folder.glob("model_step_*.pt")] == ["model_step_4.pt"]
+    assert len(read_checkpoint(host.folder / "model_step_4.pt")["resume"]) == 2

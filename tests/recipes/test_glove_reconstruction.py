@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -228,19 +227,6 @@ def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixt
     setting.vectors.write_text("a 1 2\nb 3\n")
     assert setting.prepare() == 2
     assert "line 2 has 1 numbers" in capsys.readouterr().err
-
-
-def test_interrupted_preparation_is_repeated(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    assert setting.prepare() == 0
-    monkeypatch.setattr(shutil, "copyfile", interrupt)
-    assert setting.prepare("--limit", 70) == 130
-    assert setting.run(train, "alone_real-16-0") == 2
-    assert "no prepared vectors; run preprocess.sh" in capsys.readouterr().err
 
 
 def test_the_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,8 @@ import yaml
 
 import shared_embeddings as se
 from nmt.headlines import join_characters
-from recipes import __main__ as command
 from recipes import headlines
 from recipes.common.recipe import find_recipe
-from recipes.common.results import read_results
 from recipes.common.table import controls_length
 from recipes.common.tools import run_main
 from recipes.headlines import News, clean_news, clean_text, hash_of
@@ -290,29 +288,3 @@ def test_unusable_licensed_files_are_named(
     assert "task1_ref2.txt: DUC2004/task1_ref2.txt or" in message and "task1_ref1" not in message
     monkeypatch.delenv("DATA_DIR")
     assert "DATA_DIR is not set" in error_line()
-
-
-# Training and evaluation
-
-TINY = """-hidden_size 8 -word_vec_size 8 -heads 2 -transformer_ff 8 -enc_layers 1 -dec_layers 1
--train_steps 4 -save_checkpoint_steps 2 -valid_steps 4 -warmup_steps 2 -batch_size 256 -batch_type tokens
--accum_count 1 -num_workers 0 -bucket_size 64""".split()
-
-
-def run_headlines(step: str, recipe: str, *arguments: str) -> int:
-    return run_main("headlines", command.main, [recipe, step, *arguments])
-
-
-@pytest.mark.slow
-def test_row_is_trained_and_evaluated_with_re_ranking(licensed: Licensed) -> None:
-    assert licensed.prepare() == 0
-    assert run_headlines("train", "gigaword_headline", "table3_standard", *TINY) == 0
-    row = licensed.home / "table3_standard"
-    options = ["-beam_size", "2", "-n_best", "2", "-max_length", "13"]
-    assert run_headlines("eval", "gigaword_headline", "table3_standard", *options) == 0
-    (record,) = read_results(licensed.home)
-    at_12 = record["metrics"]["length_12"]
-    assert "refs:4|measure:recall|bytes:12|" in at_12["recall"]["signature"]
-    written = lines(row / "test.12.headlines")
-    assert len(written) == 4 and len(lines(row / "test.12.n_best")) == 8
-    assert at_12["difference"] == pytest.approx(sum(abs(len(each) - 12) for each in written) / 4)

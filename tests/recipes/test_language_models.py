@@ -29,7 +29,7 @@ from lm.train.config import parse
 from recipes import language_model
 from recipes.common.recipe import Recipe, Row, find_recipe
 from recipes.common.results import read_results
-from recipes.common.table import markdown_table, records_of
+from recipes.common.table import markdown_table
 from recipes.language_model import as_options, evaluate, read_settings, train
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
@@ -483,25 +483,6 @@ SMALL_MODEL = """
             batch_size: 2, sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
     evaluate: {target_length: 7, pointer: {window: 4, theta: 0.5, lambda: 0.1}}
 """
-
-
-@pytest.mark.slow
-def test_end_to_end(recipe: Recipe, tmp_path: Path) -> None:
-    prepare_small(recipe, tmp_path)
-    text = ROWS.replace("common: {train: {steps: 10, model: awd_lstm}}", f"common: {SMALL_MODEL}")
-    (recipe.folder / "rows.yaml").write_text(text)
-    row = recipe.row("table1")
-    train(recipe, [row.name, "-steps", "4"])
-    evaluate(recipe, [row.name, "-batch_size", "3"])
-    (record,) = records_of(recipe.rows, read_results(recipe.home), "table*")
-    assert record["metrics"]["target_length"] == 7 and record["config"]["train"]["steps"] == 4
-    assert record["counts"]["total"] == record["counts"]["embedding"] + record["counts"]["rest"]
-    (line,) = markdown_table(
-        [record], ["method", "options", "perplexity", "pointer_perplexity"]
-    ).splitlines()[2:]
-    perplexity, mixed = record["metrics"]["perplexity"], record["metrics"]["pointer_perplexity"]
-    assert line == f"| funnel | rank 3 | {perplexity:.1f} | {mixed:.1f} |"
-    assert 1 < perplexity < 30 and perplexity != mixed
 
 
 STARTED = """

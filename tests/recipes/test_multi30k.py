@@ -17,7 +17,7 @@ import yaml
 import shared_embeddings as se
 from recipes.common.recipe import find_recipe
 from recipes.common.results import SEED, read_results
-from recipes.common.table import markdown_table, records_of
+from recipes.common.table import records_of
 from recipes.common.tools import run_main
 from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe, joiner
@@ -295,18 +295,3 @@ def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
     assert record["counts"]["embedding"] == expected
     assert record["config"]["train"]["hidden_size"] == 16
     assert record["config"]["train_options"][-2:] == ["-train_steps", "6"]
-
-
-@pytest.mark.slow
-def test_distilled_row_is_trained_and_reported(small: Corpus, tmp_path: Path) -> None:
-    assert small.prepare() == 0
-    narrow = [*TINY, "-train_steps", "4"]
-    for name in ("standard", "projective_8x_distilled"):
-        done = run_script("train.sh", name, *narrow, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-    log = (small.runs / "multi30k_ende" / "projective_8x_distilled" / "train.log").read_text()
-    assert "Fitted the target embedding" in log and "reconstruction loss: " in log
-    scored = run_script("eval.sh", "projective_8x_distilled", "-max_length", "10", folder=tmp_path)
-    assert scored.returncode == 0, scored.stderr
-    (line,) = markdown_table(read_results(small.runs / "multi30k_ende"), ["options"]).splitlines()[2:]
-    assert line == "| rank 15, distilled from standard, alpha 0.01 |"

@@ -26,7 +26,6 @@ from recipes.papers import (
     coverage_tables,
     read_papers,
 )
-from recipes.reconstruction import read_grid
 from recipes.report import draw_figure, points_of, read_all
 from shared_embeddings.accounting import count_parameters
 
@@ -82,43 +81,6 @@ def test_rows_of_recipes_belong_to_one_table_each() -> None:
         name = re.findall(r"table_?([a-d]?\d+[a-d]?)", cell.trained_by)[0]
         printed = table.table.removeprefix("Table ").replace(".", "").lower()
         assert name in (printed, printed.rstrip("ab"))
-
-
-def test_only_sizes_are_printed_in_two_ways() -> None:
-    """Every table has the same quality for a model; differing sizes have a note."""
-
-    def same(one: str, other: str) -> bool:
-        return one == other or (one[-1].isdigit() and other[-1].isdigit() and float(one) == float(other))
-
-    own = {cell.trained_by: cell for _, cell in TRAINED if cell.is_own}
-    for table, cell in TRAINED:
-        if cell.is_own or GLOVE in cell.trained_by:
-            continue
-        first = own[cell.trained_by]
-        shared = cell.figures.keys() & first.figures.keys()
-        differing = {name for name in shared if not same(cell.figures[name], first.figures[name])}
-        assert differing <= SIZES.keys(), (table.table, cell.label)
-        assert bool(cell.note) == bool(differing - {"embedding", "compression"}) or table.table == "Table 5"
-        assert shared or table.table in ("Table A.3", "Table 5")
-
-
-def test_rows_have_the_hardware_of_their_paper() -> None:
-    for table, cell in TRAINED:
-        if cell.is_own:
-            recipe, _, name = cell.trained_by.partition("/")
-            row = find_recipe(recipe).row(name)
-            assert (
-                row.paper is not None and row.paper["source"] == f"{table.paper}, {table.table}: {cell.row}"
-            )
-            hardware = row.paper["hardware"]
-            assert ("tokens" in hardware or "not printed" in hardware) == (row.batch is not None)
-
-
-def test_every_cell_of_alone_in_the_grid_is_a_point_of_figure_3() -> None:
-    grid = read_grid(find_recipe("glove_reconstruction"))
-    patterns = [cell.trained_by.removeprefix(GLOVE) for table, cell in TRAINED if table.table == "Figure 3"]
-    found = [cell.name for pattern in patterns for cell in grid.chosen([pattern])]
-    assert sorted(found) == sorted(cell.name for cell in grid.cells() if cell.row in grid.alone)
 
 
 def test_readme_matches_the_rows() -> None:
@@ -188,13 +150,6 @@ FAR_OFF = {
     ("Table 7a", "N = 11, n = m = 512, k = 2048"): 0.07,
     ("Table 8a", "DeFINE + residual conn."): 0.06,
 }
-# One vocabulary for each data set of a paper.
-VOCABULARIES = {
-    "DeFINE": {267735, 10000, 31000},
-    "Distilled Embedding": {32000, 37000, 50000},
-    "ALONE": {37000, 5000, 32768, 16200},
-    "UnClE": {40724, 10000, 33278},
-}
 
 
 @pytest.fixture(scope="module")
@@ -228,26 +183,6 @@ def test_sizes_agree_to_the_printed_digits(sizes: Any) -> None:
             assert agreement in expected, (key, size["printed"], size["our_value"])
     assert mistakes == MISTAKES and FAR_OFF.keys() <= far_off
     assert len(sizes) > 300 and Counter(size["agreement"] for _, size in sizes)["agrees"] > 200
-
-
-def test_rows_are_complete() -> None:
-    known = {"network", "embedding", "copies", "output", "indices", "plain"}
-    counted: dict[str, set[str]] = {}
-    for table, cell in CELLS:
-        if not SIZES.keys() & cell.figures.keys():
-            continue
-        counted.setdefault(table.paper, set()).add(table.table.removeprefix("Table "))
-        if cell.model:
-            assert set(cell.model) <= known
-            assert cell.model["embedding"]["num_embeddings"] in VOCABULARIES[table.paper]
-        else:
-            assert cell.quoted or cell.reason, (table.paper, table.table, cell.label)
-    assert {paper: " ".join(sorted(tables)) for paper, tables in counted.items()} == {
-        "DeFINE": "1a 1b 1c 2a 2b 3 5 6a 6b 7a 8a 8b",
-        "Distilled Embedding": "1 2 3 5 A.1",
-        "ALONE": "1 2 3 Figure 3",
-        "UnClE": "10 11 12 3 4 9",
-    }
 
 
 @pytest.mark.parametrize(
@@ -328,42 +263,11 @@ def test_filters_and_parts_of_the_transformer() -> None:
     assert sizes["attention"] == 3 * 3 * 72 and sizes["linear"] == 3 * 72
 
 
-def test_index_entries_count_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    index_entries = lambda self, v, d: v * self.rank  # noqa: E731
-    monkeypatch.setattr(se.FunnelOptions, "index_entries", index_entries, raising=False)
-    # Sizes that no other test uses, so that nothing is cached.
-    spec = {"method": "funnel", "num_embeddings": 57, "embedding_dim": 3, "rank": 2}
-    assert measure({"embedding": spec})["embedding"] == 2 * 60
-    assert measure({"embedding": spec, "indices": True})["embedding"] == 2 * 60 + 57 * 2
-
-
-def test_no_weights_are_allocated() -> None:
-    """Forty terabytes could not be allocated."""
-    spec = {"method": "standard", "num_embeddings": 10**9, "embedding_dim": 10**4}
-    assert measure({"embedding": spec})["embedding"] == 10**13
-
-
-@pytest.mark.parametrize(
-    ("printed", "unit", "expected"),
-    [
-        ("23.36", "M", (23.36e6, 2, "M")),
-        ("516k", "M", (516e3, 0, "k")),
-        ("19", "M", (19e6, 0, "M")),
-        ("7.90", "x", (7.9, 2, "x")),
-        ("79.5", "MiB", (79.5, 1, "MiB")),
-        *((printed, "", None) for printed in ("4.0MM", "4B", "M", "four", "4 M")),
-    ],
-)
-def test_printed_figures_are_read(printed: str, unit: str, expected: tuple[float, int, str] | None) -> None:
-    if expected is None:
-        with pytest.raises(ValueError):
-            paper_sizes.read_figure(printed, unit)
-    else:
-        value, *rest = paper_sizes.read_figure(printed, unit)
-        assert (value, *rest) == (pytest.approx(expected[0]), *expected[1:])
-
-
-def test_rounding_and_truncation() -> None:
+def test_printed_figures_are_read_rounded_and_truncated() -> None:
+    assert paper_sizes.read_figure("23.36", "M") == (pytest.approx(23.36e6), 2, "M")
+    assert paper_sizes.read_figure("516k", "M") == (516e3, 0, "k")
+    with pytest.raises(ValueError):
+        paper_sizes.read_figure("4.0MM", "")
     agreement = paper_sizes.agreement_of
     for value in (2.0649e6, 2.065e6, 2.055e6):
         assert agreement(value, 2.06e6, 1e4) == "agrees"

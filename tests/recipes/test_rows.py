@@ -16,11 +16,9 @@ from recipes.common.recipe import (
     Row,
     find_recipe,
     read_file,
-    read_rows,
     recipe_names,
     run_step,
 )
-from recipes.papers import read_papers
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 
@@ -70,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_have_the_settings_of_their_groups_and_papers(folder: Path) -> None:
-    rows = read_rows(folder)
+    rows = Recipe(folder).rows
     assert rows["standard"] == Row(
         name="standard",
         embedding={"method": "standard"},
@@ -88,7 +86,7 @@ def test_rows_have_the_settings_of_their_groups_and_papers(folder: Path) -> None
 
 
 def test_variants_start_from_the_embedding_of_their_row(folder: Path) -> None:
-    rows = read_rows(folder)
+    rows = Recipe(folder).rows
     assert list(rows)[:4] == ["standard", "funnel", "funnel_distilled", "funnel_fitted"]
     assert rows["funnel"].train["steps"] == 50 and rows["funnel"].teacher is None
     distilled, fitted = rows["funnel_distilled"], rows["funnel_fitted"]
@@ -104,7 +102,7 @@ def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
     content = yaml.safe_load(path.read_text())
     content["rows"]["funnel"]["seeds"] = [2, 3]
     path.write_text(yaml.safe_dump(content))
-    rows = read_rows(folder)
+    rows = Recipe(folder).rows
     first, second = rows["funnel"], rows["funnel_seed2"]
     assert second.train == {**first.train, "seed": 2} and "funnel_seed3" in rows
     assert {**first.settings(), "train": None} == {**second.settings(), "train": None}
@@ -126,7 +124,7 @@ def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
 def test_invalid_rows_are_named(folder: Path, change: str, message: str) -> None:
     (folder / "rows.yaml").write_text(FILE.replace("  away:", f"  row: {change}\n  away:"))
     with pytest.raises(UserError, match=message):
-        read_rows(folder)
+        Recipe(folder).rows  # noqa: B018
 
 
 def test_unknown_rows_and_recipes(folder: Path) -> None:
@@ -152,13 +150,6 @@ def test_recipes_have_the_steps_of_their_scripts_and_use_their_groups(name: str)
         extended = f"extends: {group}" in others or f"extends: {name}/{group}" in others
         assert group == "common" or extended or f"group: {group}\n" in text
     assert all(f"- {variant}\n" in text for variant in content.get("variants", {}))
-
-
-def test_rows_of_papers_are_in_the_list_of_papers() -> None:
-    listed = {cell.trained_by for paper in read_papers() for table in paper.tables for cell in table.cells}
-    for name in recipe_names():
-        for row in find_recipe(name).rows.values():
-            assert (row.paper is not None) == (f"{name}/{row.name}" in listed)
 
 
 class Steps:
@@ -206,24 +197,15 @@ def test_only_line_feeds_end_lines_and_whitespace_is_normalized(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (gzip.compress(b"a line\n" * 100, mtime=0)[:-10], "truncated"),
-        (b"plain text\n", "not gzip"),
-        (gzip.compress("Männer\n".encode("latin-1"), mtime=0), "not UTF-8 at byte 1"),
-        (None, "No such file"),
+        gzip.compress(b"a line\n" * 100, mtime=0)[:-10],
+        b"plain text\n",
+        gzip.compress("Männer\n".encode("latin-1"), mtime=0),
     ],
 )
-def test_unreadable_text_fails(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_unreadable_text_fails(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "text.gz"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="text.gz"):
         tools.read_lines(path)
-
-
-def test_unequal_and_empty_sides_fail() -> None:
-    with pytest.raises(UserError, match="a has 2 lines, b has 1 lines"):
-        tools.check_pairs({"a": ["x", "y"], "b": ["x"]})
-    with pytest.raises(UserError, match="no sentences in a and b"):
-        tools.check_pairs({"a": [], "b": []})

@@ -18,15 +18,9 @@ from recipes.common.smoke import (
     FIT_STEPS,
     SMOKE,
     WORDS,
-    classes_file,
-    generated_vocabulary,
-    generated_words,
 )
 from recipes.common.tools import run_main
 from recipes.language_model import write_smoke_corpus
-from recipes.quickstart import run as quickstart
-from recipes.translation.preprocess import read_settings, smoke_pieces
-from recipes.translation.train import read_trained
 from shared_embeddings.utils.errors import UserError
 
 NAMES = recipe_names()
@@ -127,29 +121,6 @@ def test_the_failure_is_described(
     assert not (runs / "trained").exists()
 
 
-ROWS = """
-kind: translation
-groups: {common: {}}
-rows:
-  fitted: {embedding: {method: funnel}, fit: {teacher: table}}
-  funnel: {embedding: {method: funnel}}
-  table: {embedding: {method: standard}}
-  trained: {embedding: {method: funnel}, distill: {teacher: table}}
-"""
-
-
-def test_every_row_has_its_own_result(tmp_path: Path) -> None:
-    record = RECORD.replace('"', '\\"') % "$1"
-    line = f'echo "{record}" >> $RUNS/small/smoke/results.jsonl'
-    small = recipe(tmp_path / "small", train="mkdir -p $RUNS/small/smoke",
-                   eval=f"test $1 = fitted || {line}")  # fmt: skip
-    (small.folder / "rows.yaml").write_text(ROWS)
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    assert smoke.rows_to_run(small) == ["funnel", "table", "fitted", "trained"]
-    assert smoke.run_recipe(small, runs) == "wrote no result of fitted"
-
-
 def test_command_exits_with_1_and_names_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,42 +189,6 @@ def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
         assert error.endswith(" ".join(["", f"recipes/{name}/train.sh", str(teacher), *options]) + "\n")
 
 
-def test_missing_training_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNS", str(tmp_path))
-    for recipe, end in (
-        (find_recipe("multi30k_ende"), ""),
-        (find_recipe("multi30k_ende").smoke(), " --smoke"),
-    ):
-        row, folder = recipe.row("standard"), "recipes/multi30k_ende"
-        with pytest.raises(UserError, match=f"no prepared data; run {folder}/preprocess.sh{end}$"):
-            read_trained(recipe, row)
-        recipe.data.mkdir(parents=True)
-        (recipe.data / "data.json").write_text('{"checksum": "c"}')
-        with pytest.raises(UserError, match=f"is not complete; run {folder}/train.sh standard{end}$"):
-            read_trained(recipe, row)
-
-
-def test_classes_of_published_rows_are_made() -> None:
-    recipe = find_recipe("wmt14_ende")
-    small = smoke_pieces(read_settings(recipe).pieces)
-    made = {classes_file(number) for pieces in small.values() for number in pieces.classes}
-    assert made == {classes_file(CLASSES)}
-    taking = [row for row in recipe.smoke().rows.values() if "classes" in row.embedding]
-    assert taking
-    for row in taking:
-        assert row.embedding["classes"] in made and row.embedding["num_classes"] == CLASSES
-
-
-def test_quickstart_smoke_is_short_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RUNS", str(tmp_path))
-    asked = quickstart.parse(RECIPE, [SMOKE])
-    assert asked.output == tmp_path / "quickstart" / "smoke" and asked.rows == "standard,funnel"
-    assert asked.steps == 20 and asked.train < 1000
-    assert quickstart.parse(RECIPE, [SMOKE, "--steps", "3"]).steps == 3
-    usual = quickstart.parse(RECIPE, [])
-    assert usual.output == tmp_path / "quickstart" and usual.steps is usual.rows is None
-
-
 # Rows and texts
 
 
@@ -279,15 +214,6 @@ def test_every_row_keeps_its_method_and_fits_a_small_vocabulary(name: str) -> No
         if "cutoffs" in old:
             assert len(embedding["cutoffs"]) == len(old["cutoffs"])
         assert embedding.get("num_classes", CLASSES) == CLASSES
-
-
-def test_generated_words_are_seeded_distinct_and_many() -> None:
-    words = generated_vocabulary()
-    assert len(words) == len(set(words)) == WORDS
-    lines = list(generated_words(300, seed=1))
-    assert lines == list(generated_words(300, seed=1)) != list(generated_words(300, seed=2))
-    assert {word for line in lines for word in line} <= set(words)
-    assert all(3 <= len(line) <= 15 for line in lines)
 
 
 @pytest.mark.parametrize("dataset", sorted(SOURCES))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +22,8 @@ import torch
 import yaml
 
 from nmt.checkpoints import read_checkpoint, read_weights
+from recipes.common import tools
 from recipes.common.recipe import Row, find_recipe
-from recipes.common.results import REPOSITORY
 from recipes.common.tools import option_value
 from recipes.translation import train
 from recipes.translation.preprocess import (
@@ -34,6 +34,7 @@ from recipes.translation.preprocess import (
     read_settings,
     write_smoke_texts,
 )
+from recipes.translation.preprocess import main as preprocess
 from recipes.translation.subwords import count_words
 from recipes.translation.train import Machines, batch_size, complete_checkpoints, read_machines
 from shared_embeddings.utils.errors import UserError
@@ -123,8 +124,6 @@ def test_failed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pytest.raises(BlockingIOError, match="another process is running here"),
     ):
         train.train_row(ROW, tmp_path, DATA, "checksum", [])
-    with pytest.raises(UserError, match="train_steps is 'many'"):
-        train.train_row(ROW, tmp_path, DATA, "checksum", ["-train_steps", "many"])
 
 
 def test_changed_settings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,96 +392,43 @@ def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:
     assert count_words([text], 9) == {"a": 3, "b": 2, "c": 1, "d": 1}
 
 
-RECIPE = "wmt14_ende"
-# Runs a module that kills itself, or is killed by its workers, once a line is printed: a reader of its output
-# could be too late.
-KILLED = """
-import os, runpy, signal, sys
-from recipes.common import tools
-module, last = sys.argv.pop(1), sys.argv.pop(1)
-process, print_line = os.getpid(), tools.print_line
-def print_and_die(line):
-    print_line(line)
-    if line == last:
-        os.kill(process, signal.SIGKILL)
-tools.print_line = print_and_die
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
-MODULE = "recipes.__main__"
 PIECES = {"bpe": {"kind": "bpe", "size": 150}, "plain": {"kind": "sentencepiece", "size": 240}}
 
 
-class Preparation:
-    """preprocess.sh on a generated text of five shards, with settings and runs in a folder."""
+@pytest.mark.slow
+def test_stopped_preprocessing_resumes_from_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The data are the same after three interruptions in different steps, of which some are in a worker."""
+    recipe, settings = find_recipe("wmt14_ende"), tmp_path / "data.yaml"
+    write_smoke_texts(tmp_path / "raw" / recipe.name, read_settings(recipe))
+    content = {**recipe.data_settings()[1], "shard": 50, "sentences": 500, "pieces": PIECES}
+    settings.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "raw"))
+    print_line = tools.print_line
 
-    def __init__(self, folder: Path) -> None:
-        recipe = find_recipe(RECIPE)
-        write_smoke_texts(folder / "raw" / RECIPE, read_settings(recipe))
-        _, content = recipe.data_settings()
-        content.update(shard=50, sentences=500, pieces=PIECES)
-        (folder / "data.yaml").write_text(yaml.safe_dump(content))
-        self.folder = folder
+    def prepare(name: str, last: str) -> list[str]:
+        """Prepare below the folder `name` until a step begins; returns what was printed."""
 
-    def start(
-        self, name: str, processes: int, program: Sequence[str] = ("-m", MODULE)
-    ) -> subprocess.Popen[str]:
-        """Prepare the data below the folder `name`."""
-        command = [sys.executable, *program, RECIPE, "preprocess"]
-        command += ["--settings", str(self.folder / "data.yaml"), "--processes", str(processes)]
-        own = {"RUNS": str(self.folder / name), "DATA_DIR": str(self.folder / "raw")}
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **own}
-        with (self.folder / "errors").open("w") as errors:
-            return subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+        def print_and_stop(line: str) -> None:
+            print_line(line)
+            if line == f"{last}: running":
+                raise KeyboardInterrupt
 
-    def data(self, name: str) -> Path:
-        """Where the data are."""
-        return self.folder / name / RECIPE / "data"
+        monkeypatch.setenv("RUNS", str(tmp_path / name))
+        monkeypatch.setattr(tools, "print_line", print_and_stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            preprocess(recipe, ["--settings", str(settings)])
+        return capfd.readouterr().out.splitlines()
 
-    def killed(self, name: str, processes: int, step: str) -> list[str]:
-        """Prepare, and be killed when `step` begins; returns the names of the earlier steps."""
-        process = self.start(name, processes, ("-c", KILLED, MODULE, f"{step}: running"))
-        printed = process.communicate(timeout=SECONDS)[0]
-        assert process.returncode == -signal.SIGKILL
-        assert not (self.data(name) / "plain" / "data.json").exists()
-        states = [line.partition(": ") for line in printed.splitlines()]
-        before = states[: states.index((step, ": ", "running"))]
-        # The step "text" ends with those of its shards.
-        return [begun for begun, _, state in before if state and begun != "text"]
-
-    def finished(self, name: str, processes: int) -> list[str]:
-        """Prepare to the end; returns the output."""
-        process = self.start(name, processes)
-        printed = process.communicate(timeout=SECONDS)[0]
-        assert process.returncode == 0, (self.folder / "errors").read_text()
-        return printed.splitlines()
-
-    def files(self, name: str) -> dict[str, bytes]:
-        """The content of all files, stamps included."""
-        home = self.data(name)
+    def files(name: str) -> dict[str, bytes]:
+        home = tmp_path / name / recipe.name / "data"
         return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
-
-@pytest.fixture(scope="module")
-def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
-    """An uninterrupted preparation in the folder ``whole``."""
-    made = Preparation(tmp_path_factory.mktemp("killed"))
-    made.finished("whole", processes=1)
-    assert len(made.files("whole")) > 60
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [("text-00002",), ("bpe-learn", "plain-train-00003.de")])
-def test_killed_preprocessing_resumes_from_its_last_step(
-    preparation: Preparation, steps: Sequence[str]
-) -> None:
-    name = steps[-1]
-    for step in steps:
-        done = preparation.killed(name, 1, step)
-        assert len(done) > 3
-    printed = preparation.finished(name, processes=1)
-    assert {f"{step}: up to date" for step in done} <= set(printed)
-    assert f"{steps[-1]}: running" in printed or f"{steps[-1]}: up to date" in printed
-    assert preparation.files(name) == preparation.files("whole")
+    prepare("whole", "")
+    for last in ("text-00002", "bpe-learn", "plain-train-00003.de"):
+        printed = prepare("stopped", last)
+        assert f"{last}: running" in printed and "plain-vocabulary: running" not in printed
+    printed = prepare("stopped", "")
+    assert "bpe-learn: up to date" in printed and "plain-vocabulary: running" in printed
+    assert files("stopped") == files("whole") and len(files("whole")) > 60

@@ -386,12 +386,6 @@ def test_a_map_with_dropout_draws_per_input_token() -> None:
     torch.testing.assert_close(emb.eval()(torch.tensor([30]))[0], of_word)
 
 
-@pytest.mark.parametrize("options", [{"factor": 2}, {"factor": 1, "tie": "none"}], ids=str)
-def test_bands_without_a_shared_table_cannot_be_replaced(options: dict[str, Any]) -> None:
-    emb = build(**options)
-    assert emb.inner_embedding() is emb
-
-
 def test_stored_options_of_a_map_name_no_file() -> None:
     classes = [number % 5 for number in range(WORDS)]
     emb = build(factor=1, map="uncle", map_options={"unique_dim": 6, "classes": classes})
@@ -436,15 +430,6 @@ def test_a_fit_gives_clusters_the_scores_of_their_mean_words(side: str) -> None:
     head = emb.projections["0"] if side == "both" else torch.eye(8)
     means = torch.stack([teacher[20:40].mean(0), teacher[40:].mean(0)])
     torch.testing.assert_close(emb.clusters @ head, means, rtol=1e-4, atol=1e-5)
-
-
-def test_hidden_states_of_their_own_width_keep_their_projections_in_a_fit() -> None:
-    teacher = torch.randn(60, 8, generator=torch.Generator().manual_seed(1))
-    options = {"cutoffs": [20, 40], "factor": 1, "score_dim": 12, "tie": "tables"}
-    emb: Any
-    emb, report = se.fit("adaptive", teacher, **options, progress=False)
-    assert report.relative_error == 0.0
-    assert F.linear(torch.ones(1, 12), emb.output_projections["1"]).abs().sum() > 0
 
 
 # Against torch's own adaptive softmax

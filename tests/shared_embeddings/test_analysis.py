@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-import shared_embeddings as se
 from shared_embeddings.analysis import (
-    CorrelationMap,
-    LayerCorrelation,
     WordPair,
     WordPairs,
-    layer_correlations,
-    layer_cosines,
     read_pairs,
     spearman,
     word_similarity,
@@ -33,7 +28,7 @@ from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.word_vectors.adapter import Adapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
-from tests.shared_embeddings.cases import PADDING, Case, by_name
+from tests.shared_embeddings.cases import Case, by_name
 from tests.shared_embeddings.support import each_case
 
 WORDS = ["cat", "dog", "car", "Paris", "zero"]
@@ -84,54 +79,6 @@ def test_first_occurrence_of_a_repeated_word_counts() -> None:
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
 
 
-def summary(correlations: torch.Tensor, groups: int = 1) -> dict[str, Any]:
-    return LayerCorrelation("words", "output", 3, correlations, groups).summary()
-
-
-def test_correlation_of_three_dimensions_by_hand() -> None:
-    # Means 2, 2, 5; around them -1, 0, 1 and -1, 1, 0, so that r = 1 / 2; the third is constant.
-    vectors = torch.tensor([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0], [3.0, 2.0, 5.0]])
-    found = CorrelationMap(3)
-    found.add(vectors[:1])
-    found.add(vectors[:0])
-    found.add(vectors[1:])
-    correlations = found.matrix()
-    torch.testing.assert_close(correlations[:2, :2], torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
-    assert correlations[2].isnan().all() and correlations[:, 2].isnan().all()
-    found = summary(correlations)
-    assert found["constant"] == 1 and found["mean_correlation"] == pytest.approx(0.5)
-
-
-def test_blocks_of_words_equal_all_words() -> None:
-    # Means far larger than the deviations: sums of squares in 64 bits would lose them.
-    vectors = torch.randn(500, 4).double() * torch.tensor([1.0, 3.0, 0.1, 1.0]) + 1e4
-    vectors[:, 3] = 0.5 * vectors[:, 3] - vectors[:, 1]
-    found = CorrelationMap(4)
-    for block in vectors.split(64):
-        found.add(block)
-    expected = torch.from_numpy(np.corrcoef(vectors.numpy().T))
-    torch.testing.assert_close(found.matrix(), expected, atol=1e-6, rtol=0)
-
-
-def test_rounded_constants_are_constant() -> None:
-    found = CorrelationMap(2)
-    found.add(torch.tensor([[0.1, 1.0], [0.1 + 1e-9, 2.0], [0.1, 3.0]], dtype=torch.float64))
-    assert summary(found.matrix())["constant"] == 1
-
-
-def test_groups_by_hand() -> None:
-    correlations = torch.tensor(
-        [[1.0, 0.2, 0.4, -0.4], [0.2, 1.0, 0.4, 0.4], [0.4, 0.4, 1.0, -0.6], [-0.4, 0.4, -0.6, 1.0]]
-    )
-    assert summary(correlations, 2)["between_groups"] == pytest.approx(0.4)
-    groups = LayerCorrelation("words", "output", 3, correlations, 2).by_group()
-    assert [group.layer for group in groups] == ["output, group 1", "output, group 2"]
-    within = [group.summary()["mean_correlation"] for group in groups]
-    assert within == [pytest.approx(0.2), pytest.approx(0.6)]
-    alone = summary(torch.ones(1, 1))
-    assert alone["mean_correlation"] is None and alone["between_groups"] is None
-
-
 def _embedding(case: Case) -> WordEmbedding:
     built = case.build().eval()
     return WordEmbedding("words", [str(n) for n in range(case.num_embeddings)], case.padding_idx, built)
@@ -146,14 +93,6 @@ def test_layers_of_every_method(case: Case) -> None:
     assert names[-1] == "output" and len(set(names)) == len(names)
     torch.testing.assert_close(layers[-1].values, embedding.module(ids))
     assert all(len(layer.values) <= 4 and layer.values.size(1) % layer.groups == 0 for layer in layers)
-    found = layer_correlations(embedding, progress=False)
-    assert [layer.layer for layer in found] == names
-    rows = np.delete(embedding.table().numpy(), [] if case.padding_idx is None else case.padding_idx, axis=0)
-    assert found[-1].words == len(rows)
-    with np.errstate(invalid="ignore"):
-        expected = torch.from_numpy(np.corrcoef(rows.astype(np.float64).T))
-    kept = ~found[-1].correlations.isnan()
-    torch.testing.assert_close(found[-1].correlations[kept], expected[kept], atol=1e-5, rtol=0)
 
 
 def test_layers_of_define_lead_to_its_output() -> None:
@@ -185,40 +124,6 @@ def test_hidden_units_of_alone_lead_to_its_output(name: str) -> None:
         if "binary" in name:
             masks = filtered.values / module.base
             assert set(masks.unique().tolist()) == {0.0, 1.0}
-
-
-def test_words_of_a_band_or_a_group_are_counted() -> None:
-    bands = {layer.layer: layer for layer in layer_correlations(_embedding(by_name("adaptive")), False)}
-    assert [bands[f"band {band}"].words for band in range(3)] == [9 - 1, 11, 37 - 20]
-    assert PADDING < 9
-    groups = layer_correlations(_embedding(by_name("group-reduce")), False)
-    assert sum(layer.words for layer in groups[:-1]) == groups[-1].words == 36
-
-
-def test_cosines_of_unique_and_class_parts() -> None:
-    """Section 4.6.3 of UnClE by hand: words of one class and one of another at a right angle."""
-    module = se.build(
-        "uncle", num_embeddings=3, embedding_dim=4, unique_dim=2, num_classes=2, classes=[0, 0, 1]
-    )
-    with torch.no_grad():
-        module.unique.copy_(torch.tensor([[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]]))
-        module.class_tables[0].copy_(torch.tensor([[5.0, 0.0], [0.0, 2.0]]))
-    embedding = WordEmbedding("words", ["year", "month", "dog"], None, module)
-    together, apart, _ = layer_cosines(embedding, ["year", "Month", "dog"])
-    assert (together.first, together.second) == ("year", "Month")
-    assert together.cosines == {"unique": 0.96, "classes 1": 1.0, "output": 0.98}
-    assert apart.cosines == {"unique": None, "classes 1": 0.0, "output": 0.0}
-    with pytest.raises(ValueError, match="'cat' is not in the vocabulary of words"):
-        layer_cosines(embedding, ["year", "cat"])
-    with pytest.raises(ValueError, match="at least two words"):
-        layer_cosines(embedding, ["year"])
-
-
-def test_cosines_within_bands_need_both_words() -> None:
-    (pair,) = layer_cosines(_embedding(by_name("adaptive")), ["10", "30"])
-    assert set(pair.cosines) == {"output"}
-    (pair,) = layer_cosines(_embedding(by_name("adaptive")), ["10", "12"])
-    assert set(pair.cosines) == {"band 1", "output"}
 
 
 ROWS = {"the": [1.0, 2.5, -3.0], "é": [0.125, 0.0, 4.0], "a\u00a0b": [7.0, 8.0, 9.0]}
@@ -336,8 +241,6 @@ def test_truncated_binary_files(tmp_path: Path) -> None:
     path.write_bytes((793712314).to_bytes(4, "little") + b"\0" * 40)
     with pytest.raises(ValueError, match="a fastText model"):
         read_vectors(path)
-    with pytest.raises(ValueError, match="no such file"):
-        read_vectors(tmp_path / "none")
     with pytest.raises(ValueError, match="limit is 0"):
         read_vectors(path, limit=0)
 
@@ -363,13 +266,10 @@ def test_pairs(tmp_path: Path, text: str) -> None:
     [
         ("a\tb\t1\na\tb\n", "line 2"),
         ("one\ttwo\tscore\na\tb\tmany\n", "line 2"),
-        ("a\tb\tnan\na\tb\t1\n", "line 1"),
-        ("a\tb\t1e999\na\tb\t1\n", "line 1"),
         ("a\tb\t1\na\tb\tinf\n", "line 2"),
         ("a\tb\t1\n\tb\t2\n", "line 2"),
         ("one\ttwo\tscore\n", "no lines with two words and a score"),
         ("", "no lines with two words and a score"),
-        ("a\tb\t1\n" + 140_000 * "a" + "\tb\t1\n", "line 2"),
     ],
 )
 def test_malformed_pairs(tmp_path: Path, text: str, message: str) -> None:

@@ -16,11 +16,8 @@ from shared_embeddings.compress.fit import report
 from shared_embeddings.fitting import codes as codes_of
 from shared_embeddings.fitting.codes import class_centers, kmeans, least_squares_codebooks, nearest
 from shared_embeddings.fitting.factorization import (
-    common_direction,
     least_mean_distance,
-    lifted,
     mean_distance,
-    shifted,
     truncated_svd,
     tt_svd,
     without_negatives,
@@ -136,15 +133,6 @@ def test_funnel_is_no_worse_than_svd_in_the_loss_of_the_paper(rank: int) -> None
     assert funnel.loss <= svd.loss + 1e-6
 
 
-def test_funnel_gains_on_svd_where_rows_differ_in_length() -> None:
-    """The SVD has the least squared loss, so another loss leaves something to gain."""
-    table = trained_like_table()
-    _, svd = se.fit("projective", table, rank=16, progress=False)
-    _, funnel = se.fit("funnel", table, rank=16, progress=False)
-    assert funnel.loss < 0.999 * svd.loss
-    assert funnel.squared_loss > svd.squared_loss
-
-
 def test_funnel_without_a_common_part_stays_close_to_svd() -> None:
     """Then a ReLU loses one rank; descent must not lose more."""
     table = torch.randn(300, 20, generator=torch.Generator().manual_seed(2))
@@ -251,15 +239,6 @@ def test_counts_follow_the_table_to_a_gpu() -> None:
     _, found = se.fit("projective", table.cuda(), token_counts=counts, rank=2, progress=False)
     _, wanted = se.fit("projective", table, token_counts=counts, rank=2, progress=False)
     assert found.weighted_error == pytest.approx(wanted.weighted_error, rel=1e-3)
-
-
-def test_infinity_in_one_row_is_found() -> None:
-    table = clustered_table()
-    for wrong in (float("inf"), float("nan"), -1e20):  # the square of the last one is infinite in float32
-        table[17, 2] = wrong
-        with pytest.raises(ValueError, match="1 rows, the first is row 17"):
-            se.fit("funnel", table, rank=2)
-    se.fit("projective", table, rank=2, padding_idx=17)
 
 
 @pytest.mark.parametrize("method", ["projective", "group_reduce"])
@@ -484,13 +463,6 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
 # Loading into embeddings
 
 
-def codes_around(direction: Tensor, spread: float, words: int = 200) -> Tensor:
-    """Codes ``(V, R)`` in a cone about `direction`, of all lengths."""
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(words, len(direction), generator=generator)
-    return (direction + spread * noise) * (0.1 + torch.rand(words, 1, generator=generator))
-
-
 def test_mean_distance_by_hand() -> None:
     codes, basis = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0, 1.0]])
     assert mean_distance(torch.tensor([[4.0, 5.0], [0.0, 1.0]]), codes, basis) == pytest.approx(3.0)
@@ -518,54 +490,6 @@ def test_least_mean_distance_is_no_worse_than_svd_and_exact_where_svd_is() -> No
     low = table[:, :3] @ torch.randn(3, 12, generator=generator)
     assert mean_distance(low, *least_mean_distance(low, 3)) < 1e-5
     assert mean_distance(torch.zeros(4, 3), *least_mean_distance(torch.zeros(4, 3), 2)) == 0.0
-
-
-def test_common_direction_is_found_in_narrow_and_wide_cones() -> None:
-    for spread in (0.1, 0.3):
-        codes = codes_around(torch.eye(5)[2], spread)
-        direction = common_direction(codes)
-        assert direction is not None and float(direction.norm()) == pytest.approx(1.0, abs=1e-5)
-        assert float((codes @ direction).min()) > 0.0
-
-
-def test_common_direction_without_a_mean() -> None:
-    """Many equal codes must not dominate: (1, 0) a thousand times and (-0.6, 0.8)."""
-    codes = torch.tensor([[1.0, 0.0]]).repeat(1000, 1)
-    codes = torch.cat((codes, torch.tensor([[-0.6, 0.8]])))
-    assert float(codes.mean(dim=0) @ codes[-1]) < 0.0
-    direction = common_direction(codes)
-    assert direction is not None and float((codes @ direction).min()) > 0.0
-
-
-def test_there_is_no_common_direction_around_zero() -> None:
-    angles = torch.arange(5) * (2 * math.pi / 5)
-    assert common_direction(torch.stack((angles.cos(), angles.sin()), dim=1)) is None
-    assert common_direction(torch.zeros(4, 3)) is None
-
-
-def test_tiny_codes_are_ignored() -> None:
-    codes = torch.cat((codes_around(torch.eye(4)[0], 0.1), torch.tensor([[-1e-5, 0.0, 0.0, 0.0]])))
-    direction = common_direction(codes)
-    assert direction is not None and float(direction[0]) > 0.9
-
-
-def test_lifted_factors_have_the_same_product() -> None:
-    codes, basis = codes_around(torch.eye(6)[1], 0.25), torch.randn(6, 9)
-    direction = common_direction(codes)
-    assert direction is not None
-    positive, other = lifted(codes, basis, direction)
-    assert float(positive.min()) >= 0.0 and float(codes.min()) < 0.0
-    assert positive.shape == codes.shape and other.shape == basis.shape
-    torch.testing.assert_close(positive @ other, codes @ basis, rtol=1e-4, atol=1e-5)
-
-
-def test_shifted_factors_by_hand() -> None:
-    """c = (1, -3) and B = (2): a shift of 3, and a level of the codes' root mean square, sqrt(5)."""
-    positive, basis = shifted(torch.tensor([[1.0], [-3.0]]), torch.tensor([[2.0]]))
-    level = math.sqrt(5.0)
-    torch.testing.assert_close(positive, torch.tensor([[4.0, level], [0.0, level]]))
-    torch.testing.assert_close(basis, torch.tensor([[2.0], [-6.0 / level]]))
-    torch.testing.assert_close(positive @ basis, torch.tensor([[2.0], [-6.0]]))
 
 
 def test_without_a_common_direction_a_column_is_lost() -> None:
@@ -599,36 +523,6 @@ def test_every_island_is_a_cluster() -> None:
     assert nearest(centers, found)[0].unique().numel() == 40
     again = kmeans(points, 40, seed=1, products=2**40)
     assert torch.equal(codes, again[0]) and torch.equal(found, again[1])
-
-
-def test_parts_and_samples_find_the_islands_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    points, _ = islands()
-    monkeypatch.setattr(codes_of, "_DRAWN_DISTANCES", 3000 * 40 // 3)
-    monkeypatch.setattr(codes_of, "_LEAST_SAMPLE", 0)
-    monkeypatch.setattr(codes_of, "_PER_CLUSTER", 30)
-    codes, found = kmeans(points, 40, seed=1, products=2**40)
-    assert codes.shape == (3000,) and found.shape == (40, 6)
-    variance = points.var(dim=0).sum()
-    assert float((found[codes] - points).square().sum(1).mean()) < 0.1 * variance
-    torch.testing.assert_close(codes, nearest(points, found)[0])
-
-
-def test_codes_outside_the_sample_are_as_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    books = torch.randn(6, 8, 12, generator=generator)
-    words = torch.randint(8, (2000, 6), generator=generator)
-    table = sum(book[code] for book, code in zip(books, words.unbind(1)))
-    assert isinstance(table, Tensor)
-
-    def error() -> float:
-        codes, entries = codes_of.learn_codes(table, 6, 8)
-        rows = sum(book[code] for book, code in zip(entries, codes.long().unbind(1)))
-        return float((rows - table).norm() / table.norm())
-
-    of_all = error()
-    monkeypatch.setattr(codes_of, "_SAMPLE", 1500)
-    monkeypatch.setattr(codes_of, "_ROWS", 64)
-    assert error() < 1.1 * of_all < 0.6
 
 
 def test_class_vectors_have_the_least_mean_distance() -> None:

@@ -21,7 +21,7 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.formats import BitCodes, format_of
-from shared_embeddings.quant.packed_tensor import PackedTensor, install, unfreeze, warn_of_frozen
+from shared_embeddings.quant.packed_tensor import PackedTensor, install, unfreeze
 from shared_embeddings.quant.storage import (
     HEADER,
     STORES,
@@ -514,12 +514,6 @@ def test_word_codes_stay_packed(kind: torch.dtype, most: int, shape: tuple[int, 
     assert torch.equal(torch.load(file, weights_only=True).decoded(), codes)
 
 
-def test_word_codes_that_hardly_shrink_are_decoded() -> None:
-    dense = torch.randint(256, (700, 6), dtype=torch.uint8)
-    dense[:, 0] %= 16
-    assert not isinstance(hold(pack({"codes": dense}, ["codes"], "fp32"))["codes"], PackedTensor)
-
-
 def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled loop, on one or more threads, agrees with decoded rows, for fields of any width."""
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
@@ -556,16 +550,6 @@ def test_packed_codes_train() -> None:
             one.cross_entropy(one(ids), ids).backward()
         for one, other in zip(held.parameters(), embedding.parameters()):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_training_warns_once() -> None:
-    warn_of_frozen.cache_clear()
-    held = installed(se.build("standard", num_embeddings=ROWS, embedding_dim=WIDTH), "int8")
-    with pytest.warns(UserWarning, match="trainable=True") as caught:
-        held.train()
-        held.train()
-    assert len(caught) == 1
-    assert not any(parameter.requires_grad for parameter in held.parameters())
 
 
 def test_the_cache_follows_packed_tensors() -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
-from shared_embeddings.modules import quantized
 from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.allocation import even_counts, rates_within
@@ -304,28 +303,6 @@ def test_principal_directions_get_bits_by_their_variance() -> None:
     assert errors["spectral"] < 0.3 * errors["trellis"]
 
 
-def test_reflections_turn_the_first_dimensions_into_principal_directions() -> None:
-    rows = correlated_rows(12)
-    codec = SpectralCodec(12, layout=[3, *[0] * 110])
-    books = codec.learn(rows, torch.full((len(rows),), 2.0))
-    reflected = codec.project(rows, books | codec.derived(books, ()))
-    torch.testing.assert_close(reflected.norm(dim=1), rows.norm(dim=1))
-    wanted = torch.linalg.svdvals(rows)[:3]
-    torch.testing.assert_close(reflected[:, :3].norm(dim=0), wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_sizes_of_directions_reach_outliers() -> None:
-    """With 8 bits, factors with long tails lose less than a third as much as with 4."""
-    torch.manual_seed(0)
-    factors = torch.distributions.StudentT(3.0).sample((2000, 32)) * torch.logspace(0, -2, 32)
-    errors = []
-    for bits in (4, 8):
-        made, _ = fit("quantized", factors, codec="spectral", bits=bits, count_exponent=0, progress=False)
-        with torch.no_grad():
-            errors.append(float((made.table() - factors).norm() / factors.norm()))
-    assert errors[1] < 0.33 * errors[0]
-
-
 def test_long_rows_are_as_exact_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, steps, errors = normal_rows(16, 2048), trellis.steps_for(((8.0, 2048),)), []
     targets = rows / trellis.path_gain(8.0)
@@ -334,28 +311,6 @@ def test_long_rows_are_as_exact_without_compiled_loops(monkeypatch: pytest.Monke
         states = trellis.nearest_states(targets, steps, torch.ones(2048))
         errors.append(float((trellis.entries_of(states, steps) - targets).square().sum()))
     assert errors[1] == pytest.approx(errors[0], rel=1e-3)
-
-
-def test_words_of_each_rate_have_their_own_means_and_sizes_of_directions() -> None:
-    """Half of the words are larger, near one vector, and vary in other directions than the rest."""
-    rows = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1)) * 0.01
-    rows[:2000, :4] += 10 * normal_rows(2000, 4) + torch.tensor([30.0, 0.0, 0.0, 0.0])
-    rows[2000:, 4:8] += normal_rows(2000, 4)
-    made, _ = fit("quantized", rows, codec="spectral", bits=2.0, progress=False)
-    assert isinstance(made, QuantizedEmbedding) and len(made.word_counts) > 1
-    books, count = made._shared().books, made.codec.num_axes
-    assert count > 0
-    reflected = made.codec.project(made._rotated(rows), books)
-    for place, rate in enumerate(RATES[1:]):
-        if rate not in made.word_counts:
-            continue
-        own = reflected[made.widths == place + 1, :count]
-        sizes = reflected[made.widths == place + 1].square().mean(dim=1, keepdim=True).sqrt()
-        center = (sizes * own).sum(dim=0) / sizes.square().sum()
-        torch.testing.assert_close(books["center"][place + 1], center, rtol=0.05, atol=0.02)
-        wanted = ((own - sizes * center).square().sum(dim=0) / sizes.square().sum()).sqrt()
-        found = books["spread"][place, :count]
-        assert bool((found >= 0.9 * wanted).all() and (found <= 4.1 * wanted + 0.02).all())
 
 
 def test_words_without_codes_are_multiples_of_their_mean() -> None:
@@ -387,20 +342,6 @@ def test_a_rate_may_have_none_of_the_words_that_matter(codec: str) -> None:
     assert report.relative_error < 0.2
 
 
-def test_a_row_unlike_others_of_its_rate_is_as_exact() -> None:
-    """Its numbers along principal directions are beyond the entries at the size of the others."""
-    rows = correlated_rows(40)
-    codec = SpectralCodec(40).fit(rows, 8.0, None, None, lambda codec, counts: True).codec
-    books = codec.learn(rows, torch.full((len(rows),), 8.0))
-    books |= codec.derived(books, [8.0])
-    along = F.normalize(codec.restore(torch.eye(40)[:1], books))
-    unlike = rows[:8] + 12 * rows[:8].norm(dim=1, keepdim=True) * along
-    found = codec.encode(unlike, 8.0, books)
-    decoded = codec.restore(codec.decode(found.codes, found.scales, 8.0, books), books)
-    errors = (decoded - unlike).square().sum(dim=1) / unlike.square().sum(dim=1)
-    assert float(errors.max()) < 1e-3
-
-
 def test_directions_whose_errors_count_little_get_few_bits() -> None:
     """Most of the table's energy is along one of them."""
     rows = normal_rows(500, 40) * (1 + 19 * torch.eye(40)[0])
@@ -415,21 +356,6 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
         missed = codec.restore(codec.decode(found.codes, found.scales, 2.0, books), books) - rows
         errors.append(float((missed @ matrix * missed).sum()))
     assert errors[1] < 0.7 * errors[0]
-
-
-def test_books_are_learned_from_all_words_of_rare_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "_SAMPLE", 64)
-    seen: list[Tensor] = []
-    learn = SpectralCodec.learn
-
-    def watched(codec: SpectralCodec, rows: Tensor, rates: Tensor) -> dict[str, Tensor]:
-        seen.append(rates)
-        return learn(codec, rows, rates)
-
-    monkeypatch.setattr(SpectralCodec, "learn", watched)
-    found = fitted(COUNTS.float(), codec="spectral", bits=2.0)
-    rare = {rate: count for rate, count in found.word_counts.items() if count < 20}
-    assert rare and {rate: int((seen[0] == rate).sum()) for rate in rare} == rare
 
 
 WORDS, COLUMNS = 300, 48

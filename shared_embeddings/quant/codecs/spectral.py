@@ -74,10 +74,12 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
     axes, place, rows = parts["axes"], RATES.index(rate), np.zeros((len(codes), dim), np.float32)
     if rate:
         start, spread = 1 + len(RATES) * (place - 1), parts["spread"][place - 1]
-        counts = parts["directions"][start : start + len(RATES)] or [dim * (one == rate) for one in RATES]
-        each = [one for one, count in sorted(zip(RATES, counts), reverse=True) if one for _ in range(count)]
+        counts = parts["directions"][start : start + len(RATES)] or [dim * (bits == rate) for bits in RATES]
+        each = [
+            bits for bits, count in sorted(zip(RATES, counts), reverse=True) if bits for _ in range(count)
+        ]
         sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
-        gains = np.array([path_gain(one) for one in each], np.float32)
+        gains = np.array([path_gain(bits) for bits in each], np.float32)
         rows[:, : len(each)] = path_entries(codes, each) * (sizes * gains)
     rows[:, : len(axes)] += parts["center"][place]
     for axis in axes[::-1]:
@@ -114,7 +116,7 @@ class SpectralCodec(TrellisCodec):
         for number, rate in enumerate(RATES[1:]):
             pairs = zip(RATES, counts[number * len(RATES) :])
             self._runs[rate] = tuple(
-                (one, count) for one, count in sorted(pairs, reverse=True) if one * count
+                (bits, count) for bits, count in sorted(pairs, reverse=True) if bits * count
             )
 
     def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
@@ -149,15 +151,15 @@ class SpectralCodec(TrellisCodec):
             return Fitted(*self._fitted(*known, None, is_small))
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
-        some = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
+        sample = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
         # Many reflections fit a few rows too well, so codebooks are learned from more.
-        learned = torch.cat([ids, some])
+        learned = torch.cat([ids, sample])
         trials, errors = [], []
         for costs in (metric, None):
             codec, rates = self._fitted(*known, costs, is_small)
             books = codec.learn(table[learned], rates.to(table.device)[learned])
             trials.append((codec, rates))
-            errors.append(codec._error(table[some], rates[some.cpu()], books, metric))
+            errors.append(codec._error(table[sample], rates[sample.cpu()], books, metric))
         return Fitted(*trials[0 if errors[0] < _CLEARLY * errors[1] else 1])
 
     def _error(self, rows: Tensor, rates: Tensor, books: Books, metric: Tensor) -> float:
@@ -165,12 +167,12 @@ class SpectralCodec(TrellisCodec):
         books = books | self.derived(books, rates.unique().tolist())
         seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
         for rate in rates.unique().tolist():
-            own = rows[(rates == rate).to(rows.device)]
+            rows_of_rate = rows[(rates == rate).to(rows.device)]
             if rate:
-                values = self.decode(*self.encode(own, rate, books, seen), rate, books)
+                values = self.decode(*self.encode(rows_of_rate, rate, books, seen), rate, books)
             else:
-                values = self.uncoded(self.uncoded_scales(own, books, seen), books)
-            errors = self.project(own, books) - values
+                values = self.uncoded(self.uncoded_scales(rows_of_rate, books, seen), books)
+            errors = self.project(rows_of_rate, books) - values
             missed += float((errors @ seen.matrix * errors).sum())
         return missed
 
@@ -209,8 +211,8 @@ class SpectralCodec(TrellisCodec):
         for rate in RATES[1:]:
             ids = (rates == rate).nonzero().flatten().to(table.device)
             ids = ids[:: 1 + len(ids) // _SAMPLE]
-            own = _energies(table, ids, weights, directions) if len(ids) else energies
-            layout += self._allot(_spectrum(*own, count) * costs, rate)[0]
+            of_rate = _energies(table, ids, weights, directions) if len(ids) else energies
+            layout += self._allot(_spectrum(*of_rate, count) * costs, rate)[0]
         return SpectralCodec(self.dim, layout=layout), rates
 
     def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -225,7 +227,7 @@ class SpectralCodec(TrellisCodec):
         seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
         # Numbers that are searched together do not make up for each other.
         places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
-        parts = [seen.upper[own, own].double() for own in places]
+        parts = [seen.upper[place, place].double() for place in places]
         costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
         alone = seen.matrix.diagonal().double().cpu()
         return _leveled(costs, self.num_axes), _leveled(alone, self.num_axes)
@@ -239,10 +241,10 @@ class SpectralCodec(TrellisCodec):
         while is_long:
             chosen = direction_bits(variances, self.rates, limits, total)
             counts = dict(zip(self.rates, chosen.bincount(minlength=len(self.rates)).tolist()))
-            runs = tuple((one, count) for one, count in counts.items() if one * count)
+            runs = tuple((bits, count) for bits, count in counts.items() if bits * count)
             is_long = stream_bytes(steps_for(runs[::-1])) > self.row_bytes(rate)
             total -= 1
-        return [counts.get(one, 0) for one in RATES], float((variances * limits[chosen]).sum())
+        return [counts.get(bits, 0) for bits in RATES], float((variances * limits[chosen]).sum())
 
     def learn(self, rows: Tensor, rates: Tensor) -> Books:
         """Reflections onto the principal directions; means and sizes of directions with a small error."""
@@ -271,9 +273,9 @@ class SpectralCodec(TrellisCodec):
         sized = numbers[:, :count] / spread[:count]
         # In blocks: there are errors for every increase.
         parts = zip(sized.split(BLOCK), weights.split(BLOCK))
-        errors = torch.stack([(own * self._expected(part, rate)).sum(dim=1) for part, own in parts]).sum(
-            dim=0
-        )
+        errors = torch.stack(
+            [(part_weights * self._expected(part, rate)).sum(dim=1) for part, part_weights in parts]
+        ).sum(dim=0)
         spread[: errors.size(1)] *= _increase(errors)
         return center, spread
 
@@ -287,24 +289,24 @@ class SpectralCodec(TrellisCodec):
             rate: of the words.
             center: which increases with entries.
         """
-        each = [one for one, number in self._runs.get(rate, ()) for _ in range(number)][: numbers.size(1)]
-        largest = [path_gain(one) * _LARGEST[path_book(one)] for one in each]
+        each = [bits for bits, number in self._runs.get(rate, ()) for _ in range(number)][: numbers.size(1)]
+        largest = [path_gain(bits) * _LARGEST[path_book(bits)] for bits in each]
         increases = numbers.new_tensor(_INCREASES).view(-1, 1, 1)
         border = increases * numbers.new_tensor(largest)
         shifted = numbers - (increases - 1) * center
         beyond = (shifted[..., : len(each)].abs() - border).clamp(min=0).square()
         usual = (1 + border**2) * torch.erfc(border / 2**0.5)
         usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
-        return numbers.new_tensor([ERRORS[one] for one in each]) * increases**2 + beyond - usual
+        return numbers.new_tensor([ERRORS[bits] for bits in each]) * increases**2 + beyond - usual
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
         steps, gains = steps_for(self._runs[rate]), gains_for(self._runs[rate], rows.device)
         sizes, center = books[f"sizes{float(rate)}"][: len(gains)], books[f"center{float(rate)}"]
-        scales, own, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
-        numbers = (reflected / scales)[:, : len(sizes)] - own
-        expected = self._expected(numbers / spread, rate, own / spread)
+        scales, means, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
+        numbers = (reflected / scales)[:, : len(sizes)] - means
+        expected = self._expected(numbers / spread, rate, means / spread)
         scales = scales * _increase((spread.square() * expected).sum(dim=2)).unsqueeze(1)
         states = find_path(reflected / scales - center, steps, sizes, metric)
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes))) + center
@@ -395,19 +397,19 @@ def _energies(
     """
     squares, products = weights.new_zeros(2, directions.size(1))
     norm = weights.new_zeros(())
-    for some in ids.split(_BLOCK):
-        own, factors = weights[some].unsqueeze(1), (table[some] @ directions).double()
+    for block in ids.split(_BLOCK):
+        block_weights, factors = weights[block].unsqueeze(1), (table[block] @ directions).double()
         sizes = factors.square().mean(dim=1, keepdim=True).sqrt()
-        squares += (own * factors.square()).sum(dim=0)
-        products += (own * sizes * factors).sum(dim=0)
-        norm += (own * sizes.square()).sum()
+        squares += (block_weights * factors.square()).sum(dim=0)
+        products += (block_weights * sizes * factors).sum(dim=0)
+        norm += (block_weights * sizes.square()).sum()
     return squares, products, norm
 
 
 def _spectrum(squares: Tensor, products: Tensor, norm: Tensor, count: int) -> Tensor:
     """The energies ``(D,)`` of K directions around their means in rows of size one, and of others, evenly."""
-    own = squares[:count] - products[:count].square() / norm.clamp(min=1e-30)
-    return _leveled(torch.cat([own.clamp(min=0), squares[count:]]), count).cpu()
+    around_means = squares[:count] - products[:count].square() / norm.clamp(min=1e-30)
+    return _leveled(torch.cat([around_means.clamp(min=0), squares[count:]]), count).cpu()
 
 
 def _leveled(values: Tensor, count: int) -> Tensor:

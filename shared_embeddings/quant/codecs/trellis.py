@@ -129,7 +129,7 @@ def path_levels() -> Any:
     """The whole numbers ``(2, 16)`` that add up to entries: near quantiles of the normal distribution."""
     upper = [4, 11, 19, 27, 37, 47, 62, 88]
     lower = [2, 5, 9, 12, 16, 21, 28, 39]
-    return np.array([[-one for one in half[::-1]] + half for half in (upper, lower)], np.int8)
+    return np.array([[-level for level in half[::-1]] + half for half in (upper, lower)], np.int8)
 
 
 def path_lines() -> Any:
@@ -232,8 +232,8 @@ class TrellisCodec(Codec):
             entries = successive_entries(width, codes.device)
         bits, each = entries.size(0).bit_length() - 1, entries.size(1)
         start = START_BITS - STATE_BITS
-        found = read_windows(codes, -(-self.dim // each), bits, width * each, start)
-        return F.embedding(found, entries).flatten(1)[:, : self.dim].to(scales.dtype) * scales
+        streams = read_windows(codes, -(-self.dim // each), bits, width * each, start)
+        return F.embedding(streams, entries).flatten(1)[:, : self.dim].to(scales.dtype) * scales
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -262,7 +262,7 @@ def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) 
     if metric is None:
         return nearest_states(rows[:, :count] / sizes, steps, sizes.square())
     # The numbers without codes come first: those with codes make up for their absence.
-    found: list[Tensor] = []
+    paths: list[Tensor] = []
     zeros, runs = rows.size(1) - count, _runs_of_steps(steps)
     turned = metric.rotated(count)
     weights = turned.weights[zeros:] * sizes.square()
@@ -270,17 +270,17 @@ def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) 
     def quantize(left: Tensor, number: int) -> Tensor:
         if number < (zeros > 0):
             return torch.zeros_like(left[:, :zeros])
-        some, start, end = runs[number - (zeros > 0)]
-        seen = steps[some.start : some.stop + _AHEAD]
-        own = slice(start, start + sum(step.numbers for step in seen))
-        targets = left[:, : own.stop - start] / sizes[own]
-        before = found[-1][:, -1] if found else None
-        found.append(nearest_states(targets, seen, weights[own], before)[:, : some.stop - some.start])
-        return entries_of(found[-1], steps[some]) * sizes[start:end]
+        run, start, end = runs[number - (zeros > 0)]
+        seen = steps[run.start : run.stop + _AHEAD]
+        columns = slice(start, start + sum(step.numbers for step in seen))
+        targets = left[:, : columns.stop - start] / sizes[columns]
+        before = paths[-1][:, -1] if paths else None
+        paths.append(nearest_states(targets, seen, weights[columns], before)[:, : run.stop - run.start])
+        return entries_of(paths[-1], steps[run]) * sizes[start:end]
 
     ends = [zeros] * (zeros > 0) + [zeros + end for _, _, end in runs]
     turned.round(rows.roll(-count, 1), ends, quantize)
-    return torch.cat(found, dim=1)
+    return torch.cat(paths, dim=1)
 
 
 def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor | None = None) -> Tensor:
@@ -304,8 +304,8 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor |
     lowest = rows.new_empty((len(steps), _STATES >> min(step.bits for step in steps), count))
     blocks = F.pad(rows, (0, 0, 0, -len(rows) % count)).split(count)
     begins = F.pad(starts, (0, -len(rows) % count)).split(count)
-    found = [nearest_paths(*block, choices, steps, weights, lowest) for block in zip(blocks, begins)]
-    return torch.cat(found)[: len(rows)]
+    paths = [nearest_paths(*block, choices, steps, weights, lowest) for block in zip(blocks, begins)]
+    return torch.cat(paths)[: len(rows)]
 
 
 _CODEBOOK = torch.from_numpy(path_books())
@@ -352,9 +352,11 @@ def nearest_paths(
     costs, errors = (rows.new_empty((_STATES, count)) for _ in range(2))
     ends = itertools.accumulate(step.numbers for step in steps)
     columns_of = [slice(end - step.numbers, end) for end, step in zip(ends, steps)]
-    for place, (step, own) in enumerate(zip(steps, columns_of)):
-        factors = torch.stack([torch.ones_like(columns[own]), columns[own], columns[own].square()], dim=1)
-        factors = (factors * weights[own, None, None]).flatten(0, 1)
+    for place, (step, numbers) in enumerate(zip(steps, columns_of)):
+        factors = torch.stack(
+            [torch.ones_like(columns[numbers]), columns[numbers], columns[numbers].square()], dim=1
+        )
+        factors = (factors * weights[numbers, None, None]).flatten(0, 1)
         powers = entries[step.book :][: step.numbers].transpose(0, 1).flatten(1)
         torch.mm(powers, factors, out=costs if place == 0 else errors)
         if place == 0:
@@ -371,11 +373,11 @@ def nearest_paths(
     # of all states would take more time to find than those on the paths.
     states, everyone = [costs.argmin(dim=0)], torch.arange(count, device=rows.device)
     for place in range(len(steps) - 2, -1, -1):
-        bits, own = steps[place + 1].bits, columns_of[place]
+        bits, numbers = steps[place + 1].bits, columns_of[place]
         before = torch.arange(0, _STATES, _STATES >> bits, device=rows.device).unsqueeze(1)
         candidates = before + (states[-1] >> bits)
         squares, slopes = entries[steps[place].book :][: steps[place].numbers, candidates, :2].unbind(-1)
-        costs = ((squares + slopes * columns[own].unsqueeze(1)) * weights[own, None, None]).sum(dim=0)
+        costs = ((squares + slopes * columns[numbers].unsqueeze(1)) * weights[numbers, None, None]).sum(dim=0)
         if place == 0:
             is_outside = (candidates < starts) | (candidates >= starts + choices)
             costs = costs.masked_fill(is_outside, torch.inf)
@@ -439,12 +441,12 @@ def lane_plan(steps: Steps) -> kernels.LanePlan:
         column = last + 1
     pairs.sort(key=lambda pair: pair[:2])
     factors, bounds = [], []
-    for (bits, own), run in itertools.groupby(enumerate(pairs), lambda one: one[1][:2]):
-        first, second = (path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in own)
+    for (bits, pair_books), run in itertools.groupby(enumerate(pairs), lambda numbered: numbered[1][:2]):
+        first, second = (path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in pair_books)
         # Sums of more products may not fit into 32 bits.
-        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[_FINE in own]):
+        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[_FINE in pair_books]):
             bounds.append(number)
-            factors.append([first, second, bits, _FINE in own])
+            factors.append([first, second, bits, _FINE in pair_books])
     return kernels.LanePlan(
         places=np.array([pair.end // 16 for pair in pairs]),
         shifts=np.array([pair.end % 16 for pair in pairs], np.uint16),

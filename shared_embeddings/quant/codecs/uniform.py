@@ -57,8 +57,8 @@ class UniformCodec(Codec):
                 group, offset = divmod(column, self.group_size)
                 if offset == 0:  # the numbers of the group have been corrected since
                     scales[:, group] = best_scales(left[:, : self.group_size], zero)
-                own = scales[:, group]
-                return nearest_levels(left[:, :1], own, zero) * own.unsqueeze(1)
+                of_group = scales[:, group]
+                return nearest_levels(left[:, :1], of_group, zero) * of_group.unsqueeze(1)
 
             rows = metric.round(rows, range(1, self.dim + 1), quantize)
         levels = nearest_levels(self.grouped(rows), scales, zero)

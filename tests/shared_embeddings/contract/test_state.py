@@ -39,17 +39,6 @@ def test_the_bias_is_stored_after_the_table() -> None:
     assert [name for name, _ in emb.named_parameters()] == ["weight", "bias"]
 
 
-def test_the_bias_may_be_among_the_options_of_the_map() -> None:
-    case = by_name("define-tied-to-map-output-bias")
-    old = {name: value for name, value in case.options.items() if name != "output_bias"}
-    emb = case.build(options={**old, "map_options": {"output_bias": True}})
-    assert emb.counts() == case.build().counts()
-    emb.load_state_dict(case.build(1).state_dict())
-    assert emb.stored_options() == case.build().stored_options()
-    with pytest.raises(se.OptionError, match="output_bias"):
-        case.build(options={**old, "output": "none", "map_options": {"output_bias": True}}, bias=None)
-
-
 @each_case
 def test_options_objects_build_the_same_embedding(case: Case) -> None:
     sizes = {"num_embeddings": case.num_embeddings, "embedding_dim": case.embedding_dim}
@@ -239,17 +228,6 @@ def test_cache_does_not_block_gradients(case: Case) -> None:
         with context():
             cached_results(emb, case, hidden)
         assert_same_gradients(found(), expected)
-
-
-@each_case
-def test_cache_does_not_mix_precisions(case: Case) -> None:
-    emb = case.build().eval()
-    hidden = case.hidden(4).detach()
-    with torch.autocast("cpu", torch.bfloat16):
-        cached_results(emb, case, hidden)
-    for value, expected in zip(cached_results(emb, case, hidden), fresh_results(emb, case, hidden)):
-        assert value.dtype == expected.dtype
-        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 @each_case
