@@ -51,8 +51,8 @@ smoke: setup ## run every recipe end to end on tiny generated data (RECIPES="ptb
 walk: ## run the README's commands in a new copy and environment (MODEL=DIR: of a real model)
 	@$(or $(PYTHON),python3) scripts/walk_readme.py $(MODEL)
 
-drill: setup ## kill, stop and starve the commands, and count the outcomes (DRILLS="training --tries 3" selects)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILLS)
+drill: setup ## kill, stop and starve the commands
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_drills.py
 
 gpu: setup ## measure what needs a GPU, again to resume (SLICES="output ptb", MINUTES=8 for each; TINY=1: tiny, on the CPU)
 	@$(BIN)/python -m benchmarks.gpu $(if $(TINY),--tiny) $(if $(SLICES),--slices $(SLICES)) $(if $(MINUTES),--minutes $(MINUTES))

@@ -22,7 +22,7 @@ from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_of, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 
 # The options in checkpoints, the only class that ``torch.load(weights_only=True)`` may create.
 torch.serialization.add_safe_globals([Namespace])
@@ -51,7 +51,7 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise error if os.fspath(path) in str(error) else UserError(f"checkpoint {path}: {error}") from error
     except Exception as error:
         raise UserError(
-            f"checkpoint {path}: cannot be read ({type(error).__name__}: {files.first_line(error)}); it is "
+            f"checkpoint {path}: cannot be read ({type(error).__name__}: {first_line(error)}); it is "
             "damaged, or not a checkpoint of OpenNMT-py; use another one"
         ) from error
 
@@ -110,7 +110,7 @@ def read_safetensors(path: str, opener: Opener) -> dict[str, Tensor]:
     """Return the weights of a checkpoint ``NAME.pt`` saved with ``save_format: safetensors``."""
     stored: dict[str, Tensor] = {}
     for file in safetensors_of(path):
-        stored.update(checkpoints.load_safetensors(file, f"checkpoint {file}"))
+        stored.update(checkpoints.load_tensors(file, f"checkpoint {file}"))
     with checkpoint_errors(path):
         return opener(stored)
 
@@ -161,8 +161,8 @@ def diverged(step: int, reason: str) -> UserError:
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a checkpoint with its checksum atomically."""
-    with files.replacing(Path(path)) as temporary:
-        torch.save(checkpoints.with_checksum(checkpoint), temporary)
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        torch.save(checkpoints.with_checksum(checkpoint), file)
 
 
 def write_step(

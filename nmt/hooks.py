@@ -25,8 +25,9 @@ from onmt.utils.logging import logger
 from onmt.utils.loss import LossCompute
 from torch import Tensor, nn
 
+import nmt.options  # noqa: F401  # registers the options of training
 import shared_embeddings as se
-from nmt import checkpoints, embeddings, length_control, options, transforms
+from nmt import checkpoints, embeddings, length_control, transforms
 from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
 from shared_embeddings.quant.packed_tensor import unfreeze
@@ -39,21 +40,7 @@ def apply_patches() -> None:
     apply_registered()
 
 
-# Options
-
-
-@wrap("model_opts", onmt.opts)
-def add_model_options(original: Any, parser: Any) -> None:
-    """Add the options of shared embeddings, distillation and length control."""
-    original(parser)
-    options.add_model_options(parser)
-
-
-@wrap("_add_train_general_opts", onmt.opts)
-def add_training_options(original: Any, parser: Any) -> None:
-    """Add the options of mixed precision, logging and existing runs."""
-    original(parser)
-    options.add_training_options(parser)
+# Options; `nmt.options` has those of training
 
 
 @wrap("translate_opts", onmt.opts)

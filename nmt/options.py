@@ -7,7 +7,10 @@ from argparse import Namespace
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+import onmt.opts
+
 from nmt import length_control
+from nmt.fixes import wrap
 from nmt.plan import OPTION_NAMES
 from nmt.train.runs import CHOICES
 from shared_embeddings.compress import distillation
@@ -17,8 +20,10 @@ from shared_embeddings.utils.options import check_known
 from shared_embeddings.utils.reading import parse_yaml
 
 
-def add_model_options(parser: Any) -> None:
+@wrap("model_opts", onmt.opts)
+def add_model_options(original: Any, parser: Any) -> None:
     """Add the options of shared embeddings, distillation and length control to OpenNMT-py's parser."""
+    original(parser)
     add = parser.add_argument_group("Shared embeddings").add_argument
     uses = {
         "embedding": "Embedding of source, target and (with share_decoder_embeddings) output, a mapping",
@@ -35,8 +40,10 @@ def add_model_options(parser: Any) -> None:
     length_control.add_model_options(parser)
 
 
-def add_training_options(parser: Any) -> None:
+@wrap("_add_train_general_opts", onmt.opts)
+def add_training_options(original: Any, parser: Any) -> None:
     """Add the options of mixed precision, logging and existing runs to OpenNMT-py's parser."""
+    original(parser)
     add = parser.add_argument_group("Training of shared embeddings").add_argument
     text = "Run matrix products in bfloat16; parameters, reductions and optimizer stay in float32"
     add("--autocast", "-autocast", choices=["none", "bf16"], default="none", help=text)

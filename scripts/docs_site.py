@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
     *("recipes/README.md", "recipes/*/README.md", "benchmarks/README.md", "docker/README.md"),
-    *("tests/drills/README.md", "recipes/*/*.png", "benchmarks/*.png"),
+    *("recipes/*/*.png", "benchmarks/*.png"),
 )
 _LINK = re.compile(r"(?P<before>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -70,11 +70,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     ]
     rows = sum(table[0].count("\n") for part in parts[::2] for table in _TABLE.finditer(part))
     most = _SHORT if rows > _LONG_PAGE else _LONG
+    first = _TABLE.search(markdown)  # often a summary
 
     def folded(table: re.Match[str]) -> str:
         rows = table[0].count("\n") - 2
         summary = f'<details markdown="1"><summary>{rows} rows</summary>'
-        return table[0] if rows <= most else f"{summary}\n\n{table[0]}\n</details>\n"
+        limit = _LONG if first and table[0] == first[0] else most
+        return table[0] if rows <= limit else f"{summary}\n\n{table[0]}\n</details>\n"
 
     parts[::2] = [_TABLE.sub(folded, part) for part in parts[::2]]
     return "".join(parts)

@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import os
 import pickle
+import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
             with safe_open(path, "pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}
         can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
-        with torch.serialization.safe_globals([Namespace]):  # type: ignore[no-untyped-call]
+        with torch.serialization.safe_globals([Namespace]), warnings.catch_warnings():  # type: ignore[no-untyped-call]
+            warnings.simplefilter("ignore")  # torch warns about some files before it fails
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
         if not isinstance(content, dict):
             raise UserError(f"it is a {type(content).__name__}")
@@ -199,114 +201,3 @@ def verify(path: Path) -> list[Path]:
     if not intact:
         raise UserError(f"{path}: has no file with a checksum; name a model that this program wrote")
     return intact
-
-
-# Used by nmt and lm until they read with `load_tensors`.
-
-PartType = tuple[str, Callable[[Any], bool]]
-
-
-def load_safetensors(path: AnyPath, name: str) -> dict[str, Tensor]:
-    """See above."""
-    return load_tensors(path, name)
-
-
-def is_verified() -> bool:
-    """See above."""
-    return True
-
-
-def verified(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """See above."""
-    return {key: value for key, value in content.items() if key != KEY}
-
-
-def mapped(path: AnyPath) -> Any:
-    """See above."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-
-
-loaded = mapped
-
-
-def unreadable(name: str, error: BaseException, program: str) -> UserError:
-    """The error for a file `name` of a `program` that ``torch.load`` cannot read."""
-    # torch's message for a pickle that may contain code recommends running it.
-    has_code = isinstance(error, pickle.UnpicklingError)
-    reason = "damaged, or it could run code" if has_code else first_line(error)
-    return UserError(
-        f"{name}: cannot be read ({reason}); it is truncated, or not a checkpoint of {program}; use another "
-        "one"
-    )
-
-
-def check_parts(content: Mapping[str, Any], kinds: Mapping[str, PartType], name: str) -> None:
-    """Raise UserError if a part, by key, of a checkpoint `name` has another type; missing parts pass."""
-    for part, (wanted, is_right) in kinds.items():
-        if part in content and not is_right(content[part]):
-            raise UserError(
-                f"{name}: its '{part}' is {described(content[part])}, expected {wanted}; use another "
-                "checkpoint"
-            )
-
-
-def described(value: object) -> str:
-    """A short description of a value of an unexpected type or shape."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float)):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "a mapping with other content"
-    return f"a {type(value).__name__}"
-
-
-def is_state(value: object) -> bool:
-    """Whether a value is a state: a mapping of names to dense tensors."""
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and is_dense(tensor) for name, tensor in value.items()
-    )
-
-
-def is_dense(value: object) -> bool:
-    """Whether a value is a plain tensor with data: not sparse, nested, expanded, on the meta device, or of
-    another kind of numbers than a model has.
-    """
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return False
-    if value.is_meta or value.is_nested or value.is_quantized or value.is_complex():
-        return False
-    return value.nbytes <= value.untyped_storage().nbytes()  # no value stands for several
-
-
-def is_words(value: object) -> bool:
-    """Whether a value is a list of words."""
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(word, str) for word in value)
-
-
-def is_optimizer(value: object) -> bool:
-    """Whether a value has the structure of a torch optimizer's state, with dense tensors."""
-    if not isinstance(value, Mapping):
-        return False
-    groups, state = value.get("param_groups"), value.get("state")
-    return (
-        isinstance(groups, list)
-        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
-        and isinstance(state, Mapping)
-        and all(isinstance(own, Mapping) for own in state.values())
-        and all(is_dense(one) for own in state.values() for one in own.values() if isinstance(one, Tensor))
-    )
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """See above."""
-
-
-def check_finite(state: Mapping[str, Tensor], name: str) -> None:
-    """See above."""
-
-
-@contextlib.contextmanager
-def building(tensors: int, size: int) -> Iterator[None]:
-    """See above."""
-    yield

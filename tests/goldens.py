@@ -31,7 +31,7 @@ from torch import Tensor
 import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
-from shared_embeddings.utils.files import UNREADABLE
+from shared_embeddings.utils.errors import UNREADABLE
 from tests.helpers import as_method, example, hosts_of_this_tree
 from tests.lm.runs import write_corpus, write_model
 from tests.test_hosts import MAKERS, opened

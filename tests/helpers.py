@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -44,6 +45,18 @@ HOSTS = {
 def hosts_of_this_tree(group: str) -> list[EntryPoint]:
     """The adapters of this source tree, whatever is installed."""
     return [EntryPoint(name, f"{module}:Adapter", group) for name, module in HOSTS.items()]
+
+
+def content(folder: Path) -> dict[str, object]:
+    """The content of a folder: contents of files, targets of links, and modes of the rest."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
+    return found
 
 
 class Bomb:

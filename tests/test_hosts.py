@@ -30,8 +30,7 @@ from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.results import WandbWriter
 from shared_embeddings.utils.signals import RESUME
 from shared_embeddings.words.vectors import WordVectors, write_vectors
-from tests.commands.harness import content
-from tests.helpers import HOSTS, as_method, example, flip, offsets
+from tests.helpers import HOSTS, as_method, content, example, flip, offsets
 from tests.lm.runs import run as train_lm
 from tests.lm.runs import settings, small_corpus, write_corpus, write_model
 from tests.nmt.conftest import Host

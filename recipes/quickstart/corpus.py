@@ -304,7 +304,7 @@ class Template(NamedTuple):
 
 def read_templates(path: Path = TEMPLATES) -> list[Template]:
     """Read the templates."""
-    return [Template(entry.pop("slots"), entry) for entry in read_yaml(path, "templates")]
+    return [Template(entry.pop("slots"), entry) for entry in read_yaml(path)]
 
 
 def generate(source: str, target: str, seed: int) -> Iterator[Pair]:

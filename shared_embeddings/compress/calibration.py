@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints import load_safetensors, save_safetensors, state_digest
+from shared_embeddings.checkpoints import load_tensors, save_safetensors, state_digest
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
@@ -133,7 +133,7 @@ def read_calibration(
     path: Path, tables: Sequence[EmbeddingTable], sides: str | None = None
 ) -> dict[str, Calibration]:
     """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
-    tensors = load_safetensors(path, f"calibration {path}")
+    tensors = load_tensors(path, f"calibration {path}")
     if not torch.equal(tensors.pop("model", torch.empty(0)), _mark(tables)):
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
     measured = SIDES[int(tensors.pop("sides"))]

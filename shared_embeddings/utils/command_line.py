@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
@@ -15,20 +16,6 @@ from typing import Any, NoReturn
 from shared_embeddings.utils import paths
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.extras import missing_module
-from shared_embeddings.utils.old_command_line import (  # noqa: F401  # until their callers are converted
-    EXPONENT,
-    NO_PARTIAL_FILES,
-    check_repeats,
-    decimal_number,
-    environment_number,
-    exit_with,
-    finite_number,
-    last_line,
-    lost_group,
-    run_module,
-    whole_number,
-)
-from shared_embeddings.utils.path_options import check_path_options
 from shared_embeddings.utils.signals import Terminated, raise_terminated
 
 USER_ERROR = 2
@@ -70,7 +57,6 @@ def run(
     arguments: Sequence[str] | None = None,
     explain: Explain = explain,
     advice: str = "no partial files were left",
-    helps: Any = None,
 ) -> int:
     """Run a command and return its exit status; ``--version`` alone prints the version.
 
@@ -90,10 +76,8 @@ def run(
     if list(arguments) == ["--version"]:
         print(f"{program} {metadata.version('shared-embeddings')}")
         return 0
-    try:
-        signal.signal(signal.SIGTERM, raise_terminated)
-    except ValueError:
-        pass  # not in the main thread, which gets the signals
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, raise_terminated) if is_main_thread else None
     try:
         if isinstance(main, str):
             module, _, function = main.partition(":")
@@ -116,6 +100,9 @@ def run(
             raise
         print(f"{program}: {message}", file=sys.stderr)
         return USER_ERROR
+    finally:
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, previous)
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,12 +112,11 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, example: str | None = None, **settings: Any) -> None:
-        closing = {} if example is None else {"epilog": last_line(prog, example)}
+        closing = {} if example is None else {"epilog": f"example: {prog} {example}"}
         super().__init__(prog, **{"allow_abbrev": False, **closing, **settings})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, rest = super().parse_known_args(args, namespace)
-        check_path_options(self._actions, known)
         by_type: dict[Any, list[Any]] = {}
         for action in self._actions:
             value = getattr(known, action.dest, None)

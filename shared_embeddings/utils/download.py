@@ -42,10 +42,10 @@ def hub_model(name: str) -> Path:
         ) from error
 
 
-def verify(path: Path, checksum: str | None, advice: str = "replace the file") -> None:
-    """Check the SHA-256 of a file, unless `checksum` is None."""
+def verify(path: Path, checksum: str | None, name: str = "", advice: str = "replace the file") -> None:
+    """Check the SHA-256 of a file, which has a name in the message, unless `checksum` is None."""
     if checksum and (actual := sha256(path)) != checksum:
-        raise DownloadError(f"{path}: SHA-256 is {actual}, expected {checksum}; {advice}")
+        raise DownloadError(f"{name or path}: SHA-256 is {actual}, expected {checksum}; {advice}")
 
 
 def download(url: str, path: Path, checksum: str | None, advice: str, wait_seconds: float = 2.0) -> None:
@@ -70,7 +70,7 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
                         shutil.copyfileobj(answer, output)
                 if size and temporary.stat().st_size != size:
                     raise OSError(f"the connection closed after {temporary.stat().st_size} of {size} bytes")
-                verify(temporary, checksum, advice)
+                verify(temporary, checksum, url, advice)
             return
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS:

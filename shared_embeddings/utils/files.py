@@ -10,22 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared_embeddings.utils.errors import UNREADABLE, first_line  # noqa: F401
-from shared_embeddings.utils.old_files import (  # noqa: F401  # until their callers are converted
-    check_archive,
-    followed,
-    is_stream,
-    locked,
-    naming,
-    open_lock,
-    os_error_line,
-    refuse_link,
-    remove_leftovers,
-    save_tensors,
-    staged,
-    workplace,
-)
-
 AnyPath = str | os.PathLike[str]
 
 
@@ -93,7 +77,7 @@ def write_lines(path: AnyPath, lines: Iterable[str]) -> None:
 
 
 @contextmanager
-def locked_new(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a file lock, which the system releases when the process ends; the file stays.
 
     Raises:

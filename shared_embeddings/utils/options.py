@@ -67,8 +67,8 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
     for field in dataclasses.fields(options_class):
         hint, metadata = hints[field.name], option_metadata(options_class, field.name)
         parse, text = metadata["parse"], metadata["description"]
-        if types.NoneType in typing.get_args(hint):
-            hint = typing.get_args(hint)[0]
+        if _is_union(hint):
+            hint = [part for part in typing.get_args(hint) if part is not types.NoneType][-1]
         settings: dict[str, Any] = {"type": parse or hint}
         if hint is bool:
             settings = {"action": argparse.BooleanOptionalAction}
@@ -92,7 +92,7 @@ def option_metadata(options_class: type[Any], name: str) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _validator(options_class: type[Any]) -> Any:
+def _validator(options_class: Any) -> Any:
     from pydantic import TypeAdapter  # slow to import
 
     return TypeAdapter(options_class)
@@ -119,31 +119,30 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
     try:
-        fields = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
         for name, value in given.items():
-            check_known("option", name, fields)
+            check_known("option", name, [field.name for field in dataclasses.fields(options_class)])  # type: ignore[arg-type]
             metadata = option_metadata(options_class, name)
-            minimum, below = metadata.get("minimum"), metadata.get("below")
             for number in value if isinstance(value, (list, tuple)) else (value,):
-                if minimum is not None and isinstance(number, Real) and not isinstance(number, bool):
-                    require_at_least(name, float(number), minimum, below)
+                is_number = isinstance(number, Real) and not isinstance(number, bool)
+                if is_number and metadata.get("minimum") is not None:
+                    require_at_least(name, float(number), metadata["minimum"], metadata["below"])
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
         text = json.dumps(dict(given), default=to_plain, allow_nan=False)
         return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore[no-any-return]
     except ValidationError as error:
         problem = error.errors()[0]
-        (first, *inner), cause = problem["loc"] or ("",), problem.get("ctx", {}).get("error")
-        place = ".".join(map(str, problem["loc"]))
+        place, cause = ".".join(map(str, problem["loc"])), problem.get("ctx", {}).get("error")
         if isinstance(cause, UserError):  # of __post_init__
             raise OptionError(": ".join(filter(None, [where, place, str(cause)]))) from None
-        if problem["type"] == "missing":
-            raise OptionError(f"{where}: option '{place}' is missing; give it a value") from None
+        first = str(problem["loc"][0])
         expected = describe_type(typing.get_type_hints(options_class)[first])
-        if "mapping" in expected and inner:
-            raise OptionError(f"{where}: option '{place}': {problem['msg']}; change it") from None
-        raise OptionError(
-            f"{where}: option '{first}' is {quote(given[first])}, but it must be {expected}; change the value"
-        ) from None
+        if problem["type"] == "missing":
+            message = f"option '{place}' is missing; give it a value"
+        elif "mapping" in expected and place != first:
+            message = f"option '{place}': {problem['msg']}; change it"
+        else:
+            message = f"option '{first}' is {quote(given[first])}, but it must be {expected}; change it"
+        raise OptionError(f"{where}: {message}") from None
     except (UserError, TypeError) as error:
         raise OptionError(f"{where}: {error}") from None
     except ValueError:
@@ -223,12 +222,16 @@ def require_effect(options: Any, names: Iterable[str], condition: str) -> None:
         require(name not in names, message)
 
 
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
 def describe_type(hint: Any) -> str:
     """Describe the values that an annotation accepts, such as ``int | list[int] | null``."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(repr, arguments))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if _is_union(hint):
         return " | ".join(map(describe_type, arguments))
     if typing.get_origin(hint) is tuple:
         return f"list[{describe_type(arguments[0])}]"

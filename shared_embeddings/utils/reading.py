@@ -12,7 +12,6 @@ import yaml
 
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import AnyPath
-from shared_embeddings.utils.old_reading import DocumentError, read_yaml_as_text  # noqa: F401
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,12 +44,12 @@ def read_text(path: AnyPath) -> str:
         raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); convert the file") from None
 
 
-def read_yaml(path: AnyPath, option: str = "") -> Any:
+def read_yaml(path: AnyPath) -> Any:
     """Return the content of a YAML file, see `parse_yaml`."""
     return parse_yaml(read_text(path), str(path))
 
 
-def read_json(path: AnyPath, option: str = "") -> Any:
+def read_json(path: AnyPath) -> Any:
     """Return the content of a JSON file."""
     return parse_json(read_text(path), str(path))
 
@@ -60,21 +59,15 @@ def parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DocumentError(f"{where}: cannot be read as JSON: {first_line(error)}") from None
+        raise UserError(f"{where}: cannot be read as JSON: {first_line(error)}") from None
 
 
-def parse_yaml(text: str, where: str, loader: Any = _Loader) -> Any:
-    """Parse a YAML text; UserError names the document `where`.
-
-    Args:
-        text: plain values only. Unlike in plain PyYAML, 1e-3 is a number.
-        where: the document's name in errors.
-        loader: ``yaml.BaseLoader`` leaves every scalar a text: 60.90 stays "60.90".
-    """
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse a YAML text, where 1e-3 is a number, too; UserError names the document `where`."""
     try:
-        return yaml.load(text, loader)
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         reason = getattr(error, "problem", None) or first_line(error)
-        raise DocumentError(f"{where}: cannot be read as YAML: {reason}{place}") from None
+        raise UserError(f"{where}: cannot be read as YAML: {reason}{place}") from None

@@ -18,7 +18,7 @@ import torch
 
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import refuse_link, write_text
+from shared_embeddings.utils.files import write_text
 
 # The repository, whose git state is part of every record.
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,12 +113,11 @@ class WandbWriter:
 
     Args:
         project: name of the project.
-        folder: of the training, where wandb keeps its files; may not link to another one.
+        folder: of the training, where wandb keeps its files.
         config: settings to show with the run.
     """
 
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
-        refuse_link(folder / "wandb")
         name = folder.absolute().name
         self._run = require("wandb").init(
             project=project, group=name, name=name, dir=str(folder), config=dict(config)

@@ -118,17 +118,6 @@ def test_user_entry_point_and_volumes(name: str) -> None:
     assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_only_the_server_has_a_health_check() -> None:
-    assert [bool(stage.all("HEALTHCHECK")) for stage in ancestry("train")] == [False, False]
-    (check,) = stages()["server"].all("HEALTHCHECK")
-    command = json.loads(check.split("CMD ")[1])
-    assert command[0] == "python"
-    assert (ROOT / Path(command[1]).relative_to("/opt/shared-embeddings")).is_file()
-    assert stages()["server"].all("EXPOSE") == ["5000"]
-    (start,) = stages()["server"].all("CMD")
-    assert json.loads(start)[0] == "onmt_server"
-
-
 def test_copied_files_are_not_ignored() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in lines if line.startswith("!")}

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from recipes.translation.train import Machines, read_machines
-from tests.docker.test_image import DOCKER, ROOT, instructions, stages, write_program
+from tests.docker.test_image import DOCKER, ROOT, stages, write_program
 
 RECIPE = "recipes/ptb_awd_lstm/train.sh"
 TRANSLATION_RECIPE = "recipes/multi30k_ende/train.sh"
@@ -208,11 +208,6 @@ def test_slurm_runs_the_same_command_on_every_machine(cluster: dict[str, str]) -
     assert words[-5:] == [f"docker://{IMAGE}", *command]
 
 
-@pytest.mark.parametrize("image", ["/images/a.sif", "docker-daemon://a:latest"])
-def test_slurm_passes_files_and_addresses_unchanged(cluster: dict[str, str], image: str) -> None:
-    assert f"[{image}][distributed]" in submit({**cluster, "IMAGE": image}, "lm_train").stdout
-
-
 @pytest.mark.parametrize("name", ["DATA_DIR", "RUNS", "SLURM_GPUS_ON_NODE", "no command"])
 def test_slurm_names_what_is_missing(cluster: dict[str, str], name: str) -> None:
     cluster.pop(name, None)
@@ -249,24 +244,6 @@ def test_pytorchjob_counts_its_machines_and_has_the_port_of_the_entry_point() ->
         assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": int(default.group(1))}]
 
 
-def test_pytorchjob_has_volumes_shared_memory_and_no_privileges() -> None:
-    (user,) = stages()["base"].all("USER")
-    for replica in REPLICAS.values():
-        pod = replica["template"]["spec"]
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
-        for container in pod["containers"]:
-            rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-            assert container["securityContext"] == rights
-        assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == user
-        mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-        volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        assert set(mounts) == {"/data", "/runs", "/dev/shm"}
-        assert set(mounts.values()) == set(volumes)
-        assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
-
-
 def test_pytorchjob_gives_each_machine_its_number(tmp_path: Path) -> None:
     write_program(tmp_path / "entrypoint.sh", 'echo "$NODE_RANK"; printf "[%s]" "$@"')
     container = containers()[1]
@@ -295,17 +272,6 @@ def test_services_have_folders_and_no_privileges(services: dict[str, Any]) -> No
         assert {"/data", "/runs"} <= set(mounts) or set(mounts) == {"/etc/nginx/nginx.conf"}
         # Docker would create a missing folder as root, and training could not write to it.
         assert all(mount["bind"] == {"create_host_path": False} for mount in mounts.values())
-
-
-def test_builds_are_stages_and_arguments_of_the_image(services: dict[str, Any]) -> None:
-    arguments = dict(text.split("=", 1) for keyword, text in instructions() if keyword == "ARG")
-    built = {name: service["build"] for name, service in services.items() if "build" in service}
-    assert {name: build["target"] for name, build in built.items()} == {"train": "train", "server": "server"}
-    for build in built.values():
-        assert build["target"] in stages()
-        assert (DOCKER / build["context"] / build["dockerfile"]).resolve() == DOCKER / "Dockerfile"
-        for name, value in build["args"].items():
-            assert value == f"${{{name}:-{arguments[name]}}}"
 
 
 def test_the_server_answers_where_the_health_check_asks(services: dict[str, Any]) -> None:

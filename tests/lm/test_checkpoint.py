@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -24,8 +23,8 @@ from lm.train.loop import Trainer
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses
-from tests.helpers import alter
-from tests.lm.runs import SMALL, StopTraining, log_lines, run, settings, small_corpus, words_of, write_model
+from tests.helpers import Bomb, alter
+from tests.lm.runs import StopTraining, log_lines, run, settings, small_corpus, words_of
 
 WORDS = ["<eos>", "<unk>", *"abcdefghij"]
 OPTIONS = {"embedding_dim": 8, "hidden_dim": 6, "num_layers": 2}
@@ -120,9 +119,9 @@ FORMAT = {"format": checkpoint.FORMAT}
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "truncated"),
         (lambda path: path.write_text("hello"), "truncated"),
         (lambda path: torch.save({"opt": 1}, path), "not written by lm_train"),
-        (lambda path: torch.save({**FORMAT, "version": 9}, path), "version 9"),
+        (lambda path: torch.save({**FORMAT, "version": 9}, path), "not written by lm_train"),
         (lambda path: torch.save({**FORMAT, "version": 1}, path), "has no config"),
-        (lambda path: torch.save({"opt": argparse.Namespace()}, path), "could run code"),
+        (lambda path: torch.save({"opt": Bomb(path / "mark")}, path), "could run code"),
     ],
 )
 def test_invalid_checkpoints_are_named(
@@ -130,13 +129,8 @@ def test_invalid_checkpoints_are_named(
 ) -> None:
     damage(path)
     recwarn.clear()
-    allowed = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()  # nmt, in other tests, lets Namespaces be read
-    try:
-        with pytest.raises(UserError, match=word) as error_line:
-            load_model(path)
-    finally:
-        torch.serialization.add_safe_globals(allowed)
+    with pytest.raises(UserError, match=word) as error_line:
+        load_model(path)
     assert str(path) in str(error_line.value) and "\n" not in str(error_line.value)
     assert not recwarn.list, "a warning is another line on stderr"
 
@@ -154,17 +148,6 @@ def test_invalid_checkpoints_are_named(
 def test_an_inconsistent_checkpoint_fails(path: Path, change: dict[str, Any], word: str) -> None:
     alter(path, lambda content: content["config"].update(change))
     with pytest.raises(UserError, match=word):
-        load_model(path)
-
-
-@pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("claimed", [{"num_layers": 900}, {"embedding_dim": 10**8}], ids=str)
-def test_claims_of_size_fail_before_memory_is_filled(
-    data: Path, tmp_path: Path, kind: str, claimed: dict[str, int]
-) -> None:
-    path = write_model(tmp_path / "model.pt", data, kind)
-    alter(path, lambda content: content["config"].update(claimed))
-    with pytest.raises(UserError, match=f"checkpoint {path}: .* claim more"):
         load_model(path)
 
 

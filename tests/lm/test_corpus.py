@@ -18,7 +18,7 @@ from lm.data.prepare import parse_fractions, share_lines
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
-from tests.commands.harness import content
+from tests.helpers import content
 from tests.lm.runs import command
 
 TEXT = {"train": "the cat sat\n\non the mat\n", "valid": "the dog sat\n", "test": "a cat\n"}

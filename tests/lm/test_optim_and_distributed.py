@@ -33,8 +33,8 @@ from lm.train.optim import (
 )
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError, parse_options
-from tests.drills.runner import Running
 from tests.lm.runs import log_lines, run, settings, small_corpus, without_dropout, words_of
+from tests.processes import Running
 
 
 def parameter(*values: float) -> nn.Parameter:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nmt.checkpoints import read_checkpoint, read_weights
-from tests.drills.runner import Running, error_lines, run
 from tests.nmt.conftest import FUNNEL, Host, free_port
+from tests.processes import Running, error_lines, run
 
 
 def two_ranks() -> dict[str, Any]:

@@ -16,14 +16,6 @@ import shared_embeddings as se
 from shared_embeddings.cli.main import main
 from shared_embeddings.utils.command_line import TRACEBACK_VARIABLE, run
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.interrupts import (
-    SIGNALS,
-    Interrupted,
-    Interrupts,
-    leave_to_parent,
-    signals_delayed,
-    signals_raised,
-)
 
 SIZES = ["--vocab-size", "5000", "--dim", "64"]
 
@@ -162,7 +154,7 @@ def test_user_errors_are_one_line(
 ) -> None:
     assert run("tool", raising(error), []) == 2
     found = capsys.readouterr().err
-    assert found.startswith(line) and found.count("\n") == 1 and len(found) < 1100
+    assert found.startswith(line) and found.count("\n") == 1
     monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
     with pytest.raises(type(error)):
         run("tool", raising(error), [])
@@ -170,7 +162,7 @@ def test_user_errors_are_one_line(
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_signals_are_one_line(number: int, word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("tool", lambda arguments: send(number), [], advice="try again") == 128 + number
+    assert run("tool", lambda arguments: os.kill(os.getpid(), number), [], advice="try again") == 128 + number
     assert capsys.readouterr().err == f"tool: {word}; try again\n"
 
 
@@ -192,88 +184,3 @@ def test_unwritable_output_fails() -> None:
         found = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 2 and found.stderr.startswith("tool: No space left on device")
     assert found.stderr.count("\n") == 1
-
-
-def send(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupted_command_restores_handlers(number: int) -> None:
-    before = [signal.getsignal(one) for one in SIGNALS]
-    with signals_raised():
-        with pytest.raises(Interrupted) as error:
-            send(number)
-        assert error.value.signal == number and error.value.status == 128 + number
-    assert [signal.getsignal(one) for one in SIGNALS] == before
-
-
-def test_the_first_signal_is_recorded_and_the_second_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
-    with signals_raised(), Interrupts() as interrupts:
-        assert interrupts.received is None
-        send(signal.SIGTERM)
-        assert interrupts.received == signal.SIGTERM
-        with pytest.raises(Interrupted):
-            send(signal.SIGINT)
-
-
-def test_signals_wait_for_the_end_of_a_write() -> None:
-    written = []
-    with signals_raised():
-        with pytest.raises(Interrupted) as error, signals_delayed():
-            send(signal.SIGTERM)
-            send(signal.SIGINT)
-            written.append("all")
-    assert written == ["all"] and error.value.signal == signal.SIGTERM
-
-
-def test_simultaneous_signals_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Ctrl-C, which a terminal sends to a whole process group, whose members may pass it on."""
-    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", 3600)
-    with signals_raised(), Interrupts() as interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-            send(number)
-        assert interrupts.received == signal.SIGINT
-
-
-def test_a_wait_ends_at_new_and_recorded_signals() -> None:
-    with signals_raised(), Interrupts() as interrupts:
-        with pytest.raises(Interrupted), interrupts.raised_now():
-            send(signal.SIGTERM)
-        assert interrupts.received == signal.SIGTERM
-        send(signal.SIGINT)  # the same request: nothing happens outside of a wait
-        with pytest.raises(Interrupted) as error, interrupts.raised_now():
-            raise AssertionError("the wait has begun")
-        assert error.value.signal == signal.SIGTERM
-
-
-def test_a_second_signal_waits_for_the_save_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared_embeddings.utils.interrupts.ONE_REQUEST", -1)
-    with signals_raised(), Interrupts() as interrupts:
-        send(signal.SIGTERM)
-        saved = False
-        with pytest.raises(Interrupted), signals_delayed():
-            send(signal.SIGTERM)
-            saved = True
-        assert saved and interrupts.received == signal.SIGTERM
-
-
-def test_ignored_signals_stay_ignored() -> None:
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with signals_raised(), signals_delayed():
-            send(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def test_a_lost_tensor_receiver_is_not_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    leave_to_parent()
-    for error in (EOFError(), ConnectionResetError(), ValueError("of its own")):
-        sys.excepthook(type(error), error, None)
-    assert capsys.readouterr().err == "ValueError: of its own\n"

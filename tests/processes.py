@@ -1,55 +1,20 @@
-"""Shared tools of the drills: processes to disturb, outcomes to count, and the table of results."""
+"""Commands in processes of their own, which tests stop and starve."""
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import resource
 import signal
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-README = Path(__file__).with_name("README.md")
+REPOSITORY = Path(__file__).parents[1]
 STILL_RUNNING = "still running"
-_POLL_SECONDS = 0.005
-
-
-class Try(NamedTuple):
-    """Input of one try of a drill."""
-
-    folder: Path  # empty
-    random: random.Random  # draws the moments; seeded, and different in each try
-
-
-class Drill(NamedTuple):
-    """A disturbance of a program, tried many times."""
-
-    name: str
-    wanted: str  # the outcome that every try should have, in a few words
-    attempt: Callable[[Try], str]  # runs one try and returns its outcome, `wanted` or other words
-    tries: int  # unless others are asked for
-    # Makes what all tries share, in the main thread: only there can commands handle signals.
-    prepare: Callable[[], object] = lambda: None
-
-
-class Result(NamedTuple):
-    """A drill and how often it had each outcome."""
-
-    drill: Drill
-    outcomes: Counter[str]
-
-    @property
-    def others(self) -> dict[str, int]:
-        """The unwanted outcomes."""
-        return {name: count for name, count in self.outcomes.items() if name != self.drill.wanted}
+_POLL_SECONDS = 0.05
 
 
 class Running:
@@ -176,60 +141,6 @@ def run(arguments: Sequence[str | Path], log: Path, seconds: float = 300) -> str
         return running.output()
 
 
-def remains(folder: Path) -> list[str]:
-    """The temporary files and folders left below a folder."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*.tmp"))
-
-
 def error_lines(output: str, program: str) -> list[str]:
     """The error lines of a program."""
     return [line for line in output.splitlines() if line.startswith(f"{program}: ")]
-
-
-def perform(
-    drills: Iterable[Drill], folder: Path, seed: int, tries: int | None = None, jobs: int = 1
-) -> list[Result]:
-    """Run every drill many times, some in parallel, in a folder for each try, and print the outcomes."""
-    results = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for drill in drills:
-            drill.prepare()
-            given = []
-            for number in range(drill.tries if tries is None else tries):
-                place = folder / re.sub(r"\W+", "_", drill.name) / str(number)
-                place.mkdir(parents=True)
-                given.append(Try(place, random.Random(f"{drill.name} {seed} {number}")))
-            outcomes = Counter(pool.map(drill.attempt, given))
-            results.append(Result(drill, outcomes))
-            print(f"{drill.name}: {tell(outcomes)}", flush=True)
-    return results
-
-
-def tell(outcomes: Counter[str] | dict[str, int]) -> str:
-    """Outcomes with their counts, on one line."""
-    return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())) or "none"
-
-
-HEAD = ["| drill | tries | wanted | as wanted | otherwise |", "| --- | ---: | --- | ---: | --- |"]
-
-
-def rows(results: Sequence[Result]) -> dict[str, str]:
-    """The rows of drills in a Markdown table, by name."""
-    found = {}
-    for result in results:
-        drill, outcomes = result
-        cells = (drill.name, outcomes.total(), drill.wanted, outcomes[drill.wanted], tell(result.others))
-        found[drill.name] = f"| {' | '.join(map(str, cells))} |"
-    return found
-
-
-def write_results(title: str, about: str, results: Sequence[Result], path: Path = README) -> None:
-    """Replace the section ``## TITLE`` of a Markdown file, or append it; rows of other drills stay."""
-    content = path.read_text(encoding="utf-8") if path.exists() else "# Drills"
-    sections = re.split(r"^(?=## )", content.rstrip() + "\n\n", flags=re.MULTILINE)
-    old = next((text for text in sections if text.startswith(f"## {title}\n")), "")
-    kept = [line for line in old.splitlines() if line.startswith("| ") and line not in HEAD]
-    known = {line.split(" | ")[0].removeprefix("| "): line for line in kept} | rows(results)
-    new = "\n".join([f"## {title}", "", about, "", *HEAD, *known.values()]) + "\n\n"
-    sections = [new if text == old else text for text in sections] if old else [*sections, new]
-    path.write_text("".join(sections).rstrip() + "\n", encoding="utf-8")
