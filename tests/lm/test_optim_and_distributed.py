@@ -85,7 +85,7 @@ def test_first_step_of_adam_is_the_learning_rate() -> None:
     ],
 )
 def test_values_out_of_range_fail_by_name(kind: type, options: dict[str, object], name: str) -> None:
-    with pytest.raises(OptionError, match=f"'{name}'"):
+    with pytest.raises(OptionError, match=f"'{name}"):
         parse_options("test", kind, options)
 
 
