@@ -14,6 +14,7 @@ import torch
 
 import nmt.checkpoints  # noqa: F401  # lets torch read the options
 from shared_embeddings.checkpoints import KEY, with_checksum
+from shared_embeddings.cli import main as cli
 from shared_embeddings.compress.measure import Samples, ScoredWords
 from shared_embeddings.compress.session import Session
 from shared_embeddings.registry import get_method_config
@@ -206,3 +207,11 @@ def every_word(opened: Session) -> ScoredWords:
     """All words of a model, each for itself."""
     ids = torch.arange(len(opened.tables[0].table))
     return ScoredWords(ids, torch.zeros(len(ids)))
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status of ``shared-embeddings``, also where its parser exits."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as end:
+        return int(str(end.code))

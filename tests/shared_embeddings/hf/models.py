@@ -17,10 +17,10 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.cli.main import main
 from shared_embeddings.hf.folder import save_pretrained
 from shared_embeddings.hf.word_layers import ENTRY, find_tables, place
 from shared_embeddings.quant.storage import pack
+from tests.helpers import main
 
 WORDS = 300
 DIM = 16

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file
 
 import shared_embeddings.hf as hf
-from shared_embeddings.cli.main import main
+from tests.helpers import main
 from tests.shared_embeddings.hf.models import FAMILIES, IDS, KINDS, build, compress, scores, shrink, write
 
 # The graphs of these tiny models are not small compared to their weights.
@@ -166,7 +166,7 @@ def test_different_tables_of_two_sides_are_not_exported(
     unit = {"map_dim": 4, "expand_dim": 32, "depth": 3, "max_groups": 4}
     shrink("gemma3", tmp_path / "small", method="define", output="map", output_projection=True, **unit)
     assert export(tmp_path / "small", tmp_path / "plain", *DENSE) == 2
-    assert "scores words with other numbers than it looks up" in capsys.readouterr().err
+    assert "input and output tables of its define embedding differ" in capsys.readouterr().err
 
 
 def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

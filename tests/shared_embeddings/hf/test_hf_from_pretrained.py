@@ -24,7 +24,6 @@ from shared_embeddings.hf.word_layers import InputSide
 from shared_embeddings.quant.codec import codecs
 from shared_embeddings.quant.decoder import decoded_table
 from shared_embeddings.quant.packed_tensor import PackedTensor
-from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
 from tests.shared_embeddings.hf.models import DIM, FAMILIES, IDS, KINDS, WORDS, add_tokenizer, scores, shrink
 
@@ -249,26 +248,6 @@ def test_codecs_without_the_library(codec: str, dim: int, bits: float, narrowest
     assert narrowest is None or 0 < options["words_per_width"][narrowest] < WORDS
     table = torch.from_numpy(decoded_table("quantized", WORDS, dim, options, embedding.state_dict()))
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("codec", ["trellis", "spectral"])
-def test_paths_of_earlier_versions_are_refused(codec: str, tmp_path: Path) -> None:
-    """Their tensors had the name of other codes."""
-    shrink("gpt2", tmp_path / "small", "fp16", "quantized", codec=codec, bits=2.0)
-    state = load_file(tmp_path / "small/model.safetensors")
-    (new,) = (name for name in state if name.endswith(".streams2"))
-    old = new.replace("streams", "paths")
-    save_file(
-        {old if name == new else name: tensor for name, tensor in state.items()},
-        tmp_path / "small/model.safetensors",
-        {"format": "pt"},
-    )
-    with pytest.raises(UserError, match="compress the original again"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
-    embedding = se.build("quantized", num_embeddings=WORDS, embedding_dim=DIM, codec=codec, bits=2.0)
-    tensors = {name.replace("streams", "paths"): tensor for name, tensor in embedding.state_dict().items()}
-    with pytest.raises(ValueError, match="compress the model again"):
-        decoded_table("quantized", WORDS, DIM, embedding.stored_options(), tensors)
 
 
 def test_other_methods_have_no_remote_code(tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ import transformers
 from safetensors.torch import load_file
 
 from shared_embeddings import hf
-from shared_embeddings.cli.main import main
 from shared_embeddings.compress import session
 from shared_embeddings.compress.calibration import Calibration, calibrate
 from shared_embeddings.hf.adapter import FolderModel
 from shared_embeddings.hf.quality import computing, negative_log_likelihoods, samples
 from shared_embeddings.quant.storage import HEADER
-from tests.helpers import best_words
+from tests.helpers import best_words, main
 from tests.shared_embeddings.hf.models import DIM, KINDS, WORDS, add_tokenizer, build, compress, scores, write
 
 
@@ -304,7 +303,7 @@ def test_models_that_cannot_be_calibrated(
     add_tokenizer(tmp_path / "model")
     asked = ["--bits", 4, "--text", words]
     assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked) == 2
-    assert "cannot be probed" in (line := capsys.readouterr().err) and "give --calibrate none" in line
+    assert "cannot be probed" in (line := capsys.readouterr().err) and "give calibrate 'none'" in line
     assert compress(tmp_path / "model", "quantized", tmp_path / "small", *asked, "--calibrate", "none") == 0
 
 
