@@ -67,8 +67,6 @@ def register(kind: str, options_class: type) -> Callable[[ModelClass], ModelClas
     """Class decorator: register a model class as `kind` with its options dataclass."""
 
     def add(model_class: ModelClass) -> ModelClass:
-        if kind in _REGISTERED:
-            raise ValueError(f"a language model '{kind}' is already registered")
         model_class.kind = kind
         model_class.options_class = options_class
         _REGISTERED[kind] = model_class
