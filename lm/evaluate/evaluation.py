@@ -266,12 +266,9 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
         corpus = load_corpus(path)
         words = corpus.vocabulary.words
         if words != list(known):
-            place = next((i for i, pair in enumerate(zip(words, known)) if pair[0] != pair[1]), None)
-            place = min(len(words), len(known)) if place is None else place
             raise UserError(
-                f"data {path}: its vocabulary ({len(words):,} words) differs from the model's "
-                f"({len(known):,} words) at word {place}; use the corpus that the model was trained on, or a "
-                "text file"
+                f"data {path}: its vocabulary ({len(words):,} words) is not the model's ({len(known):,} "
+                "words); use the corpus that the model was trained on, or a text file"
             )
         split = split or "test"
         tokens: np.ndarray = getattr(corpus, split)

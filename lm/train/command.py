@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm import models
-from lm.checkpoint import Trained, load_model, load_state, peek, read_checkpoint, save_model
+from lm.checkpoint import Trained, load_model, load_state, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
@@ -89,7 +89,7 @@ def _train(config: Configuration, group: Group) -> None:
     is_new = not last.exists()
     embedding = options.embedding
     if options.embedding_distillation is not None and not is_new:
-        embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit
+        embedding = read_checkpoint(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     teacher_losses, lines = TeacherLosses(), list[str]()
@@ -175,11 +175,10 @@ class Student:
                 f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
                 f"this model ({len(words)} words); use the data that the teacher was trained with"
             )
-        width, wanted = teacher.model.embedding.embedding_dim, self.model.embedding.embedding_dim
-        if width != wanted:
+        width = teacher.model.embedding.embedding_dim
+        if width != self.model.embedding.embedding_dim:
             raise UserError(
-                f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
-                f"{wanted}; set embedding_dim: {width}"
+                f"{OPTION}: the vectors of the teacher have {width} dimensions; set embedding_dim: {width}"
             )
         return teacher
 

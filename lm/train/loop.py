@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -225,14 +225,11 @@ class Trainer:
                     self.check_finite()
                     nats, tokens = self.group.mean(self.window).tolist()
                     self.window.zero_()
-                    figures = {
-                        "loss": nats / tokens,
-                        **{name: float(value) for name, value in figures.items()},
-                    }
                     now = clocks()
                     seconds, steps, read = (end - start for start, end in zip(since, now))
                     since, seconds = now, max(seconds, 1e-9)
-                    figures |= {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
+                    speeds = {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
+                    figures = {"loss": nats / tokens, **figures, **speeds, "norm": float(figures["norm"])}
                     if self.reconstruction is not None:
                         figures["reconstruction"] = self.reconstruction.current()
                     report.training(self.step, self.epochs, figures, self.done)
@@ -307,7 +304,7 @@ class Trainer:
         parts = self.options.valid_batch_size
         chunk = math.ceil((len(self.valid) - 1) / parts)
         reading = Reading(self.options.sequence_length, chunk_length=chunk, batch_size=parts)
-        with self.evaluated_parameters():
+        with self.averages.in_place() if self.averages else nullcontext():
             with self.autocast:
                 score = evaluate(self.model, self.valid, reading, report.is_terminal)
             # All processes use bitwise the same score.
@@ -320,10 +317,6 @@ class Trainer:
             report.validation(self.step, loss, min(self.scores), averaged)
             if is_best:
                 save_best()
-
-    def evaluated_parameters(self) -> AbstractContextManager[None]:
-        """Context with the averaged parameters, if any, in the model."""
-        return nullcontext() if self.averages is None else self.averages.in_place()
 
     def _asked_to_stop(self) -> int:
         """The number of a signal that any process has received, or 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def save_run(
         "lengths": trainer.lengths.getstate(),
         "processes": processes,
     }
-    with trainer.evaluated_parameters():
+    with trainer.averages.in_place() if trainer.averages else nullcontext():
         save_model(path, trainer.model, words, settings, training)
 
 

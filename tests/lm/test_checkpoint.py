@@ -120,7 +120,7 @@ FORMAT = {"format": checkpoint.FORMAT}
         (lambda path: path.write_text("hello"), "truncated"),
         (lambda path: torch.save({"opt": 1}, path), "not written by lm_train"),
         (lambda path: torch.save({**FORMAT, "version": 9}, path), "not written by lm_train"),
-        (lambda path: torch.save({**FORMAT, "version": 1}, path), "has no config"),
+        (lambda path: torch.save({**FORMAT, "version": 1}, path), "was not written by lm_train"),
         (lambda path: torch.save({"opt": Bomb(path / "mark")}, path), "could run code"),
     ],
 )

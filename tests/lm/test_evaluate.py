@@ -152,7 +152,7 @@ def test_invalid_settings(home: Path, arguments: list[object], message: str) -> 
         (b"caf\xe9 au lait\n", "UTF-8"),
         (".", "lm_prepare"),
         ("absent", "absent"),
-        ("a b c d e f h", "words) at word"),
+        ("a b c d e f h", "is not the model's"),
         ("a b c d e f g h", "10 words"),
     ],
 )
