@@ -141,18 +141,12 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
         UserError: a tensor is missing, unexpected, or has another shape.
     """
     own = distinct_state(model)
-    odd = sorted(own.keys() ^ state.keys())
-    if odd:
-        where = "only in the model" if odd[0] in own else "only in the checkpoint"
-        raise UserError(
-            f"checkpoint {path}: belongs to another model ({odd[0]} is {where}); use its configuration, or "
-            "compress the original again if an earlier version wrote it"
-        )
-    for name, tensor in state.items():
-        if tensor.shape != own[name].shape:
+    for name in sorted(own.keys() | state.keys()):
+        theirs, ours = (tuple(part[name].shape) if name in part else "missing" for part in (state, own))
+        if theirs != ours:
             raise UserError(
-                f"checkpoint {path}: belongs to another model ({name} is {tuple(tensor.shape)}, expected "
-                f"{tuple(own[name].shape)}); use its configuration and vocabulary"
+                f"checkpoint {path}: belongs to another model ({name} is {theirs}, expected {ours}); use its "
+                "configuration and vocabulary"
             )
     # strict=False: aliases of these tensors are not in the state.
     model.load_state_dict(install(model, state), strict=False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from lm.checkpoint import load_model
-from lm.cli import add_device, chosen_device
+from lm.cli import chosen_device
 from lm.data.corpus import SPLITS
 from lm.data.vocabulary import word_blocks
 from lm.evaluate.evaluation import (
@@ -19,6 +19,7 @@ from lm.evaluate.evaluation import (
     Reading,
     evaluate,
     evaluate_with_pointer,
+    perplexity,
     read_data,
     segments,
 )
@@ -62,10 +63,12 @@ def main(arguments: Sequence[str]) -> None:
 
     begin = time.monotonic()
     progress = sys.stderr.isatty()
+    pointed = {}
     if pointer is None:
         plain, mixed = evaluate(trained.model, text.tokens, reading, progress), None
     else:
         plain, mixed = evaluate_with_pointer(trained.model, text.tokens, pointer, reading, progress)
+        pointed = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
     seconds = max(time.monotonic() - begin, 1e-9)
     if not math.isfinite(plain.perplexity):
         raise UserError(
@@ -83,13 +86,12 @@ def main(arguments: Sequence[str]) -> None:
         f"<unk>: {text.unknown:,} tokens ({text.unknown / len(text.tokens):.2%})",
         f"perplexity {plain.perplexity:.2f}",
     ]
-    if mixed is not None and pointer is not None:
+    if mixed is not None:
         metrics["pointer_perplexity"] = mixed.perplexity
-        lines.append(f"with the pointer {pointer.plain()}: perplexity {mixed.perplexity:.2f}")
+        lines.append(f"with the pointer {pointed}: perplexity {mixed.perplexity:.2f}")
     if words is not None:
-        each = (mixed or plain).perplexity_per(words)
-        metrics |= {"words": words, "word_perplexity": each}
-        lines.append(f"per word ({words:,} words): perplexity {each:.2f}")
+        metrics |= {"words": words, "word_perplexity": perplexity((mixed or plain).nats / words)}
+        lines.append(f"per word ({words:,} words): perplexity {metrics['word_perplexity']:.2f}")
     speed = plain.tokens / seconds
     batch_ms = 1000 * seconds / sum(1 for _ in segments(len(text.tokens), reading))
     lines.append(f"{speed:,.0f} tokens per second, {batch_ms:.1f} ms per batch")
@@ -97,7 +99,6 @@ def main(arguments: Sequence[str]) -> None:
     if options.output is None:
         return
     metrics |= {"tokens_per_second": speed, "inference_ms": batch_ms}
-    pointed = {} if pointer is None else {"pointer": pointer.plain()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
@@ -105,7 +106,13 @@ def main(arguments: Sequence[str]) -> None:
         "model": str(options.model),
         "data": str(options.data),
         "split": text.split,
-        "metrics": {**metrics, **pointed, "unknown": text.unknown, **reading._asdict(), **memory},
+        "metrics": {
+            **metrics,
+            **({"pointer": pointed} if pointed else {}),
+            "unknown": text.unknown,
+            **reading._asdict(),
+            **memory,
+        },
         "counts": count_model(trained.model),
         "data_checksum": text.checksum,
         "peak_memory_mib": round(peak, 1),
@@ -147,7 +154,7 @@ def _parser() -> Parser:
     add("-reference", type=existing_file, metavar="FILE", help=reference)
     add("-output", type=new_path, metavar="FILE", help="write the results to this JSON file")
     add("-force", "--force", action="store_true", help="overwrite -output")
-    add_device(parser)
+    add("-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
     return parser
 
 

@@ -52,14 +52,12 @@ class Score(NamedTuple):
     @property
     def perplexity(self) -> float:
         """``exp(nats / tokens)``."""
-        return self.perplexity_per(self.tokens)
+        return perplexity(self.nats / self.tokens)
 
-    def perplexity_per(self, units: int) -> float:
-        """``exp(nats / units)``, for example per word of a text in subwords."""
-        try:
-            return math.exp(self.nats / units)
-        except OverflowError:
-            return math.inf
+
+def perplexity(loss: float) -> float:
+    """``exp(loss)``, or infinity on overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 class Reading(NamedTuple):
@@ -169,10 +167,6 @@ class PointerOptions:
         if isinstance(settings, Mapping):
             settings = {{"lambda": "weight"}.get(key, key): value for key, value in settings.items()}
         return parse_options("pointer", cls, settings)
-
-    def plain(self) -> dict[str, int | float]:
-        """Return the settings as a mapping for `parse`."""
-        return {"window": self.window, "theta": self.theta, "lambda": self.weight}
 
 
 class CachePointer:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.checkpoint import load_model
-from lm.cli import add_device, chosen_device
+from lm.cli import chosen_device
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.models import LanguageModel
 from shared_embeddings.utils.command_line import Parser, positive
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
         help="texts to generate, separated by --- (default: 1)",
     )
     add("-allow_unknown", action="store_true", help="allow <unk> in the output")
-    add_device(parser)
+    add("-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
     options = parser.parse_args(list(arguments))
     if options.samples > 1 and options.temperature == 0:
         raise UserError("samples has no effect with temperature 0: all texts would be the same; remove it")

@@ -121,11 +121,10 @@ def geometry(
         hidden_keys |= apart > reach
     if kernel == "sdpa":
         return Geometry(encodings, hidden_keys)
-
-    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return ~hidden_keys[query, key]
-
-    return Geometry(encodings, hidden_keys, create_block_mask(is_visible, None, None, length, keys, device))
+    blocks = create_block_mask(
+        lambda batch, head, query, key: ~hidden_keys[query, key], None, None, length, keys, device
+    )
+    return Geometry(encodings, hidden_keys, blocks)
 
 
 @functools.cache
@@ -195,14 +194,14 @@ class RelativeAttention(nn.Module):
                 dropout_p=self.dropout if self.training else 0.0,
             )
         else:
-
-            def with_position(
-                score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
-            ) -> Tensor:
-                return score + scores[batch, head, query, key]
-
             attend = _compiled_flex_attention() if query.is_cuda else _flex_attention
-            gathered = attend(by_content, key, value, score_mod=with_position, block_mask=geometry.blocks)
+            gathered = attend(
+                by_content,
+                key,
+                value,
+                score_mod=lambda score, batch, head, query, key: score + scores[batch, head, query, key],
+                block_mask=geometry.blocks,
+            )
         return self.output(gathered.transpose(1, 2).flatten(2))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
 from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
-from lm.train.distributed import Group, joined, local_rank
+from lm.train.distributed import Group, joined
 from lm.train.loop import Report, Trainer
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
             train(config, group)
     except (UserError, KeyboardInterrupt) as error:
         # All processes have the same error: one of them reports it.
-        if local_rank():
+        if int(os.environ.get("LOCAL_RANK", 0)):
             sys.exit(130 if isinstance(error, KeyboardInterrupt) else USER_ERROR)
         raise
 
@@ -132,18 +133,15 @@ def _run(
         total = (options.epochs or 0) * epoch_tokens
         if options.steps is not None:
             total = options.steps * options.sequence_length * options.batch_size * group.world_size
-        report = Report(folder, trainer.step, total, trainer.tokens(), writers)
+        report = Report(folder, trainer.step, total, trainer.tokens, writers)
     where = f"resumes after step {trainer.step}" if trainer.step else "starts"
     place = f"processes: {group.world_size}, on {group.device.type}"
     start = f"Training {where}: {epoch_tokens:,} tokens per epoch, {len(words):,} words, {place}"
     for line in (*lines, start):
         report.line(line)
 
-    def save_best() -> None:
-        if group.is_first:
-            save_model(best, trainer.model, words, settings, None)
-
     try:
+        save_best = partial(save_model, best, trainer.model, words, settings, None)
         save = partial(save_run, folder / LAST, trainer, words, settings, checksum)
         trainer.run(report, save, save_best)
         report.line(f"finished after step {trainer.step}; the best model is {best}")

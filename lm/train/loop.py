@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from lm.data.corpus import Columns
-from lm.evaluate.evaluation import Reading, evaluate
+from lm.evaluate.evaluation import Reading, evaluate, perplexity
 from lm.models import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
@@ -119,11 +119,6 @@ class Report:
                 file.close()
 
 
-def perplexity(loss: float) -> float:
-    """``exp(loss)``, or infinity on overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 class Trainer:
     """One process of a training run.
 
@@ -178,6 +173,7 @@ class Trainer:
         """Number of epochs, including fractions."""
         return self.epoch + self.position / (self.text_columns.length - 1)
 
+    @property
     def tokens(self) -> int:
         """Tokens read by all processes together."""
         return round(self.epochs * (self.text_columns.length - 1)) * self._columns
@@ -195,7 +191,8 @@ class Trainer:
         Args:
             report: receives progress.
             save: saves the state for resumption; called in all processes.
-            save_best: saves the model, with averaged parameters in place, after its best validation.
+            save_best: saves the model, with averaged parameters in place, after its best validation;
+                called in the first process.
 
         Raises:
             UserError: the loss or a parameter is not finite; the state is not saved.
@@ -203,20 +200,11 @@ class Trainer:
         """
         options = self.options
 
-        def is_finished() -> bool:
-            stalls = options.patience is not None and is_stalled(self.scores, options.patience)
-            return stalls or self.done >= 1
-
-        def save_whole() -> None:
-            self.check_finite()
-            save()
-
-        def clocks() -> tuple[float, int, int]:
-            return time.monotonic(), self.step, self.tokens()
-
-        since = clocks()
+        since = time.monotonic(), self.step, self.tokens
         with self._stop:
-            while not is_finished():
+            while self.done < 1:
+                if options.patience is not None and is_stalled(self.scores, options.patience):
+                    break
                 if self.averages is None and starts_averaging(self.rule, self.scores):
                     self.averages = Averages(self.parameters)
                 figures = self._train_step()
@@ -225,7 +213,7 @@ class Trainer:
                     self.check_finite()
                     nats, tokens = self.group.mean(self.window).tolist()
                     self.window.zero_()
-                    now = clocks()
+                    now = time.monotonic(), self.step, self.tokens
                     seconds, steps, read = (end - start for start, end in zip(since, now))
                     since, seconds = now, max(seconds, 1e-9)
                     speeds = {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
@@ -235,14 +223,19 @@ class Trainer:
                     report.training(self.step, self.epochs, figures, self.done)
                 every = options.evaluate_every
                 is_epoch = self.position == 0 if every is None else self.step % every == 0
-                if is_finished() or is_epoch:
+                is_saved = validates = self.done >= 1 or is_epoch
+                if validates:
                     self._validate(report, save_best)
-                    save_whole()
-                    since = clocks()
-                elif options.save_every and self.step % options.save_every == 0:
-                    save_whole()
+                    since = time.monotonic(), self.step, self.tokens
+                elif options.save_every:
+                    is_saved = self.step % options.save_every == 0
+                if is_saved:
+                    self.check_finite()
+                    save()
                 if number := self._asked_to_stop():
-                    save_whole()
+                    if not is_saved:
+                        self.check_finite()
+                        save()
                     self._stop.requested = number
                     self._stop.raise_requested()
 
@@ -315,7 +308,7 @@ class Trainer:
             self.scores.append(loss)
             averaged = 0 if self.averages is None else self.averages.steps
             report.validation(self.step, loss, min(self.scores), averaged)
-            if is_best:
+            if is_best and self.group.is_first:
                 save_best()
 
     def _asked_to_stop(self) -> int:

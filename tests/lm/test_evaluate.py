@@ -23,6 +23,7 @@ from lm.evaluate.evaluation import (
     Score,
     evaluate,
     evaluate_with_pointer,
+    perplexity,
 )
 from lm.evaluate.generate import Sampling, choose, generate, write
 from shared_embeddings.utils.errors import UserError
@@ -222,7 +223,7 @@ def test_other_softmaxes(method: str) -> None:
 def test_perplexity_by_hand() -> None:
     score = Score(nats=6 * math.log(2.0), tokens=3)
     assert score.perplexity == pytest.approx(4.0)
-    assert score.perplexity_per(2) == pytest.approx(8.0)
+    assert perplexity(score.nats / 2) == pytest.approx(8.0)
     assert Score(1e9, 1).perplexity == math.inf
 
 

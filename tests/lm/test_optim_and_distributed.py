@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -284,21 +283,6 @@ def test_a_single_process_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.gather("x") == ["x"]
         assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
         assert group.largest(15)() == 15
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("WORLD_SIZE", "2", "$WORLD_SIZE is 2, but $RANK is not set; use torchrun"),
-    ],
-)
-def test_variables_of_torchrun_are_checked(
-    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=re.escape(message)), joined("cpu"):
-        pass
 
 
 def test_more_processes_than_devices_fail(monkeypatch: pytest.MonkeyPatch) -> None:
