@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -185,7 +185,7 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Iterator[Any]:
     """Open a file that may be gzipped; UserError if it is truncated."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
