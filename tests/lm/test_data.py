@@ -338,7 +338,7 @@ def test_vocabulary_round_trip(tmp_path: Path) -> None:
     [
         (b"a\t1\n<eos>\t1\n", "has no <unk>"),
         (b"a\t1\n<unk>\t1\n", "has no <eos>"),
-        (b"", "has no <unk>"),
+        (b"", "line 1 is ''"),
         (b"a\t1\n<unk>\t0\n<eos>\t1\na\t1\n", "'a' is repeated"),
         (b"a\t1\nb 2\n", "line 2 is 'b 2'"),
         (b"a\t1\n\n", "line 2 is ''"),
