@@ -170,12 +170,12 @@ def _embedding_parts(spec: str) -> Counter[str]:
     if isinstance(embedding, DefineEmbedding):  # all except the map and the output projection
         rest = [part for part in (embedding.map, embedding.output_projection) if part is not None]
         unit = count_parameters(embedding) - sum(map(count_parameters, rest))
-    index_entries = getattr(embedding.options, "index_entries", lambda words, dim: 0)
+    has_fitted_codes = embedding.method in ("structured", "compositional_code")
     return Counter(
         trained=counts["total"],
         input=counts["input"] + counts["shared"],
         unit=unit,
-        indices=int(index_entries(embedding.num_embeddings, embedding.embedding_dim)),
+        indices=embedding.get_buffer("codes").numel() if has_fitted_codes else 0,
         lookup_bits=stored_bits(table),
         filters=sum(buffer.numel() for name, buffer in embedding.named_buffers() if name == "codebooks"),
     )

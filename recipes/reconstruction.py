@@ -6,6 +6,7 @@ Axes: ``V`` words that are reconstructed, ``D`` dimension.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import time
@@ -485,10 +486,11 @@ def write_report(grid: Grid, results: Path, readme: Path) -> None:
     summary = [row for row in summaries(grid, most) if row["metrics"] or row["row"] not in by_row]
     source = most[0]["metrics"]["source_similarity"]
     alone = AloneOptions(hidden_dim=grid.hidden[0], **next(iter(grid.alone.values())))
+    # The paper's approximation of the birthday problem.
+    collision = -math.expm1(-(grid.words**2) / (2 * alone.codebook_size**alone.codebooks))
     text = table(grid, summary, source) + (
         f"\nWith {alone.codebooks} codebooks of {alone.codebook_size} entries, two of the {grid.words:,} "
-        f"words share all codes in ALONE with a probability of {alone.collision_probability(grid.words):.1e} "
-        "(section 2.1).\n"
+        f"words share all codes in ALONE with a probability of {collision:.1e} (section 2.1).\n"
     )
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
         draw_figure(summary, source, grid, readme.parent / FIGURE)

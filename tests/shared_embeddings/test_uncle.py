@@ -252,7 +252,7 @@ def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
     for given, words, named in [
         ({"classes": path}, ["x", "y", "word1"], "2 of the 3 words"),
         ({"classes": path, "num_classes": 4}, ["word0", "word1"], "num_classes"),
-        ({"classes": str(tmp_path / "none.npz")}, ["word0"], "no such file"),
+        ({"classes": str(tmp_path / "none.npz")}, ["word0"], "No such file"),
         ({"classes": [0, 1]}, ["word0"], "2 words"),
         ({}, ["word0"], "projective"),
     ]:
