@@ -120,13 +120,13 @@ def build(
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
     spec, values = spec_of(method, options)
+    if words is not None:
+        values = options_for_words(spec, values, words, num_embeddings)
+    options_of_method = spec.resolve(num_embeddings, embedding_dim, values)
     require(
         padding_idx is None or 0 <= padding_idx < num_embeddings,
         f"{spec.method}: 'padding_idx' is {padding_idx}, but it must be from 0 to {num_embeddings - 1}",
     )
-    if words is not None:
-        values = options_for_words(spec, values, words, num_embeddings)
-    options_of_method = spec.resolve(num_embeddings, embedding_dim, values)
     return spec.embedding_class(num_embeddings, embedding_dim, padding_idx, options_of_method)
 
 
