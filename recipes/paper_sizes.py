@@ -134,17 +134,7 @@ def measure(model: Mapping[str, Any]) -> dict[str, float]:
     embedding = copies * (parts["trained"] + (parts["indices"] if model.get("indices") else 0))
     unit = copies * parts["unit"]
     output = sum(math.prod(shape) for shape in model.get("output", []))
-    network: Counter[str] = Counter()
-    if sizes := dict(model.get("network", {})):
-        for name, parameter in build_network(sizes.pop("name"), sizes).named_parameters():
-            network["network"] += parameter.numel()
-            network.update(
-                {
-                    part: parameter.numel()
-                    for part, names in _NETWORK_PARTS.items()
-                    if any(piece in name for piece in names)
-                }
-            )
+    network = _network_parts(json.dumps(model.get("network"), sort_keys=True))
     total = network["network"] + embedding + output
     plain = math.prod(model.get("plain", (spec["num_embeddings"], spec["embedding_dim"])))
     return {
@@ -181,6 +171,19 @@ def _embedding_parts(spec: str) -> Counter[str]:
         lookup_bits=stored_bits(table),
         filters=sum(buffer.numel() for name, buffer in embedding.named_buffers() if name == "codebooks"),
     )
+
+
+@functools.cache
+def _network_parts(spec: str) -> Counter[str]:
+    """Return the counts of a network, given as JSON; none for null."""
+    parts: Counter[str] = Counter()
+    if sizes := json.loads(spec):
+        for name, parameter in build_network(sizes.pop("name"), sizes).named_parameters():
+            parts["network"] += parameter.numel()
+            for part, names in _NETWORK_PARTS.items():
+                if any(piece in name for piece in names):
+                    parts[part] += parameter.numel()
+    return parts
 
 
 def sizes_tables(papers: Sequence[Paper]) -> str:
