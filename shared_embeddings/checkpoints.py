@@ -25,6 +25,8 @@ from torch import Tensor
 from shared_embeddings.utils.errors import UserError, first_line
 
 AnyPath = str | os.PathLike[str]
+# Options of OpenNMT-py in checkpoints; for the whole process, since a context would remove it for others.
+torch.serialization.add_safe_globals([Namespace])
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
 KEY = "checksum"
 _PLAIN = (bytes, int, float, complex, bool, type(None), torch.dtype, torch.Size)
@@ -51,7 +53,7 @@ def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
             with safe_open(path, "pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}
         can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
-        with torch.serialization.safe_globals([Namespace]), warnings.catch_warnings():  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about some files before it fails
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
         if not isinstance(content, dict):

@@ -32,7 +32,6 @@ from shared_embeddings.loss import (
     product_dtype,
 )
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.scored_words import RestrictedScores
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import plain_options
 from shared_embeddings.utils.tracing import needs_fixed_shapes
@@ -51,6 +50,21 @@ _SCORED_ROWS = 2048
 _FEW_TOKENS = 16
 # On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product.
 _CPU_EVEN_TOKENS = 64
+
+
+@dataclasses.dataclass
+class RestrictedScores:
+    """The only words that are scored, see `shared_embeddings.scored_words.score_only`.
+
+    Attributes:
+        ids: of the words ``(n,)``.
+        offsets: ``(n,)`` added to their scores; None for zeros.
+        rows: their rows ``(n, D)``, once they have been looked up without gradients.
+    """
+
+    ids: Tensor
+    offsets: Tensor | None
+    rows: Tensor | None = None
 
 
 class OutputFactors(NamedTuple):
@@ -185,9 +199,19 @@ class SharedEmbedding(CachingModule):
             RuntimeError: there is no output side.
         """
         self._check_hidden(hidden)
-        if self.scored_words is not None:
-            return self.scored_words.logits(self, hidden)
-        return self._scores(hidden)
+        words = self.scored_words
+        if words is None:
+            return self._scores(hidden)
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters()):
+            rows: Tensor = self(words.ids)
+        else:
+            if words.rows is None:
+                with torch.no_grad():
+                    words.rows = self(words.ids)
+            rows = words.rows
+        bias = self.output_bias()
+        scores = F.linear(hidden, rows.to(hidden), None if bias is None else bias[words.ids].to(hidden))
+        return scores if words.offsets is None else scores + words.offsets.to(hidden)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities ``(..., V)`` of all words for hidden states ``(..., S)``.

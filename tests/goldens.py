@@ -33,6 +33,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.compress import host as host_module
 from shared_embeddings.utils.errors import UNREADABLE
 from tests.helpers import as_method, example, hosts_of_this_tree
+from tests.lm.runs import write_corpus, write_model
 from tests.test_hosts import MAKERS, opened
 
 # A value is a text or a list of numbers; numbers may differ by rounding.
@@ -137,6 +138,10 @@ def record_files(records: Records, folder: Path) -> None:
         place.mkdir()
         with contextlib.redirect_stdout(io.StringIO()):
             model, text = make(place)
+            if host == "lm":  # the smallest vocabulary
+                data = write_corpus(place / "letters")
+                model, text = write_model(model, data), place / "letters" / "valid.txt"
+        text = text.with_name("test.src") if host == "nmt" else text
         sizes = opened(host).read(model).embeddings()[0].table().shape
         named = {
             f"quantized-{codec}-{bits}": ["--method", "quantized", "--bits", bits, "--codec", codec]

@@ -23,8 +23,8 @@ MAY_IMPORT = {
     "shared_embeddings": {"shared_embeddings"},
 }
 
-# Folders of shared_embeddings stand on each other in at most this many floors.
-MOST_FLOORS = 7
+# Folders of shared_embeddings stand on each other in at most this many layers.
+MOST_LAYERS = 7
 
 
 def module_name(path: Path) -> str:
@@ -73,16 +73,16 @@ def test_packages_depend_one_way() -> None:
     assert wrong == []
 
 
-def test_folders_of_the_library_are_floors() -> None:
+def test_folders_of_the_library_are_layers() -> None:
     below: dict[str, set[str]] = {}
     for module, targets in graph().items():
         if module.startswith("shared_embeddings."):
             found = {folder_of(target) for target in targets if target.startswith("shared_embeddings.")}
             below.setdefault(folder_of(module), set()).update(found - {folder_of(module)})
-    floors: dict[str, int] = {}
+    layers: dict[str, int] = {}
     for folder in TopologicalSorter(below).static_order():
-        floors[folder] = 1 + max((floors[one] for one in below[folder]), default=0)
-    assert max(floors.values()) <= MOST_FLOORS, floors
+        layers[folder] = 1 + max((layers[one] for one in below[folder]), default=0)
+    assert max(layers.values()) <= MOST_LAYERS, layers
 
 
 DOCUMENTS = [

@@ -74,7 +74,7 @@ def _vectors(folder: Path) -> tuple[Path, Path]:
 
 Maker = Callable[[Path], tuple[Path, Path]]
 # The widths of their tables.
-WIDTHS = {"hf": 32, "lm": 8, "nmt": 16, "vectors": 12}
+WIDTHS = {"hf": 16, "lm": 8, "nmt": 16, "vectors": 12}
 MAKERS: dict[str, Maker] = {"hf": _hf, "lm": _lm, "nmt": _nmt, "vectors": _vectors}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -145,7 +145,8 @@ def options_within(
     )
 
 
-class Suggestion(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
     """The options of one method for a budget."""
 
     method: str  # the method

@@ -128,7 +128,7 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
                     require_at_least(name, float(number), metadata["minimum"], metadata["below"])
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
         text = json.dumps(dict(given), default=to_plain, allow_nan=False)
-        return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore[no-any-return]
+        return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore
     except ValidationError as error:
         problem = error.errors()[0]
         place, cause = ".".join(map(str, problem["loc"])), problem.get("ctx", {}).get("error")

@@ -504,8 +504,8 @@ def test_two_vocabularies(
     keep.write_text("w30\nv31\n")
     asked = ["--model", model, "--output", output]
     for given, wanted in (
-        (["--text", *texts], "give --source-text and --target-text"),
-        (["--source-text", texts[0]], "give --target-text"),
+        (["--text", *texts], "give source_text and target_text"),
+        (["--source-text", texts[0]], "give target_text"),
     ):
         assert trim(*asked, *given) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -601,7 +601,7 @@ def test_classes_are_part_of_the_checkpoint(
     run("onmt_train -config", config, "-train_from", checkpoint)
     assert describe_checkpoint(host.folder / "model_step_6.pt")["config"]["embedding"]["classes"] == "stored"
     message = error_line("onmt_train -config", host.config("other", embedding=embedding))
-    assert "classes.npz" in message and "no such file" in message
+    assert "classes.npz" in message
 
 
 RECURRENT = {"encoder_type": "rnn", "decoder_type": "rnn", "position_encoding": False, "train_steps": 1}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
+import shared_embeddings.modules.quantized  # noqa: F401  # registers the codecs
 from shared_embeddings.compress.calibration import calibrate
 from shared_embeddings.compress.measure import Batch, Samples
 from shared_embeddings.quant import kernels, metric

@@ -97,7 +97,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
         monkeypatch.setattr(kernels, "has_lanes", lambda: False)
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True).codec
+    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True)[0]
     sizes = (96, 32), (96, 96), (90, 32), (90, 3), (20, 32)
     for codec in (*(UniformCodec(*size) for size in sizes), fitted, TrellisCodec(96), TrellisCodec(95)):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
@@ -348,7 +348,7 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
     matrix = torch.eye(40) - (1 - 1e-4) * torch.diag(torch.eye(40)[0])
     errors = []
     for metric in (None, matrix):
-        codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True).codec
+        codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True)[0]
         books = codec.learn(rows, torch.full((len(rows),), 2.0))
         books |= codec.derived(books, [2.0])
         seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shared_embeddings as se
-from shared_embeddings.cli.main import options_of
+from shared_embeddings.cli.catalog import options_of
 from shared_embeddings.scored_words import score_only
 from tests.shared_embeddings.cases import CASES, VOCABULARY, Case
 from tests.shared_embeddings.support import (
