@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.quant.packed_tensor import PackedTensor, inner_tensors, warn_of_frozen
+from shared_embeddings.quant.packed_tensor import PackedTensor, inner_tensors
 from shared_embeddings.utils.tracing import autocast_dtype, has_values
 
 CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
@@ -71,7 +72,10 @@ class CachingModule(nn.Module):
     def train(self: CachingSelf, mode: bool = True) -> CachingSelf:
         self.clear_cache()
         if mode and any(isinstance(parameter, PackedTensor) for parameter in self.parameters()):
-            warn_of_frozen()
+            # Python shows this once for each place of a program.
+            warnings.warn(
+                "the embedding is packed and frozen: to train it, load it with trainable=True", stacklevel=2
+            )
         return super().train(mode)
 
     def _apply(self: CachingSelf, fn: Any, recurse: bool = True) -> CachingSelf:

@@ -57,7 +57,20 @@ def kmeans(
     """
     generator = torch.Generator().manual_seed(seed % 2**64)
     order = torch.randperm(len(points), generator=generator)
-    centroids = _drawn(points, order, clusters, generator, progress)
+    # Initial centroids, from several parts of the points if there are many.
+    first = order[: max(_DRAWN_PER_CLUSTER * clusters, _LEAST_DRAWN)]
+    parts = min(max(len(first) * clusters // _DRAWN_DISTANCES, 1), clusters)
+    drawn = []
+    chunks = first.chunk(parts)
+    hidden = not progress or parts == 1
+    for number, ids in enumerate(tqdm(chunks, desc="first centroids", leave=False, disable=hidden)):
+        share = clusters * (number + 1) // len(chunks) - clusters * number // len(chunks)
+        part = points[ids]
+        centroids = _spread(part, share, generator)
+        for _ in range(_PART_ITERATIONS if parts > 1 else 0):
+            centroids = _means(part, nearest(part, centroids)[0], centroids)
+        drawn.append(centroids)
+    centroids = torch.cat(drawn)
     size = max(_PER_CLUSTER * clusters, _LEAST_SAMPLE)
     sample = points if size >= len(points) else points[order[:size]]
     best = math.inf
@@ -79,9 +92,7 @@ def nearest(points: Tensor, centroids: Tensor, progress: bool = False) -> tuple[
     sizes, turned = centroids.square().sum(dim=1), -2.0 * centroids.t().contiguous()
     buffer = centroids.new_empty(rows, clusters)
     codes, error = torch.empty(len(points), dtype=torch.int64), 0.0
-    hidden = not progress
-    bar = tqdm(total=len(points), desc="distances", delay=BAR_DELAY, leave=False, disable=hidden)
-    with bar:
+    with tqdm(total=len(points), desc="distances", delay=BAR_DELAY, leave=False, disable=not progress) as bar:
         for start in range(0, len(points), rows):
             block = points[start : start + rows]
             # ||a - b||² without ||a||²; NumPy finds the least several times faster than torch.
@@ -99,26 +110,6 @@ def _means(points: Tensor, codes: Tensor, centroids: Tensor) -> Tensor:
     sizes = codes.bincount(minlength=len(centroids)).unsqueeze(1)
     sums = torch.zeros_like(centroids).index_add_(0, codes, points)
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), centroids)
-
-
-def _drawn(
-    points: Tensor, order: Tensor, clusters: int, generator: torch.Generator, progress: bool
-) -> Tensor:
-    """Initial centroids ``(K, d)`` from points in random `order`, in several parts if there are many."""
-    order = order[: max(_DRAWN_PER_CLUSTER * clusters, _LEAST_DRAWN)]
-    parts = min(max(len(order) * clusters // _DRAWN_DISTANCES, 1), clusters)
-    if parts == 1:
-        return _spread(points[order], clusters, generator)
-    drawn = []
-    bar = tqdm(order.chunk(parts), desc="first centroids", leave=False, disable=not progress)
-    for number, ids in enumerate(bar):
-        share = clusters * (number + 1) // len(bar) - clusters * number // len(bar)
-        part = points[ids]
-        centroids = _spread(part, share, generator)
-        for _ in range(_PART_ITERATIONS):
-            centroids = _means(part, nearest(part, centroids)[0], centroids)
-        drawn.append(centroids)
-    return torch.cat(drawn)
 
 
 def _spread(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
@@ -251,11 +242,34 @@ def learn_codes(
         Codes ``(V, M)`` in the smallest type that holds them, and codebooks ``(M, K, D)``.
     """
     rotation = best_basis(table, table.size(1), None, progress).t().to(table).cpu()
-    left = torch.cat([block.cpu() @ rotation for block in table.split(BLOCK)])
-    sums = Sums(left, num_codebooks, codebook_size)
-    sums.start(seed, progress)
-    sums.improve(seed, progress)
-    codes, codebooks = sums.codes.to(table.device), (sums.codebooks @ rotation.t()).to(table)
+    # The residual (V, D), table minus sums: columns by descending variance.
+    left = torch.cat([block.cpu() @ rotation for block in table.split(BLOCK)]).float()
+    codes = torch.zeros(len(table), num_codebooks, dtype=code_dtype(codebook_size))
+    codebooks = left.new_zeros(num_codebooks, codebook_size, left.size(1))
+    # Each codebook clusters a few columns of the residual.
+    bar = tqdm(total=num_codebooks, desc="codebooks", unit=" codebooks", disable=not progress)
+    for first in range(0, num_codebooks, left.size(1)):
+        number = min(left.size(1), num_codebooks - first)
+        shares = _shares(left.var(dim=0, correction=0), number, math.log2(codebook_size))
+        for place, columns in enumerate(shares, first):
+            products = _SUM_PRODUCTS // num_codebooks
+            clusters, entries = kmeans(left[:, columns], codebook_size, seed + place, products)
+            codes[:, place] = clusters
+            codebooks[place][:, columns] = entries
+            left[:, columns] -= entries[clusters]
+            bar.update()
+    bar.close()
+    # Codebooks and codes are fitted to a sample of words; then the codes of the others are chosen.
+    words = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed % 2**64))
+    sample, others, initial = words[:_SAMPLE].sort().values, words[_SAMPLE:], codebooks.clone()
+    if len(others):
+        sampled = left[sample], codes[sample]
+        _fit_sums(*sampled, codebooks, progress)
+        left[sample], codes[sample] = sampled
+        _choose_codes(left, codes, others, initial, codebooks, progress)
+    else:
+        _fit_sums(left, codes, codebooks, progress)
+    codes, codebooks = codes.to(table.device), (codebooks @ rotation.t()).to(table)
     if len(table) * (num_codebooks * codebook_size) ** 2 <= _SOLVED:
         codebooks = least_squares_codebooks(table, codes, codebook_size)
     return codes, codebooks
@@ -293,87 +307,49 @@ _COST = 48
 _OTHER_ROUNDS = 2
 
 
-class Sums:
-    """Codes and codebooks whose sums approximate a table, and the current residual.
+def _fit_sums(left: Tensor, codes: Tensor, codebooks: Tensor, progress: bool) -> None:
+    """Update codebooks and the codes of a sample with the residual `left` ``(n, D)``, in place."""
+    number, size, dim = codebooks.shape
+    rounds = min(max(_SUM_PRODUCTS // (left.numel() * number * (size + _COST)), 1), _SUM_ROUNDS)
+    error = float(left.square().sum())
+    bar = tqdm(total=rounds * number, desc="sums", unit=" codebooks", disable=not progress)
+    for _ in range(rounds):
+        for place, entries in enumerate(codebooks):
+            old = codes[:, place].long()
+            counts = old.bincount(minlength=size).clamp(min=1).unsqueeze(1)
+            fitted = entries + torch.zeros_like(entries).index_add_(0, old, left) / counts
+            new = _best(left, entries, fitted, old)
+            left += (entries.unsqueeze(1) - fitted).view(-1, dim)[old * size + new]
+            codes[:, place] = new
+            codebooks[place] = fitted
+            bar.update()
+        before, error = error, float(left.square().sum())
+        bar.set_postfix(error=f"{error:.4g}")
+        if error >= before * (1.0 - _LEAST_GAIN):
+            break
+    bar.close()
 
-    Attributes:
-        left: ``(V, D)`` float32 on the CPU, the residual: table minus sums. Columns by descending variance.
-        codes: ``(V, M)`` in the smallest type that holds them.
-        codebooks: ``(M, K, D)``.
-    """
 
-    def __init__(self, table: Tensor, num_codebooks: int, codebook_size: int) -> None:
-        self.left = table.float()
-        self.codes = torch.zeros(len(table), num_codebooks, dtype=code_dtype(codebook_size))
-        self.codebooks = self.left.new_zeros(num_codebooks, codebook_size, table.size(1))
-
-    def start(self, seed: int, progress: bool) -> None:
-        """Initialize each codebook by clustering a few columns of the residual."""
-        number, size, dim = self.codebooks.shape
-        bar = tqdm(total=number, desc="codebooks", unit=" codebooks", disable=not progress)
-        for first in range(0, number, dim):
-            shares = _shares(self.left.var(dim=0, correction=0), min(dim, number - first), math.log2(size))
-            for place, columns in enumerate(shares, first):
-                codes, entries = kmeans(self.left[:, columns], size, seed + place, _SUM_PRODUCTS // number)
-                self.codes[:, place] = codes
-                self.codebooks[place][:, columns] = entries
-                self.left[:, columns] -= entries[codes]
-                bar.update()
-        bar.close()
-
-    def improve(self, seed: int, progress: bool) -> None:
-        """Fit codebooks and codes to a sample of words, then choose the codes of the others."""
-        words = torch.randperm(len(self.left), generator=torch.Generator().manual_seed(seed % 2**64))
-        sample, others = words[:_SAMPLE].sort().values, words[_SAMPLE:]
-        is_all = not len(others)
-        left, codes = (self.left, self.codes) if is_all else (self.left[sample], self.codes[sample])
-        first = self.codebooks.clone()
-        self._fit(left, codes, progress)
-        if is_all:
-            return
-        self.left[sample], self.codes[sample] = left, codes
-        bar = tqdm(total=len(others), desc="codes", unit=" words", disable=not progress)
-        for ids in others.split(_ROWS):
-            left, codes = self.left[ids], self.codes[ids].long()
-            for before, after, chosen in zip(first, self.codebooks, codes.unbind(1)):
-                left += (before - after)[chosen]
-            for _ in range(_OTHER_ROUNDS):
-                self._choose(left, codes)
-            self.left[ids], self.codes[ids] = left, codes.to(self.codes)
-            bar.update(len(ids))
-        bar.close()
-
-    def _fit(self, left: Tensor, codes: Tensor, progress: bool) -> None:
-        """Update entries and codes of a sample with the residual `left` ``(n, D)``, in place."""
-        number, size, dim = self.codebooks.shape
-        rounds = min(max(_SUM_PRODUCTS // (left.numel() * number * (size + _COST)), 1), _SUM_ROUNDS)
-        error = float(left.square().sum())
-        bar = tqdm(total=rounds * number, desc="sums", unit=" codebooks", disable=not progress)
-        for _ in range(rounds):
-            for place, entries in enumerate(self.codebooks):
-                old = codes[:, place].long()
-                counts = old.bincount(minlength=size).clamp(min=1).unsqueeze(1)
-                fitted = entries + torch.zeros_like(entries).index_add_(0, old, left) / counts
-                new = _best(left, entries, fitted, old)
-                left += (entries.unsqueeze(1) - fitted).view(-1, dim)[old * size + new]
-                codes[:, place] = new
-                self.codebooks[place] = fitted
-                bar.update()
-            before, error = error, float(left.square().sum())
-            bar.set_postfix(error=f"{error:.4g}")
-            if error >= before * (1.0 - _LEAST_GAIN):
-                break
-        bar.close()
-
-    def _choose(self, left: Tensor, codes: Tensor) -> None:
-        """Update the codes of words with the residual `left` ``(n, D)`` once, in place."""
-        for place, entries in enumerate(self.codebooks):
-            old = codes[:, place]
-            new = _best(left, entries, entries, old)
-            changed = (new != old).nonzero().squeeze(1)
-            if len(changed):
-                left.index_add_(0, changed, entries[old[changed]] - entries[new[changed]])
-                codes[:, place] = new
+def _choose_codes(
+    left: Tensor, codes: Tensor, words: Tensor, initial: Tensor, codebooks: Tensor, progress: bool
+) -> None:
+    """Update the residual and the codes of `words`, which are those of `initial` codebooks, in place."""
+    bar = tqdm(total=len(words), desc="codes", unit=" words", disable=not progress)
+    for ids in words.split(_ROWS):
+        rest, chosen = left[ids], codes[ids].long()
+        for before, after, entry in zip(initial, codebooks, chosen.unbind(1)):
+            rest += (before - after)[entry]
+        for _ in range(_OTHER_ROUNDS):
+            for place, entries in enumerate(codebooks):
+                old = chosen[:, place]
+                new = _best(rest, entries, entries, old)
+                changed = (new != old).nonzero().squeeze(1)
+                if len(changed):
+                    rest.index_add_(0, changed, entries[old[changed]] - entries[new[changed]])
+                    chosen[:, place] = new
+        left[ids], codes[ids] = rest, chosen.to(codes)
+        bar.update(len(ids))
+    bar.close()
 
 
 def _best(left: Tensor, before: Tensor, entries: Tensor, codes: Tensor) -> Tensor:

@@ -221,22 +221,28 @@ def without_negatives(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         codes, basis: ``(V, R)`` and ``(R, D)``, the most important column first.
     """
-    direction = common_direction(codes)
+    direction = _common_direction(codes)
     if direction is not None:
-        return lifted(codes, basis, direction)
+        return _lifted(codes, basis, direction)
     if codes.size(1) > 1:
-        return shifted(codes[:, :-1], basis[:-1])
+        # With a shift s, (c + s) B - 1 (s B) is c B: the last column is constant and undoes the shift.
+        codes, basis = codes[:, :-1], basis[:-1]
+        shift = -codes.amin(dim=0)
+        level = codes.square().mean().sqrt().clamp(min=torch.finfo(codes.dtype).tiny)
+        longer = torch.cat((codes + shift, level.expand(len(codes), 1)), dim=1)
+        return longer, torch.cat((basis, -(shift @ basis).unsqueeze(0) / level))
     sign = 1.0 if codes.clamp(min=0.0).norm() >= codes.clamp(max=0.0).norm() else -1.0
     return (codes * sign).clamp(min=0.0), basis * sign
 
 
-def common_direction(codes: Tensor) -> Tensor | None:
+def _common_direction(codes: Tensor) -> Tensor | None:
     """A unit vector ``(R,)`` at an acute angle with all codes ``(V, R)`` except tiny ones.
 
     Gilbert's algorithm, which finds the point closest to zero in the convex hull of the codes' directions.
     None if zero is in the hull or too close to it.
     """
-    units = codes[_counted(codes)].double()
+    lengths = codes.norm(dim=1)
+    units = codes[lengths > _LEAST_LENGTH * lengths.mean()].double()
     units /= units.norm(dim=1, keepdim=True)
     point = units.mean(dim=0)
     for _ in range(_STEPS):
@@ -253,7 +259,7 @@ def common_direction(codes: Tensor) -> Tensor | None:
     return None
 
 
-def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+def _lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Factors with nonnegative codes and the product ``codes @ basis``.
 
     With c the codes' coordinate along `direction`, r the others, and slopes s such that ``r + s c >= 0``, the
@@ -262,12 +268,13 @@ def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Ten
 
     Args:
         codes, basis: ``(V, R)`` and ``(R, D)``.
-        direction: ``(R,)`` as from `common_direction`.
+        direction: ``(R,)`` as from `_common_direction`.
     """
     axes = torch.linalg.qr(direction.double().unsqueeze(1), mode="complete").Q[:, 1:]
     turned = torch.cat((direction.double().unsqueeze(1), axes), dim=1)
     slopes = turned.new_zeros(axes.size(1))
-    for part in codes[_counted(codes)].split(BLOCK):
+    lengths = codes.norm(dim=1)
+    for part in codes[lengths > _LEAST_LENGTH * lengths.mean()].split(BLOCK):
         along, others = (part.double() @ turned).tensor_split([1], dim=1)
         slopes = torch.maximum(slopes, (-others / along).amax(dim=0))
     of_others = axes.t() @ basis.double()
@@ -278,24 +285,3 @@ def lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Ten
         coordinates[:, 1:] += coordinates[:, :1] * slopes
         lifted_part.copy_(coordinates.clamp_(min=0.0))
     return positive, torch.cat((first.unsqueeze(0), of_others)).to(basis.dtype)
-
-
-def shifted(codes: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors with nonnegative codes, one more column, and the product ``codes @ basis``.
-
-    With a shift s, ``(c + s) B - 1 (s B)`` is ``c B``: the last column of the codes is constant and undoes
-    the shift.
-
-    Args:
-        codes, basis: ``(V, R)`` and ``(R, D)``.
-    """
-    shift = -codes.amin(dim=0)
-    level = codes.square().mean().sqrt().clamp(min=torch.finfo(codes.dtype).tiny)
-    longer = torch.cat((codes + shift, level.expand(len(codes), 1)), dim=1)
-    return longer, torch.cat((basis, -(shift @ basis).unsqueeze(0) / level))
-
-
-def _counted(codes: Tensor) -> Tensor:
-    """Which codes ``(V,)`` are not tiny."""
-    lengths = codes.norm(dim=1)
-    return lengths > _LEAST_LENGTH * lengths.mean()

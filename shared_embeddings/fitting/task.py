@@ -5,6 +5,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -107,7 +108,7 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     )
     delay = BAR_DELAY if len(words) <= _EVALUATED else 0.0
     bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=delay, disable=not task.progress)
-    best, best_state = _loss(embedding, task), _copied_state(embedding)
+    best, best_state = _loss(embedding, task), copy.deepcopy(embedding.state_dict())
     embedding.train()
     generator = torch.Generator().manual_seed(task.seed)
     batches: list[Tensor] = []
@@ -126,7 +127,7 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
         if step % _STEPS_BETWEEN_EVALUATIONS == 0 or step == steps:
             current = _loss(embedding, task)
             if current < best:
-                best, best_state = current, _copied_state(embedding)
+                best, best_state = current, copy.deepcopy(embedding.state_dict())
             bar.set_postfix(loss=f"{current:.4g}")
     bar.close()
     embedding.load_state_dict(best_state)
@@ -162,7 +163,3 @@ def _loss(embedding: nn.Module, task: FitTask) -> float:
             float((embedding(ids) - task.teacher[ids]).norm(dim=1).sum()) for ids in words.split(BATCH)
         )
     return total / max(len(words), 1)
-
-
-def _copied_state(embedding: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in embedding.state_dict().items()}

@@ -1,7 +1,4 @@
-"""How many bits each word, and each direction of its row, gets.
-
-Axes: ``V`` vocabulary, ``R`` directions.
-"""
+"""How many bits each word ``(V,)`` gets."""
 
 from __future__ import annotations
 
@@ -37,7 +34,15 @@ def rates_within(
         sizes: the bytes of the codes of a word for each rate.
         errors: the share of the error for each rate; falls.
     """
-    gains = importance.double().unsqueeze(1) * _slopes(sizes, errors)
+    # How much each rate lowers the error for each byte, of the convex hull of all: descending.
+    points, slopes, start = list(zip(sizes, errors.tolist())), [], 0
+    while start < len(points) - 1:
+        size, error = points[start]
+        steepest = [(error - lower) / max(more - size, 1) for more, lower in points[start + 1 :]]
+        best = max(range(len(steepest)), key=lambda place: (steepest[place], place))
+        slopes += [steepest[best]] * (best + 1)
+        start += best + 1
+    gains = importance.double().unsqueeze(1) * torch.tensor(slopes, dtype=torch.float64)
     order = gains.flatten().argsort(descending=True, stable=True)
 
     def steps(extra: int) -> Tensor:
@@ -55,33 +60,3 @@ def rates_within(
         else:
             most = middle - 1
     return torch.tensor(rates)[steps(least)]
-
-
-def _slopes(sizes: Sequence[int], errors: Tensor) -> Tensor:
-    """How much each rate lowers the error for each byte, of the convex hull of all: descending."""
-    points = list(zip(sizes, errors.tolist()))
-    slopes: list[float] = []
-    start = 0
-    while start < len(points) - 1:
-        size, error = points[start]
-        steepest = [(error - lower) / max(more - size, 1) for more, lower in points[start + 1 :]]
-        best = max(range(len(steepest)), key=lambda place: (steepest[place], place))
-        slopes += [steepest[best]] * (best + 1)
-        start += best + 1
-    return torch.tensor(slopes, dtype=torch.float64)
-
-
-def direction_bits(variances: Tensor, rates: Sequence[float], errors: Tensor, total: float) -> Tensor:
-    """Which of the `rates` each direction ``(R,)`` has, for the least squared error with `total` bits.
-
-    Args:
-        variances: ``(R,)`` of the numbers along each direction.
-        rates: the bits of a number that are possible, ascending from 0.
-        errors: the squared error of normal numbers for each of them; falls by less and less.
-        total: the most bits of all directions together.
-    """
-    steps = torch.tensor(rates, dtype=torch.float64).diff()
-    gains = variances.double().unsqueeze(1) * (errors.diff().neg() / steps)
-    order = gains.flatten().argsort(descending=True, stable=True)
-    fits = steps[order % len(steps)].cumsum(0) <= total + 1e-9
-    return torch.bincount(order[: int(fits.sum())] // len(steps), minlength=len(variances))

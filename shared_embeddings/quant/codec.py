@@ -49,18 +49,6 @@ class Encoded(NamedTuple):
     scales: Tensor
 
 
-class Fitted(NamedTuple):
-    """What a codec derives from a table, before any row is encoded.
-
-    Attributes:
-        codec: with the layout for this table.
-        rates: of all words ``(V,)``.
-    """
-
-    codec: Codec
-    rates: Tensor
-
-
 class Codec(ABC):
     """One way to store rows in few bits.
 
@@ -121,8 +109,8 @@ class Codec(ABC):
         importance: Tensor | None,
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
-    ) -> Fitted:
-        """The rates of words, and what else depends on the table. By default the codec stays the same.
+    ) -> tuple[Codec, Tensor]:
+        """Derive what depends on a table, before any row is encoded. By default the codec stays the same.
 
         Args:
             table: ``(V, D)``, not rotated.
@@ -130,10 +118,13 @@ class Codec(ABC):
             importance: the weights ``(V,)`` of the squared errors of words; None for equal weights.
             metric: M ``(D, D)``, what errors of rows count; None for squared errors.
             is_small: whether a codec for numbers of words by rate takes as few bytes as wanted.
+
+        Returns:
+            The codec with the layout for this table, and the rates ``(V,)`` of all words.
         """
         if importance is None and bits == int(bits):
-            return Fitted(self, torch.full((len(table),), float(bits)))
-        return Fitted(self, self.allocate(squared_norms(table), importance, is_small, self.errors()))
+            return self, torch.full((len(table),), float(bits))
+        return self, (self.allocate(squared_norms(table), importance, is_small, self.errors()))
 
     def allocate(
         self,

@@ -47,24 +47,21 @@ def unpacked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     header = numbers.pop(HEADER, None)
     forms = {} if header is None else json.loads(bytes(header))["tensors"]
     for name, form in forms.items():
-        numbers[name] = _numbers(numbers[name], numbers.pop(f"{name}.scale", None), form)
+        codes, scales = numbers[name], numbers.pop(f"{name}.scale", None)
+        if form["as"] == "fp16":
+            numbers[name] = codes.astype(np.float32)
+        elif form["as"] == "int8":
+            numbers[name] = codes.astype(np.float32) * scales
+        elif form["as"] == "log8":
+            powers = np.exp2((codes.astype(np.float32) - 255) / 16)
+            numbers[name] = np.where(codes == 0, 0, powers) * scales
+        else:  # integers in bits
+            widths, ends = form["widths"], np.cumsum(form["widths"])
+            rows = math.prod(form["shape"]) // len(ends)
+            bits = np.unpackbits(codes, count=rows * int(ends[-1])).reshape(rows, -1).astype(np.int64)
+            columns = [bits[:, end - size : end] @ (1 << np.arange(size)) for end, size in zip(ends, widths)]
+            numbers[name] = np.stack(columns, axis=1).reshape(form["shape"])
     return numbers
-
-
-def _numbers(codes: Any, scales: Any, form: Mapping[str, Any]) -> Any:
-    """Return the numbers of the storages fp16, int8 and log8, and integers in bits."""
-    if form["as"] == "fp16":
-        return codes.astype(np.float32)
-    if form["as"] == "int8":
-        return codes.astype(np.float32) * scales
-    if form["as"] == "log8":
-        return np.where(codes == 0, 0, np.exp2((codes.astype(np.float32) - 255) / 16)) * scales
-    shape = form["shape"]
-    ends = np.cumsum(form["widths"])
-    rows = math.prod(shape) // len(ends)
-    bits = np.unpackbits(codes, count=rows * int(ends[-1])).reshape(rows, -1).astype(np.int64)
-    columns = [bits[:, end - size : end] @ (1 << np.arange(size)) for end, size in zip(ends, form["widths"])]
-    return np.stack(columns, axis=1).reshape(shape)
 
 
 def decoded_table(
@@ -109,17 +106,16 @@ def decoded_table(
             ids = words[start : start + _BLOCK]
             decoded = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})
             decoded = decoded * np.repeat(scales[ids], group, axis=1)[:, :embedding_dim]
-            table[ids] = rotated_back(decoded, numbers["signs"]) if "signs" in numbers else decoded
+            if "signs" in numbers:
+                # Rotated back by small orthogonal matrices along the factors of D, then signs.
+                done = 1
+                for size in factors_of(embedding_dim):
+                    decoded = decoded.reshape(-1, size, embedding_dim // (done * size))
+                    decoded = orthogonal(size).T.astype(np.float32) @ decoded
+                    done *= size
+                decoded = decoded.reshape(-1, embedding_dim) * (1 - 2 * numbers["signs"])
+            table[ids] = decoded
     return table
-
-
-def rotated_back(rows: Any, signs: Any) -> Any:
-    """Rows ``(n, D)`` before the rotation: small orthogonal matrices along the factors of D, then signs."""
-    dim, done = rows.shape[1], 1
-    for size in factors_of(dim):
-        rows = orthogonal(size).T.astype(np.float32) @ rows.reshape(-1, size, dim // (done * size))
-        done *= size
-    return rows.reshape(-1, dim) * (1 - 2 * signs)
 
 
 def factors_of(dim: int) -> list[int]:

@@ -5,7 +5,7 @@ int8 is symmetric: a row is a scale times integers from -127 to 127. Each row ha
 differ most between rows: rows of tables and codes are words, whose norms grow with rarity, and rows of a
 basis are directions, whose norms decay like singular values. For a trained table of 4,120 x 128, the relative
 error was 0.0066 with a scale per word, 0.0092 per dimension, and 0.023 with a single scale. Short rows, as in
-codebooks of pieces, share a scale, see `_scaled_axes`.
+codebooks of pieces, share a scale.
 
 Packing unpacked numbers again gives the same codes and scales. Scales are in bfloat16, whose 8 bits of
 precision times those of an integer are exact in float32.
@@ -78,7 +78,11 @@ class NumberFormat(ABC):
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
-        self.rows = math.prod(self.shape[: _scaled_axes(self.shape)])
+        # A row with its own scale spans the fewest trailing axes with at least 16 values: the vector of a
+        # word or codebook entry, or all entries of a codebook if each is only a piece of a vector.
+        self.axes = len(self.shape) - 1  # the leading ones, which index rows; at least one
+        while self.axes > 1 and math.prod(self.shape[self.axes :]) < _LEAST_IN_ROW:
+            self.axes -= 1
 
     @property
     @abstractmethod
@@ -148,11 +152,10 @@ class Int8(NumberFormat):
 
     @property
     def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        axes = _scaled_axes(self.shape)
-        return torch.int8, self.shape, self.shape[:axes] + (1,) * (len(self.shape) - axes)
+        return torch.int8, self.shape, self.shape[: self.axes] + (1,) * (len(self.shape) - self.axes)
 
     def encode(self, values: Tensor) -> Packed:
-        within = list(range(_scaled_axes(values.shape), values.dim()))
+        within = list(range(self.axes, values.dim()))
         scales = (values.abs().amax(dim=within, keepdim=True) / _LARGEST).to(_SCALE_TYPE)
         # Scales below the smallest normal number are not exact; such rows become zero.
         scales = scales.masked_fill(scales < _RANGE.tiny, 0.0)
@@ -275,15 +278,3 @@ FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, 
 def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
     """Return the format of a name, for tensors of a shape; integers have `widths`."""
     return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
-
-
-def _scaled_axes(shape: Sequence[int]) -> int:
-    """The number of leading axes that index rows with their own scale; at least one.
-
-    A row spans the fewest trailing axes with at least 16 values: the vector of a word or of a codebook entry,
-    or all entries of a codebook if each is only a piece of a vector.
-    """
-    axes = len(shape) - 1
-    while axes > 1 and math.prod(shape[axes:]) < _LEAST_IN_ROW:
-        axes -= 1
-    return axes

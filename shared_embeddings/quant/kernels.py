@@ -7,7 +7,6 @@ Axes: ``n`` rows, ``N`` tokens, ``D`` numbers of a row, ``S`` groups of numbers 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 
 # The most pairs of a run in a `LanePlan`, with coarse and with fine entries: their sums fit into 32 bits.
 LANE_PAIRS = (256, 40)
+_HAS_NUMBA = importlib.util.find_spec("numba") is not None
 # Numbers that are worth another thread.
 _NUMBERS_PER_THREAD = 2**17
 
 
 def usable(*tensors: Tensor) -> bool:
     """Whether the loops can replace operations on these tensors: on a CPU, without gradients or compilers."""
-    if torch.compiler.is_compiling() or not _has_numba():
+    if torch.compiler.is_compiling() or not _HAS_NUMBA:
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
@@ -35,15 +35,8 @@ def usable(*tensors: Tensor) -> bool:
     return all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
 
 
-@functools.cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
-
-
 def has_lanes() -> bool:
     """Whether this processor has the instructions of `shared_embeddings.quant.lanes`."""
-    if not _has_numba():
-        return False
     return importlib.import_module("shared_embeddings.quant.lanes").INSTRUCTIONS is not None
 
 
@@ -62,13 +55,6 @@ class LanePlan(NamedTuple):
     tables: Any  # bytes ``(4, 16)``: of halves of coarse entries; starts and slopes of lines
     columns: Any  # of both numbers of a pair ``(P, 2)``; -1 for no second one
     unit: float  # the size of one in `tables`
-
-
-def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
-    """Products ``(N, n)`` of states ``(N, D)``, in 16 bits, with entries times `scales` ``(n, 1)``."""
-    out = torch.empty(len(hidden), len(codes))
-    _run("lane_scores", len(plan.places), [codes, scales], [*plan, hidden], out.t())
-    return out.to(hidden.dtype)
 
 
 class EntryPlan(NamedTuple):
@@ -97,14 +83,18 @@ def decode_rows(codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, c
         sizes, center: ``(D,)``.
     """
     out = torch.empty(len(codes), len(sizes))
-    _run("decode_rows", len(sizes), [codes, scales], [*plan, sizes, center], out)
+    _run("decode_rows", len(sizes), [codes, scales], [tuple(plan), sizes, center], out)
     return out.to(scales.dtype)
 
 
-def entry_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: EntryPlan) -> Tensor:
-    """Products ``(N, n)`` of states ``(N, D)`` with entries of rows times `scales` ``(n, 1)``."""
+def path_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan | EntryPlan) -> Tensor:
+    """Products ``(N, n)`` of states ``(N, D)`` with entries of rows times `scales` ``(n, 1)``.
+
+    With a `LanePlan`, states are rounded to 16 bits.
+    """
+    loop = "lane_scores" if isinstance(plan, LanePlan) else "entry_scores"
     out = torch.empty(len(hidden), len(codes))
-    _run("entry_scores", len(plan.places), [codes, scales], [*plan, hidden], out.t())
+    _run(loop, len(plan.places), [codes, scales], [tuple(plan), hidden], out.t())
     return out.to(hidden.dtype)
 
 
@@ -166,14 +156,8 @@ def nearest_paths(
         books: entries of all states; numbers that share a state have consecutive books.
     """
     out = torch.empty(len(rows), len(steps), dtype=torch.long)
-    bits, sizes, firsts = torch.tensor(steps).t()
-    _run(
-        "nearest_paths",
-        rows.size(1) * books.size(1),
-        [rows, starts],
-        [bits, sizes, firsts, weights, count, books],
-        out,
-    )
+    others = [torch.tensor(steps).t(), weights, count, books]
+    _run("nearest_paths", rows.size(1) * books.size(1), [rows, starts], others, out)
     return out
 
 
@@ -189,11 +173,17 @@ def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], ou
     """
     # numba takes most of a second to import.
     run = getattr(importlib.import_module("shared_embeddings.quant.loops"), loop)
-    by_row, target, count = [_array(part) for part in rows], out.numpy(), len(out)
-    whole = [_array(other) if isinstance(other, Tensor) else other for other in others]
+    arrays: list[Any] = []
+    for value in (*rows, *others):
+        if isinstance(value, Tensor):  # in memory as they are indexed, real numbers in 32 bits
+            value = value.detach().float() if value.is_floating_point() else value
+            value = value.contiguous().numpy()
+        arrays.append(value)
+    target, count = out.numpy(), len(out)
 
     def work(chosen: slice) -> None:
-        run(*(part[chosen] for part in by_row), *whole, target[chosen])
+        by_row = [array[chosen] for array in arrays[: len(rows)]]
+        run(*by_row, *arrays[len(rows) :], target[chosen])
 
     threads = max(1, min(torch.get_num_threads(), count, count * cost // _NUMBERS_PER_THREAD))
     if threads == 1:
@@ -203,9 +193,3 @@ def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], ou
     # A pool that lives longer would be unusable in processes that are forked later.
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, map(slice, bounds, bounds[1:])))
-
-
-def _array(tensor: Tensor) -> Any:
-    """The numbers of a tensor in memory as they are indexed, real ones in 32 bits."""
-    tensor = tensor.detach().float() if tensor.is_floating_point() else tensor
-    return tensor.contiguous().numpy()

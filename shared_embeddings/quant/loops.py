@@ -101,21 +101,11 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 
 
 @_compiled
-def decode_rows(
-    codes: Any,
-    scales: Any,
-    places: Any,
-    shifts: Any,
-    starts: Any,
-    mask: int,
-    book: Any,
-    sizes: Any,
-    center: Any,
-    out: Any,
-) -> None:
+def decode_rows(codes: Any, scales: Any, plan: Any, sizes: Any, center: Any, out: Any) -> None:
     """Entries of the first numbers of rows ``(n, D)``, 0 for others, times `sizes` ``(D,)``, plus `center`
     ``(D,)``, times `scales` ``(n, 1)``.
     """
+    places, shifts, starts, mask, book = plan
     stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _decode_row(codes[row], stream, places, shifts, starts, mask, book, entries)
@@ -125,18 +115,9 @@ def decode_rows(
 
 
 @_compiled
-def entry_scores(
-    codes: Any,
-    scales: Any,
-    places: Any,
-    shifts: Any,
-    starts: Any,
-    mask: int,
-    book: Any,
-    hidden: Any,
-    out: Any,
-) -> None:
+def entry_scores(codes: Any, scales: Any, plan: Any, hidden: Any, out: Any) -> None:
     """Products ``(n, N)`` of vectors ``(N, D)`` with the entries of rows times `scales` ``(n, 1)``."""
+    places, shifts, starts, mask, book = plan
     stream, numbers = np.zeros(codes.shape[1] + 2, np.uint8), np.empty(hidden.shape[1], np.float32)
     for row in range(codes.shape[0]):
         _decode_row(codes[row], stream, places, shifts, starts, mask, book, numbers)
@@ -166,15 +147,7 @@ def _decode_row(
 
 @_compiled
 def nearest_paths(
-    rows: Any,
-    starts: Any,
-    bits: Any,
-    sizes: Any,
-    firsts: Any,
-    weights: Any,
-    count: int,
-    books: Any,
-    out: Any,
+    rows: Any, starts: Any, steps_of: Any, weights: Any, count: int, books: Any, out: Any
 ) -> None:
     """The states ``(n, T)`` of the path that is nearest to each row ``(n, D)``.
 
@@ -182,6 +155,7 @@ def nearest_paths(
 
     Vectors have one number of each of `lanes.FLOATS` rows.
     """
+    bits, sizes, firsts = steps_of[0], steps_of[1], steps_of[2]
     width, states, steps = lanes.FLOATS, books.shape[1], bits.shape[0]
     numbers = np.empty(rows.shape[1] * width, np.float32)
     costs, lowest = np.empty(states * width, np.float32), np.empty(states * width, np.float32)
@@ -207,14 +181,20 @@ def nearest_paths(
             _advance(costs, shifts[step], entries, numbers, column, sizes[step], weights, best, choices)
             costs, lowest = lowest, costs
             column += sizes[step]
-        lanes.store(places, 0, _places_of_lowest(costs))
+        best_cost, place = lanes.load_floats(costs, 0), lanes.splat_int(np.int32(0))
+        for state in range(1, states):
+            cost = lanes.load_floats(costs, state * width)
+            place = lanes.select_lower(cost, best_cost, state, place)
+            best_cost = lanes.min_floats(cost, best_cost)
+        lanes.store(places, 0, place)
         for lane in range(min(width, rows.shape[0] - first)):
-            state = int(places[lane])
-            out[first + lane, steps - 1] = state
+            best_state = int(places[lane])
+            out[first + lane, steps - 1] = best_state
             for step in range(steps - 2, -1, -1):
-                head = state >> bits[step + 1]
-                state = head + chosen[offsets[step] + head * width + lane] * (states >> bits[step + 1])
-                out[first + lane, step] = state
+                head = best_state >> bits[step + 1]
+                choice = chosen[offsets[step] + head * width + lane]
+                best_state = head + choice * (states >> bits[step + 1])
+                out[first + lane, step] = best_state
 
 
 @_compiled
@@ -259,17 +239,6 @@ def _advance(
         lanes.store_low_bytes(choices, head * width, place)
 
 
-@_compiled
-def _places_of_lowest(costs: Any) -> Any:
-    """The state with the lowest cost, for each row of a vector."""
-    best, place = lanes.load_floats(costs, 0), lanes.splat_int(np.int32(0))
-    for state in range(1, costs.shape[0] // lanes.FLOATS):
-        cost = lanes.load_floats(costs, state * lanes.FLOATS)
-        place = lanes.select_lower(cost, best, state, place)
-        best = lanes.min_floats(cost, best)
-    return place
-
-
 # Numbers of paths, 16 or 32 rows at a time. `shared_embeddings.quant.kernels.LanePlan` describes the
 # arguments after codes and scales: where pairs of numbers are, and what decodes them.
 
@@ -277,28 +246,22 @@ _AT_ONCE = 32  # bytes of a row
 
 
 @_compiled
-def lane_scores(
-    codes: Any,
-    scales: Any,
-    places: Any,
-    shifts: Any,
-    bounds: Any,
-    factors: Any,
-    tables: Any,
-    columns: Any,
-    unit: float,
-    hidden: Any,
-    out: Any,
-) -> None:
+def lane_scores(codes: Any, scales: Any, plan: Any, hidden: Any, out: Any) -> None:
     """Products ``(n, N)`` of the entries of rows, times `unit` and `scales` ``(n, 1)``, with vectors `hidden`
     ``(N, D)``, whose numbers are rounded to 16 bits.
     """
+    places, _, bounds, _, _, columns, unit = plan
     pairs, units = _paired(hidden, columns, unit)
-    flat, spare, words, values = _memory_of_lanes(codes, places)
+    blocks = (codes.shape[1] + _AT_ONCE - 1) // _AT_ONCE
+    # Rows to pad the last ones.
+    flat, spare = codes.reshape(-1), np.zeros(lanes.ROWS * codes.shape[1] + _AT_ONCE, np.uint8)
+    # Zeros come before the first word of a row; windows after the last bit read two more words.
+    words = np.zeros((blocks * _AT_ONCE // 2 + 4) * lanes.ROWS, np.uint16)
+    values = np.empty(places.shape[0] * 2 * lanes.ROWS, np.uint16)  # all entries
     sums = np.empty(lanes.ROWS, np.float32)
     for first in range(0, codes.shape[0], lanes.ROWS):
         count = min(lanes.ROWS, codes.shape[0] - first)
-        _read_lanes(codes, flat, first, spare, places, shifts, bounds, factors, tables, words, values)
+        _read_lanes(flat, first, codes.shape[1], spare, plan, words, values)
         for token in range(pairs.shape[0]):
             low, high = lanes.zero_floats(), lanes.zero_floats()
             for run in range(bounds.shape[0] - 1):
@@ -337,31 +300,9 @@ def _paired(hidden: Any, columns: Any, unit: float) -> Any:
 
 
 @_compiled
-def _memory_of_lanes(codes: Any, places: Any) -> Any:
-    """The bytes of all codes; rows to pad the last ones; their words; words of all their entries."""
-    blocks = (codes.shape[1] + _AT_ONCE - 1) // _AT_ONCE
-    spare = np.zeros(lanes.ROWS * codes.shape[1] + _AT_ONCE, np.uint8)
-    # Zeros come before the first word of a row; windows after the last bit read two more words.
-    words = np.zeros((blocks * _AT_ONCE // 2 + 4) * lanes.ROWS, np.uint16)
-    return codes.reshape(-1), spare, words, np.empty(places.shape[0] * 2 * lanes.ROWS, np.uint16)
-
-
-@_compiled
-def _read_lanes(
-    codes: Any,
-    flat: Any,
-    first: int,
-    spare: Any,
-    places: Any,
-    shifts: Any,
-    bounds: Any,
-    factors: Any,
-    tables: Any,
-    words: Any,
-    values: Any,
-) -> None:
+def _read_lanes(flat: Any, first: int, stride: int, spare: Any, plan: Any, words: Any, values: Any) -> None:
     """Write pairs of entries of rows from `first` on to `values`, as whole numbers in words."""
-    stride = codes.shape[1]
+    places, shifts, bounds, factors, tables, _, _ = plan
     start, source = first * stride, flat
     if start + spare.shape[0] > flat.shape[0]:
         spare[: flat.shape[0] - start] = flat[start:]

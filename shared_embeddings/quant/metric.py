@@ -51,11 +51,6 @@ class Metric:
         inverse = torch.linalg.inv(matrix + RIDGE * matrix.diagonal().mean() * eye)
         return torch.linalg.cholesky(inverse, upper=True).float()
 
-    @functools.cached_property
-    def weights(self) -> Tensor:
-        """What the squared error of each number ``(R,)`` counts once those that follow made up for it."""
-        return self.upper.diagonal() ** -2
-
     def round(self, rows: Tensor, ends: Sequence[int], quantize: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Rounded rows ``(n, R)``.
 

@@ -6,8 +6,6 @@ Axes: ``V`` rows of a matrix, ``R`` width of a matrix, ``N`` hidden states or id
 from __future__ import annotations
 
 import contextlib
-import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -87,10 +85,6 @@ class PackedTensor(Tensor):
         codes, scales = self.packed
         packed = Packed(change(codes), None if scales is None else change(scales))
         return PackedTensor(self.form, packed, dtype or self.dtype, self.is_transposed)
-
-    def turned(self) -> PackedTensor:
-        """The transposed matrix with the same codes."""
-        return PackedTensor(self.form, self.packed, self.dtype, not self.is_transposed)
 
     def select_rows(self, ids: Tensor) -> Tensor:
         """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
@@ -275,12 +269,12 @@ def _copy(tensor: Tensor, source: Tensor, *others: Any) -> Any:
 
 
 def _transpose(tensor: PackedTensor, *axes: Any) -> Any:
-    is_matrix = tensor.dim() == 2 and sorted(axis % 2 for axis in axes) in ([], [0, 1])
-    return tensor.turned() if is_matrix else NotImplemented
-
-
-def _permute(tensor: PackedTensor, axes: Sequence[int]) -> Any:
-    return tensor.turned() if tensor.dim() == 2 and [axis % 2 for axis in axes] == [1, 0] else NotImplemented
+    """For `t`, `transpose` with two axes, and `permute` with a list of them."""
+    is_permuted = bool(axes) and isinstance(axes[0], Sequence)
+    order = [axis % 2 for axis in (axes[0] if is_permuted else axes)]
+    if tensor.dim() != 2 or order not in ([[1, 0]] if is_permuted else [[], [0, 1], [1, 0]]):
+        return NotImplemented
+    return PackedTensor(tensor.form, tensor.packed, tensor.dtype, not tensor.is_transposed)
 
 
 def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
@@ -335,7 +329,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.copy_.default: _copy,
     _aten.t.default: _transpose,
     _aten.transpose.int: _transpose,
-    _aten.permute.default: _permute,
+    _aten.permute.default: _transpose,
     _aten.slice.Tensor: _slice,
     _aten.select.int: _select,
     _aten.index_select.default: _index_select,
@@ -383,12 +377,3 @@ def _replace(module: nn.Module, new: Mapping[int, Tensor]) -> None:
             part._parameters[parameter] = parameters.get(id(old), old)
         for buffer, value in part._buffers.items():
             part._buffers[buffer] = new.get(id(value), value)
-
-
-@functools.cache
-def warn_of_frozen() -> None:
-    """Warn once that packed tensors are not trained."""
-    warnings.warn(
-        "the embedding is packed and frozen, so it is not trained: load it with trainable=True to train it",
-        stacklevel=3,
-    )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings.quant import STORES
+from shared_embeddings.quant.decoder import HEADER
 from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed, format_of
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
@@ -26,7 +27,6 @@ from shared_embeddings.utils.reading import parse_json
 
 # The last part of the names of tensors with a positive scale for each row.
 ROW_SCALES = "row_scales"
-HEADER = "packed_tensors"
 VERSION = 1
 
 _SCALE = ".scale"
@@ -80,7 +80,8 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
         StorageError: an unknown storage, an already packed state, or values that are not finite or too large
             for fp16.
     """
-    check_store(store)
+    if store not in STORES:
+        raise StorageError(f"unknown storage '{store}'; choose one of {', '.join(STORES)}")
     if HEADER in state:
         raise StorageError("the tensors are already packed; unpack them first")
     chosen = tuple(prefixes)
@@ -92,9 +93,18 @@ def pack(state: Mapping[str, Tensor], prefixes: Iterable[str], store: str) -> di
         if not isinstance(tensor, PackedTensor):
             is_chosen = any(name == prefix or name.startswith(f"{prefix}.") for prefix in chosen)
             held = _packed(name, tensor, store) if is_chosen else None
-        if isinstance(held, PackedTensor):
-            forms[name], parts = _described(name, held)
-            packed.update(parts)
+        if not isinstance(held, PackedTensor):
+            continue
+        forms[name] = {"as": held.form.name}
+        packed[name] = held.codes
+        if held.form.widths:
+            kind = str(held.dtype).removeprefix("torch.")
+            forms[name] |= {"type": kind, "shape": list(held.shape), "widths": list(held.form.widths)}
+            packed[name] = _reversed_bits(held.codes)
+        elif held.codes.shape != held.shape:
+            forms[name]["shape"] = list(held.shape)
+        if held.scales is not None:
+            packed[f"{name}{_SCALE}"] = held.scales
     if forms:
         header = json.dumps({"version": VERSION, "tensors": forms}, separators=(",", ":")).encode()
         packed[HEADER] = torch.tensor(list(header), dtype=torch.uint8)
@@ -122,7 +132,16 @@ def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {name: tensor for name, tensor in state.items() if name != HEADER}
     for name, form in forms.items():
         try:
-            tensors[name] = _held(name, form, tensors)
+            codes = tensors[name]
+            numbers = format_of(form["as"], form.get("shape", codes.shape), form.get("widths", ()))
+            packed = Packed(codes, tensors.pop(f"{name}{_SCALE}", None))
+            numbers.check(packed)
+            if not numbers.widths:
+                tensors[name] = PackedTensor(numbers, packed)
+                continue
+            held = PackedTensor(numbers, Packed(_reversed_bits(codes), None), _INTEGERS[form["type"]])
+            # Integers that hardly become smaller by packing are decoded.
+            tensors[name] = held if numbers.bytes <= _MOST_HELD * held.nbytes else held.decoded()
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise StorageError(
                 f"the packed tensor {name} does not match its description ({type(error).__name__}); the file "
@@ -160,12 +179,6 @@ def default_packing(module: torch.nn.Module) -> Packing | None:
 def packed_as(state: Mapping[str, Tensor], packing: Packing | None) -> dict[str, Tensor]:
     """Pack a state like another state with the same names; unchanged if `packing` is None."""
     return dict(state) if packing is None else pack(state, *packing)
-
-
-def check_store(store: str) -> None:
-    """Raise `StorageError` unless `store` is one of `STORES`."""
-    if store not in STORES:
-        raise StorageError(f"unknown storage '{store}'; choose one of {', '.join(STORES)}")
 
 
 def packed_bytes(tensor: Tensor, store: str, name: str) -> int:
@@ -222,31 +235,6 @@ def _packed(name: str, tensor: Tensor, store: str) -> PackedTensor | None:
             "use another storage"
         )
     return PackedTensor(form, packed)
-
-
-def _described(name: str, tensor: PackedTensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description of a packed tensor, and its parts by name."""
-    form: dict[str, Any] = {"as": tensor.form.name}
-    if tensor.form.widths:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        form |= {"type": kind, "shape": list(tensor.shape), "widths": list(tensor.form.widths)}
-        return form, {name: _reversed_bits(tensor.codes)}
-    if tensor.codes.shape != tensor.shape:
-        form["shape"] = list(tensor.shape)
-    scales = {} if tensor.scales is None else {f"{name}{_SCALE}": tensor.scales}
-    return form, {name: tensor.codes, **scales}
-
-
-def _held(name: str, form: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor:
-    """A packed tensor, or integers that hardly become smaller by packing; removes scales from `parts`."""
-    tensor = parts[name]
-    numbers = format_of(form["as"], form.get("shape", tensor.shape), form.get("widths", ()))
-    packed = Packed(tensor, parts.pop(f"{name}{_SCALE}", None))
-    numbers.check(packed)
-    if not numbers.widths:
-        return PackedTensor(numbers, packed)
-    held = PackedTensor(numbers, Packed(_reversed_bits(tensor), None), _INTEGERS[form["type"]])
-    return held if numbers.bytes <= _MOST_HELD * held.nbytes else held.decoded()
 
 
 def _reversed_bits(codes: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def test_downloads_with_a_wrong_checksum_fail_and_are_deleted(
 
 @pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
 def test_an_invalid_archive_of_a_killed_run_is_replaced(server: Server, tmp_path: Path, content: str) -> None:
-    left = tmp_path / "downloads" / ".wikitext-2.partial" / "wikitext-2" / "wikitext-2-v1.zip"
+    left = tmp_path / "downloads" / ".wikitext-2.partial" / "wikitext-2-v1.zip"
     left.parent.mkdir(parents=True)
     left.write_bytes(wrong_archives((server.folder / "wikitext-2-v1.zip").read_bytes())[content])
     with pytest.raises(UserError, match=ADVICE):

@@ -97,7 +97,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
         monkeypatch.setattr(kernels, "has_lanes", lambda: False)
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True).codec
+    fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True)[0]
     sizes = (96, 32), (96, 96), (90, 32), (90, 3), (20, 32)
     for codec in (*(UniformCodec(*size) for size in sizes), fitted, TrellisCodec(96), TrellisCodec(95)):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
@@ -269,6 +269,9 @@ def test_bits_of_words_worked_by_hand() -> None:
     fractions = [0, 0.5, 3, 4], [0, 1, 2, 4], [1.0, 0.875, 0.375, 0.25]
     found = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
     assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
+    assert even_counts(10, 3.0) == {3: 10}
+    assert even_counts(10, 2.3) == {2: 7, 3: 3}
+    assert even_counts(10, 0.5) == {0: 5, 1: 5}
 
 
 def test_bits_of_words_are_optimal() -> None:
@@ -278,12 +281,6 @@ def test_bits_of_words_are_optimal() -> None:
         found = allocated(importance.tolist(), limit, *WHOLE).double()
         least = (importance * 4.0 ** -every[every.sum(dim=1) <= limit]).sum(dim=1).min()
         assert float((importance * 4.0**-found).sum()) == pytest.approx(float(least))
-
-
-def test_even_bits() -> None:
-    assert even_counts(10, 3.0) == {3: 10}
-    assert even_counts(10, 2.3) == {2: 7, 3: 3}
-    assert even_counts(10, 0.5) == {0: 5, 1: 5}
 
 
 def test_principal_directions_get_bits_by_their_variance() -> None:
@@ -348,7 +345,7 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
     matrix = torch.eye(40) - (1 - 1e-4) * torch.diag(torch.eye(40)[0])
     errors = []
     for metric in (None, matrix):
-        codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True).codec
+        codec = SpectralCodec(40).fit(rows, 2.0, None, metric, lambda codec, counts: True)[0]
         books = codec.learn(rows, torch.full((len(rows),), 2.0))
         books |= codec.derived(books, [2.0])
         seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))

@@ -9,6 +9,7 @@ Axes: ``n`` rows, ``D`` dimensions, ``K`` reflections.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,14 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.allocation import direction_bits
 from shared_embeddings.quant.codec import (
     BLOCK,
     RATES,
     Books,
     Codec,
     Encoded,
-    Fitted,
     fitted_scales,
     register,
     row_sizes,
@@ -136,7 +135,7 @@ class SpectralCodec(TrellisCodec):
         importance: Tensor | None,
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
-    ) -> Fitted:
+    ) -> tuple[Codec, Tensor]:
         """The number of reflections with the least expected error, and the bits of directions by rate.
 
         With a metric, bits follow the energy of directions times what errors cost if that has a clearly
@@ -144,11 +143,11 @@ class SpectralCodec(TrellisCodec):
         """
         equal = torch.ones(len(table), dtype=torch.float64, device=table.device)
         weights = equal if importance is None else importance.to(equal)
-        directions, energy = principal_directions(table).to(table), squared_norms(table)
+        directions, energy = _principal_directions(table).to(table), squared_norms(table)
         ids = torch.arange(len(table), device=table.device)[:: 1 + len(table) // _SAMPLE]
         known = (table, weights, directions, energy, _energies(table, ids, equal, directions))
         if metric is None:
-            return Fitted(*self._fitted(*known, None, is_small))
+            return self._fitted(*known, None, is_small)
         shares = weights.cumsum(0) / weights.sum()
         quantiles = (torch.arange(_TRIED, device=table.device) + 0.5) / _TRIED
         sample = torch.searchsorted(shares, quantiles.to(shares)).clamp(max=len(table) - 1)
@@ -158,23 +157,20 @@ class SpectralCodec(TrellisCodec):
         for costs in (metric, None):
             codec, rates = self._fitted(*known, costs, is_small)
             books = codec.learn(table[learned], rates.to(table.device)[learned])
+            sampled, missed = rates[sample.cpu()], 0.0
+            books |= codec.derived(books, sampled.unique().tolist())
+            seen = Metric(metric.to(table)).seen_by(functools.partial(codec.project, books=books))
+            for rate in sampled.unique().tolist():
+                rows = table[sample[(sampled == rate).to(table.device)]]
+                if rate:
+                    values = codec.decode(*codec.encode(rows, rate, books, seen), rate, books)
+                else:
+                    values = codec.uncoded(codec.uncoded_scales(rows, books, seen), books)
+                differences = codec.project(rows, books) - values
+                missed += float((differences @ seen.matrix * differences).sum())
             trials.append((codec, rates))
-            errors.append(codec._error(table[sample], rates[sample.cpu()], books, metric))
-        return Fitted(*trials[0 if errors[0] < _CLEARLY * errors[1] else 1])
-
-    def _error(self, rows: Tensor, rates: Tensor, books: Books, metric: Tensor) -> float:
-        """The error of rows ``(n, D)`` with these rates in a metric."""
-        books = books | self.derived(books, rates.unique().tolist())
-        seen, missed = Metric(metric.to(rows)).seen_by(lambda states: self.project(states, books)), 0.0
-        for rate in rates.unique().tolist():
-            rows_of_rate = rows[(rates == rate).to(rows.device)]
-            if rate:
-                values = self.decode(*self.encode(rows_of_rate, rate, books, seen), rate, books)
-            else:
-                values = self.uncoded(self.uncoded_scales(rows_of_rate, books, seen), books)
-            errors = self.project(rows_of_rate, books) - values
-            missed += float((errors @ seen.matrix * errors).sum())
-        return missed
+            errors.append(missed)
+        return trials[0 if errors[0] < _CLEARLY * errors[1] else 1]
 
     def _fitted(
         self,
@@ -196,7 +192,20 @@ class SpectralCodec(TrellisCodec):
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
-            costs, lone_costs = draft._costs(directions, metric)
+            # What squared errors of reflected numbers (D,) count: with later ones that make up for them, and
+            # without.
+            costs = lone_costs = torch.ones(self.dim, dtype=torch.float64)
+            if metric is not None:
+                # Along those directions: a mean over principal ones is larger than over mixtures of them.
+                books = {**draft.initial_books(()), "axes": _reflections(directions[:, :count])}
+                books |= draft.derived(books, ())
+                seen = Metric(metric.to(directions)).seen_by(functools.partial(draft.project, books=books))
+                # Numbers that are searched together do not make up for each other.
+                places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
+                parts = [seen.upper[place, place].double() for place in places]
+                costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
+                costs = _leveled(costs, count)
+                lone_costs = _leveled(seen.matrix.diagonal().double().cpu(), count)
             spectrum = _spectrum(*energies, count)
             missed = [float(spectrum @ lone_costs)]
             missed += [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
@@ -215,31 +224,20 @@ class SpectralCodec(TrellisCodec):
             layout += self._allot(_spectrum(*of_rate, count) * costs, rate)[0]
         return SpectralCodec(self.dim, layout=layout), rates
 
-    def _costs(self, directions: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What squared errors of reflected numbers ``(D,)`` count: with later ones that make up for them, and
-        without.
-        """
-        if metric is None:
-            return (torch.ones(self.dim, dtype=torch.float64),) * 2
-        # In those coordinates: a mean over principal directions is larger than over mixtures of them.
-        books = {**self.initial_books(()), "axes": _reflections(directions[:, : self.num_axes])}
-        books |= self.derived(books, ())
-        seen = Metric(metric.to(directions)).seen_by(lambda states: self.project(states, books))
-        # Numbers that are searched together do not make up for each other.
-        places = [slice(start, start + TOGETHER) for start in range(0, self.dim, TOGETHER)]
-        parts = [seen.upper[place, place].double() for place in places]
-        costs = torch.cat([(part.t() @ part).inverse().diagonal() for part in parts]).cpu()
-        alone = seen.matrix.diagonal().double().cpu()
-        return _leveled(costs, self.num_axes), _leveled(alone, self.num_axes)
-
     def _allot(self, variances: Tensor, rate: float) -> tuple[list[int], float]:
-        """How many directions of words of a rate have each of `RATES`, and the squared error that is left."""
-        limits = super().errors()
+        """How many directions of words of a rate have each of `RATES`, and the squared error that is left.
+
+        Bits go one by one to the direction whose squared error they lower most.
+        """
+        limits, steps = super().errors(), torch.tensor(self.rates, dtype=torch.float64).diff()
+        gains = variances.double().unsqueeze(1) * (limits.diff().neg() / steps)
+        order = gains.flatten().argsort(descending=True, stable=True)
         # As many bits as rows fit into those of the rate without directions; those of the first state are
         # not those of a step.
         total, is_long = rate * self.dim + max(RATES), True
         while is_long:
-            chosen = direction_bits(variances, self.rates, limits, total)
+            fits = steps[order % len(steps)].cumsum(0) <= total + 1e-9
+            chosen = torch.bincount(order[: int(fits.sum())] // len(steps), minlength=len(variances))
             counts = dict(zip(self.rates, chosen.bincount(minlength=len(self.rates)).tolist()))
             runs = tuple((bits, count) for bits, count in counts.items() if bits * count)
             is_long = stream_bytes(steps_for(runs[::-1])) > self.row_bytes(rate)
@@ -247,37 +245,34 @@ class SpectralCodec(TrellisCodec):
         return [counts.get(bits, 0) for bits in RATES], float((variances * limits[chosen]).sum())
 
     def learn(self, rows: Tensor, rates: Tensor) -> Books:
-        """Reflections onto the principal directions; means and sizes of directions with a small error."""
-        axes = _reflections(principal_directions(rows)[:, : self.num_axes])
-        books = {**self.initial_books(()), "axes": axes.to(rows)}
-        reflected = self.project(rows, books | self.derived(books, ()))
-        for rate in rates.unique().tolist():
-            place = RATES.index(rate)
-            books["center"][place], spread = self._learned(reflected[rates == rate], rate)
-            if rate:
-                books["spread"][place - 1] = spread
-        return books
+        """Reflections onto the principal directions; means and sizes of directions with a small error.
 
-    def _learned(self, rows: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """Rows of ``center`` and ``spread`` for reflected rows: sizes are root mean squares around the means.
-
-        They are larger where numbers have long tails: what is beyond the largest entry is an error, which is
-        known for normal numbers.
+        Sizes are root mean squares around the means. They are larger where numbers have long tails: what is
+        beyond the largest entry is an error, which is known for normal numbers.
         """
-        count, sizes = self.num_axes, row_sizes(rows)
-        numbers, weights = rows / sizes, sizes.square() / sizes.square().sum()
-        center = (weights * numbers).sum(dim=0)[:count]
-        numbers[:, :count] -= center
-        powers = (weights * numbers.square()).sum(dim=0)
-        spread = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)]).sqrt().clamp(min=1e-4)
-        sized = numbers[:, :count] / spread[:count]
-        # In blocks: there are errors for every increase.
-        parts = zip(sized.split(BLOCK), weights.split(BLOCK))
-        errors = torch.stack(
-            [(part_weights * self._expected(part, rate)).sum(dim=1) for part, part_weights in parts]
-        ).sum(dim=0)
-        spread[: errors.size(1)] *= _increase(errors)
-        return center, spread
+        axes = _reflections(_principal_directions(rows)[:, : self.num_axes])
+        books = {**self.initial_books(()), "axes": axes.to(rows)}
+        reflected, count = self.project(rows, books | self.derived(books, ())), self.num_axes
+        for rate in rates.unique().tolist():
+            place, rows_of_rate = RATES.index(rate), reflected[rates == rate]
+            sizes = row_sizes(rows_of_rate)
+            numbers, weights = rows_of_rate / sizes, sizes.square() / sizes.square().sum()
+            books["center"][place] = center = (weights * numbers).sum(dim=0)[:count]
+            if not rate:
+                continue
+            numbers[:, :count] -= center
+            powers = (weights * numbers.square()).sum(dim=0)
+            powers = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)])
+            spread = powers.sqrt().clamp(min=1e-4)
+            sized = numbers[:, :count] / spread[:count]
+            # In blocks: there are errors for every increase.
+            parts = zip(sized.split(BLOCK), weights.split(BLOCK))
+            errors = torch.stack(
+                [(part_weights * self._expected(part, rate)).sum(dim=1) for part, part_weights in parts]
+            ).sum(dim=0)
+            spread[: errors.size(1)] *= errors.new_tensor(_INCREASES)[errors.argmin(dim=0)]
+            books["spread"][place - 1] = spread
+        return books
 
     def _expected(self, numbers: Tensor, rate: float, center: Tensor | float = 0.0) -> Tensor:
         """The squared errors ``(9, n, d)`` of leading numbers with bits, for all `_INCREASES` of entries.
@@ -307,7 +302,8 @@ class SpectralCodec(TrellisCodec):
         scales, means, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
         numbers = (reflected / scales)[:, : len(sizes)] - means
         expected = self._expected(numbers / spread, rate, means / spread)
-        scales = scales * _increase((spread.square() * expected).sum(dim=2)).unsqueeze(1)
+        best = (spread.square() * expected).sum(dim=2).argmin(dim=0)
+        scales = scales * scales.new_tensor(_INCREASES)[best].unsqueeze(1)
         states = find_path(reflected / scales - center, steps, sizes, metric)
         values = F.pad(entries_of(states, steps) * sizes, (0, self.dim - len(sizes))) + center
         codes = packed_states(states, steps)
@@ -369,12 +365,7 @@ class SpectralCodec(TrellisCodec):
         return scores.addcmul_(offsets.to(scores.dtype), scales.t().to(scores.dtype))
 
 
-def _increase(expected: Tensor) -> Tensor:
-    """Which of `_INCREASES` has the least of the expected errors ``(9, n)``."""
-    return expected.new_tensor(_INCREASES)[expected.argmin(dim=0)]
-
-
-def principal_directions(rows: Tensor) -> Tensor:
+def _principal_directions(rows: Tensor) -> Tensor:
     """Directions ``(D, D)`` along which rows ``(n, D)`` are largest, as columns, largest first; on a CPU."""
     products = torch.zeros(rows.size(1), rows.size(1), dtype=torch.float64, device=rows.device)
     for part in rows.split(_BLOCK):

@@ -62,15 +62,11 @@ ERRORS = {
 
 
 class Step(NamedTuple):
-    """A state of a path: the bits between the state before and this one, and how many numbers it gives."""
+    """A state of a path."""
 
-    bits: int
-    numbers: int
-
-    @property
-    def book(self) -> int:
-        """Which entries of `path_books` the first number has; those after it have the next ones."""
-        return path_book(self.bits)
+    bits: int  # between the state before and this one
+    numbers: int  # that it gives
+    book: int  # the entries of `path_books` of the first number; those after it have the next ones
 
 
 Steps = tuple[Step, ...]
@@ -85,22 +81,9 @@ def steps_for(runs: Runs) -> Steps:
     for rate, count in runs:
         each = max(1, round(1 / rate))
         whole, rest = divmod(count, each)
-        steps += [Step(max(1, int(rate)), each)] * whole + [Step(1, rest)] * (rest > 0)
+        steps += [Step(max(1, int(rate)), each, path_book(rate))] * whole
+        steps += [Step(1, rest, path_book(rate))] * (rest > 0)
     return tuple(steps)
-
-
-@functools.cache
-def _runs_of_steps(steps: Steps) -> list[tuple[slice, int, int]]:
-    """Runs of steps whose numbers are rounded together, each with its first number and the one after it."""
-    runs, first, column = [], 0, 0
-    while first < len(steps):
-        last, end = first, column
-        while last < len(steps) and end - column < TOGETHER:
-            end += steps[last].numbers
-            last += 1
-        runs.append((slice(first, last), column, end))
-        first, column = last, end
-    return runs
 
 
 @cache_tensor
@@ -125,31 +108,21 @@ def path_book(rate: float) -> int:
     return 4 if rate >= 6 else 0
 
 
-def path_levels() -> Any:
-    """The whole numbers ``(2, 16)`` that add up to entries: near quantiles of the normal distribution."""
-    upper = [4, 11, 19, 27, 37, 47, 62, 88]
-    lower = [2, 5, 9, 12, 16, 21, 28, 39]
-    return np.array([[-level for level in half[::-1]] + half for half in (upper, lower)], np.int8)
+def path_parameters() -> tuple[list[int], Any, Any, float]:
+    """What entries are computed with.
 
-
-def path_lines() -> Any:
-    """The starts, divided by 64, and the slopes ``(2, 16)`` of the lines of fine entries, from zero on; each
-    has 64 places. In eighths of the unit.
+    Returns:
+        What states are multiplied with, for the first to fourth number that shares them and for fine entries;
+        found by search. The whole numbers ``(2, 16)`` that add up to coarse entries, near quantiles of the
+        normal distribution. The starts, divided by 64, and the slopes ``(2, 16)`` of the lines of fine
+        entries, from zero on, with 64 places each, in eighths of the unit. The unit, with which sums of those
+        whole numbers have a variance of one.
     """
+    halves = [4, 11, 19, 27, 37, 47, 62, 88], [2, 5, 9, 12, 16, 21, 28, 39]
+    levels = np.array([[-level for level in half[::-1]] + half for half in halves], np.int8)
     slopes = np.array([2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 4, 4, 5, 7, 10, 39])
-    return np.stack([slopes.cumsum() - slopes, slopes])
-
-
-def path_factors() -> list[int]:
-    """What states are multiplied with, for the first to fourth number that shares them and for fine entries;
-    found by search.
-    """
-    return [875, 847, 793, 941, 1213]
-
-
-def path_unit() -> float:
-    """The size of one in `path_levels`, with which their sums have a variance of one."""
-    return 1 / 49.56
+    lines = np.stack([slopes.cumsum() - slopes, slopes])
+    return [875, 847, 793, 941, 1213], levels, lines, 1 / 49.56
 
 
 @functools.cache
@@ -157,15 +130,14 @@ def path_books() -> Any:
     """The entries ``(5, 2048)`` of all states: coarse ones of the first to fourth number that shares a state;
     fine ones.
     """
-    hashed = np.outer(path_factors(), np.arange(2048)) % 2048
-    upper, lower = path_levels()
+    factors, (upper, lower), (starts, slopes), unit = path_parameters()
+    hashed = np.outer(factors, np.arange(2048)) % 2048
     sums = upper[hashed[:4] >> 7] + lower[hashed[:4] >> 3 & 15]
-    starts, slopes = path_lines()
     signed = hashed[4:] - 1024
     sign = signed >> 31
     place = signed ^ sign
     quantiles = (64 * starts[place >> 6] + slopes[place >> 6] * (place & 63) >> 3) ^ sign
-    return np.concatenate([sums, quantiles]).astype(np.float32) * np.float32(path_unit())
+    return np.concatenate([sums, quantiles]).astype(np.float32) * np.float32(unit)
 
 
 def path_entries(codes: Any, rates: list[float]) -> Any:
@@ -195,8 +167,11 @@ class TrellisCodec(Codec):
     few_states = 32
     codes_name = "streams"  # "paths" had no fine entries
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
-        *(path_book, path_levels, path_lines, path_factors, path_unit, path_books),
-        *(path_entries, decode_trellis),
+        path_book,
+        path_parameters,
+        path_books,
+        path_entries,
+        decode_trellis,
     )
 
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
@@ -263,9 +238,18 @@ def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) 
         return nearest_states(rows[:, :count] / sizes, steps, sizes.square())
     # The numbers without codes come first: those with codes make up for their absence.
     paths: list[Tensor] = []
-    zeros, runs = rows.size(1) - count, _runs_of_steps(steps)
-    turned = metric.rotated(count)
-    weights = turned.weights[zeros:] * sizes.square()
+    zeros, turned = rows.size(1) - count, metric.rotated(count)
+    # What squared errors count once the numbers that follow made up for them.
+    weights = turned.upper.diagonal()[zeros:] ** -2 * sizes.square()
+    # Runs of steps whose numbers are rounded together, each with its first number and the one after it.
+    runs, first, column = [], 0, 0
+    while first < len(steps):
+        last, end = first, column
+        while last < len(steps) and end - column < TOGETHER:
+            end += steps[last].numbers
+            last += 1
+        runs.append((slice(first, last), column, end))
+        first, column = last, end
 
     def quantize(left: Tensor, number: int) -> Tensor:
         if number < (zeros > 0):
@@ -297,8 +281,7 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor |
     else:
         starts, choices = before << steps[0].bits & _STATES - 1, 1 << steps[0].bits
     if kernels.usable(rows):
-        of_steps = [(*step, step.book) for step in steps]
-        return kernels.nearest_paths(rows, of_steps, weights, starts, choices, codebook(rows.device))
+        return kernels.nearest_paths(rows, steps, weights, starts, choices, codebook(rows.device))
     # All blocks use the same memory: page faults would take longer than the search.
     count = min(_ROWS, len(rows))
     lowest = rows.new_empty((len(steps), _STATES >> min(step.bits for step in steps), count))
@@ -309,8 +292,6 @@ def nearest_states(rows: Tensor, steps: Steps, weights: Tensor, before: Tensor |
 
 
 _CODEBOOK = torch.from_numpy(path_books())
-# The fine entries.
-_FINE = path_book(max(RATES))
 
 
 def codebook(device: torch.device) -> Tensor:
@@ -415,46 +396,38 @@ def packed_states(states: Tensor, steps: Steps) -> Tensor:
     return pack_bits(torch.cat(bits, dim=1), 1)
 
 
-class _Pair(NamedTuple):
-    """Two numbers whose states a window of 16 bits has, or one."""
-
-    bits: int  # between the two
-    books: tuple[int, int]
-    end: int  # of the window
-    columns: tuple[int, int]  # -1 for no second one
-
-
 @functools.cache
 def lane_plan(steps: Steps) -> kernels.LanePlan:
     """How `kernels.lane_scores` reads what `packed_states` wrote."""
     books, _, ends = _places_of(steps, torch.device("cpu")).tolist()
-    pairs: list[_Pair] = []
-    column = 0
+    fine, (multipliers, levels, lines, unit) = path_book(max(RATES)), path_parameters()
+    # Two numbers whose states a window of 16 bits has, or one: the bits between the two, their books, the end
+    # of the window, and their columns, -1 for no second one.
+    pairs, column = [], 0
     while column < len(ends):
         last = min(column + 1, len(ends) - 1)
         is_near = ends[last] - ends[column] <= 16 - STATE_BITS
-        last = last if is_near and (books[last] == _FINE) == (books[column] == _FINE) else column
-        second = last if last > column else -1
-        pairs.append(
-            _Pair(ends[last] - ends[column], (books[column], books[last]), ends[last], (column, second))
-        )
+        last = last if is_near and (books[last] == fine) == (books[column] == fine) else column
+        columns = column, last if last > column else -1
+        pairs.append((ends[last] - ends[column], (books[column], books[last]), ends[last], columns))
         column = last + 1
     pairs.sort(key=lambda pair: pair[:2])
     factors, bounds = [], []
     for (bits, pair_books), run in itertools.groupby(enumerate(pairs), lambda numbered: numbered[1][:2]):
-        first, second = (path_factors()[book] << 16 - STATE_BITS & 0xFFFF for book in pair_books)
+        first, second = (multipliers[book] << 16 - STATE_BITS & 0xFFFF for book in pair_books)
         # Sums of more products may not fit into 32 bits.
-        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[_FINE in pair_books]):
+        for number, _ in itertools.islice(run, 0, None, kernels.LANE_PAIRS[fine in pair_books]):
             bounds.append(number)
-            factors.append([first, second, bits, _FINE in pair_books])
+            factors.append([first, second, bits, fine in pair_books])
+    window_ends = np.array([end for _, _, end, _ in pairs])
     return kernels.LanePlan(
-        places=np.array([pair.end // 16 for pair in pairs]),
-        shifts=np.array([pair.end % 16 for pair in pairs], np.uint16),
+        places=window_ends // 16,
+        shifts=(window_ends % 16).astype(np.uint16),
         bounds=np.array([*bounds, len(pairs)]),
         factors=np.array(factors, np.uint16),
-        tables=np.concatenate([path_levels(), path_lines()]).astype(np.uint8),
-        columns=np.array([pair.columns for pair in pairs]),
-        unit=path_unit(),
+        tables=np.concatenate([levels, lines]).astype(np.uint8),
+        columns=np.array([columns for *_, columns in pairs]),
+        unit=unit,
     )
 
 
@@ -471,9 +444,8 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
 
 def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
-    if kernels.has_lanes():
-        return kernels.lane_scores(hidden, codes, scales, lane_plan(steps))
-    return kernels.entry_scores(hidden, codes, scales, entry_plan(steps))
+    plan = lane_plan(steps) if kernels.has_lanes() else entry_plan(steps)
+    return kernels.path_scores(hidden, codes, scales, plan)
 
 
 @functools.cache
