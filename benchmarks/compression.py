@@ -44,11 +44,6 @@ def trials(ratios: Sequence[float]) -> Iterator[tuple[str, Candidate, float | No
         yield from ((*one, ratio) for one in (*candidates(), *OTHERS))
 
 
-def key_of(method: str, candidate: Candidate, ratio: float | None) -> dict[str, Any]:
-    """What identifies a trial in the record."""
-    return {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
-
-
 def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
     quality, kept = trial.quality, trial.retention
@@ -157,7 +152,7 @@ def main(arguments: Sequence[str]) -> None:
     # Translations of the model, also for the others.
     predictions = Comparison(session.trained, None, options.text, seed=0)
     for method, candidate, ratio in trials(options.ratios):
-        key = key_of(method, candidate, ratio)
+        key = {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
         if any(all(one[name] == key[name] for name in key) for one in record["trials"]):
             continue
         print(*key.values(), file=sys.stderr, flush=True)

@@ -26,14 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import shared_embeddings as se
-from benchmarks.measuring import (
-    in_fresh_process,
-    markdown,
-    median_times,
-    memory,
-    parser_of,
-    publish,
-)
+from benchmarks.measuring import in_fresh_process, markdown, median_times, memory, parser_of, publish
 from recipes.common.tools import run_main
 from shared_embeddings.export.onnx import IR_VERSION, OPSET
 from shared_embeddings.quant import lanes
@@ -59,16 +52,6 @@ class Table(NamedTuple):
 def scored(score: Callable[[int], object]) -> Uses:
     """The uses of a table that scores all words for a number of hidden states."""
     return {name: functools.partial(score, count) for name, count in SCORED.items()}
-
-
-def torch_int8_uses(size: tuple[int, int]) -> tuple[Uses, int]:
-    """The uses of an output layer in int8 of torch, which also rounds hidden states, and its bytes."""
-    plain = nn.Sequential(nn.Linear(size[1], size[0], bias=False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its successor, torchao, has no layer of this kind for CPUs
-        layer = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, torch.qint8)
-    hidden = torch.randn(BATCH, size[1])
-    return scored(lambda count: layer(hidden[:count])), size[0] * size[1]
 
 
 def onnx_runtime_uses(size: tuple[int, int]) -> tuple[Uses, int]:
@@ -98,12 +81,8 @@ def onnx_runtime_uses(size: tuple[int, int]) -> tuple[Uses, int]:
     return uses, codes.nbytes + scales.nbytes
 
 
-# Output layers of other programs by name.
-PEERS: dict[str, Callable[[tuple[int, int]], tuple[Uses, int]]] = {
-    "torch, dynamic int8": torch_int8_uses,
-    "ONNX Runtime, 4 bits": onnx_runtime_uses,
-}
-
+# Output layers of other programs.
+PEERS = ("torch, dynamic int8", "ONNX Runtime, 4 bits")
 
 TABLES = [
     Table("plain, fp32", "float32", {}),
@@ -124,31 +103,30 @@ TABLES = [
 ]
 
 
-def plain_uses(kind: str, size: tuple[int, int]) -> tuple[Uses, int]:
-    """The uses of a plain table, and its bytes."""
-    weight = torch.empty(size, dtype=getattr(torch, kind)).uniform_(-1, 1)
-    ids = torch.randint(size[0], (LOOKED_UP,))
-    hidden = torch.randn(BATCH, size[1]).to(weight.dtype)
-    uses: Uses = {
-        "look_up": lambda: F.embedding(ids, weight),
-        **scored(lambda count: F.linear(hidden[:count], weight)),
-    }
-    return uses, weight.nbytes
-
-
-def quantized_uses(options: dict[str, Any], size: tuple[int, int]) -> tuple[Uses, int]:
-    """The uses of a quantized table with random codes, and the bytes of its file."""
-    embedding = se.build("quantized", num_embeddings=size[0], embedding_dim=size[1], **options).eval()
+def uses_of(table: Table, size: tuple[int, int]) -> tuple[Uses, int]:
+    """The uses of a table with random numbers, and the bytes of its file; of `PEERS`, only the scores."""
     ids, hidden = torch.randint(size[0], (LOOKED_UP,)), torch.randn(BATCH, size[1])
-    uses: Uses = {
-        "look_up": lambda: embedding(ids),
-        **scored(lambda count: embedding.logits(hidden[:count])),
-    }
-    numbers = sum(
-        packed_bytes(tensor, embedding.options.default_store, name)
-        for name, tensor in embedding.named_parameters()
-    )
-    return uses, numbers + sum(buffer.nbytes for buffer in embedding.buffers())
+    if table.plain:
+        weight = torch.empty(size, dtype=getattr(torch, table.plain)).uniform_(-1, 1)
+        hidden = hidden.to(weight.dtype)
+        scores = scored(lambda count: F.linear(hidden[:count], weight))
+        return {"look_up": lambda: F.embedding(ids, weight), **scores}, weight.nbytes
+    if table.options:
+        embedding = se.build("quantized", num_embeddings=size[0], embedding_dim=size[1], **table.options)
+        embedding.eval()
+        file_bytes = sum(buffer.nbytes for buffer in embedding.buffers())
+        for name, tensor in embedding.named_parameters():
+            file_bytes += packed_bytes(tensor, embedding.options.default_store, name)
+        scores = scored(lambda count: embedding.logits(hidden[:count]))
+        return {"look_up": lambda: embedding(ids), **scores}, file_bytes
+    if table.name.startswith("ONNX"):
+        return onnx_runtime_uses(size)
+    # torch also rounds hidden states.
+    plain = nn.Sequential(nn.Linear(size[1], size[0], bias=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its successor, torchao, has no layer of this kind for CPUs
+        layer = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, torch.qint8)
+    return scored(lambda count: layer(hidden[:count])), size[0] * size[1]
 
 
 @torch.no_grad()
@@ -156,22 +134,17 @@ def measure(table: Table, size: tuple[int, int], repeats: int) -> dict[str, Any]
     """The memory of a table in this process, and its times compared with plain tables."""
     if table.options:
         # Compiled loops take 160 MiB of this process, for tables of any size.
-        for use in quantized_uses(table.options, (1000, 128))[0].values():
+        for use in uses_of(table, (1000, 128))[0].values():
             use()
     before = memory()
-    if table.plain:
-        uses, file_bytes = plain_uses(table.plain, size)
-    elif table.options:
-        uses, file_bytes = quantized_uses(table.options, size)
-    else:
-        uses, file_bytes = PEERS[table.name](size)
+    uses, file_bytes = uses_of(table, size)
     # The first uses fill caches.
     for name in ("look_up", "token"):
         if name in uses:
             uses[name]()
     gc.collect()
     held = memory() - before
-    plain = {kind: plain_uses(kind, size)[0] for kind in ("float32", "bfloat16")}
+    plain = {kind: uses_of(Table(kind, kind, {}), size)[0] for kind in ("float32", "bfloat16")}
     times = {}
     for name, use in uses.items():
         # Several states times bf16 are many times slower on CPUs without instructions for it.
@@ -228,12 +201,8 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(measure(table, SIZES[size], options.repeats)))
         return
     instructions = {"torch": torch.backends.cpu.get_cpu_capability(), "loops": lanes.INSTRUCTIONS}
-    record: dict[str, Any] = {
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "instructions": instructions,
-    }
-    record["measured"] = {size: [] for size in options.sizes}
+    record: dict[str, Any] = {"threads": options.threads, "torch": torch.__version__}
+    record |= {"instructions": instructions, "measured": {size: [] for size in options.sizes}}
     for size, results in record["measured"].items():
         for table in TABLES:
             print(f"{size}: measuring {table.name} ...", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,15 +58,6 @@ NAMES = [
 ]
 # Rows of the drawn table at a time, and the decay of its spectrum.
 _BLOCK, _DECAY = 8192, 0.35
-
-
-def trained_table(text: Path, dim: int, epochs: int) -> tuple[Tensor, Tensor]:
-    """Train vectors ``(V, D)`` for all words of a text, most frequent first; also returns counts ``(V,)``."""
-    with text.open(encoding="utf-8") as lines:
-        counts = Counter(word for line in lines for word in line.split())
-    words = [word for word, _ in counts.most_common()]
-    vectors = train_word_vectors([text], words, dim, epochs=epochs)
-    return torch.from_numpy(vectors), torch.tensor([counts[word] for word in words])
 
 
 def suggested(table: Tensor, budget: int, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -110,48 +101,36 @@ def as_table(fits: list[dict[str, Any]]) -> str:
     return markdown(titles.split(", "), rows)
 
 
-class Size(NamedTuple):
-    """V and D."""
-
-    words: int
-    dim: int
-
-
-def parse_size(text: str) -> Size:
-    """Read a size such as 262144x640."""
+def parse_size(text: str) -> tuple[int, int]:
+    """Read V and D from a size such as 262144x640."""
     words, dim = map(int, text.split("x"))
-    return Size(words, dim)
+    return words, dim
 
 
-def drawn_table(size: Size) -> tuple[Tensor, Tensor]:
-    """A table ``(V, D)``, and counts ``(V,)``."""
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.linalg.qr(torch.randn(size.dim, size.dim, generator=generator)).Q
-    directions *= torch.arange(1.0, size.dim + 1).unsqueeze(1) ** -_DECAY
-    table = torch.empty(size)
-    for rows in table.split(_BLOCK):
-        codes = torch.randn(rows.shape, generator=generator)
-        torch.mm(codes * (0.5 + torch.rand(len(rows), 1, generator=generator)), directions, out=rows)
-    return table, 1e6 / torch.arange(1.0, size.words + 1)
-
-
-def options_of(name: str, size: Size, compression: int) -> tuple[str, dict[str, Any]]:
+def options_of(name: str, size: tuple[int, int], compression: int) -> tuple[str, dict[str, Any]]:
     """Return the method and its options: those in its name, or those at a size in its own storage."""
     method, *named = name.split(", ")
     if named:
         return method, {"codec": named[0], "bits": float(named[1].removesuffix(" bits"))}
-    limit = 4 * size.words * size.dim // compression
+    limit = 4 * size[0] * size[1] // compression
     return method, dict(options_within(method, *size, limit, se.get_method_config(method).default_store))
 
 
-def fit_one(name: str, size: Size, compression: int) -> dict[str, Any]:
-    """Fit one of `NAMES` in this process; returns its sizes, times, memory and errors."""
+def fit_one(name: str, size: tuple[int, int], compression: int) -> dict[str, Any]:
+    """Fit one of `NAMES` to a drawn table in this process; returns its sizes, times, memory and errors."""
     started = time.perf_counter()
     method, options = options_of(name, size, compression)
     result: dict[str, Any] = {"method": name, "search_seconds": time.perf_counter() - started}
     # Fitting finds better classes than random ones.
     options.pop("random_classes", None)
-    table, counts = drawn_table(size)
+    generator = torch.Generator().manual_seed(0)
+    words, dim = size
+    directions = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q
+    directions *= torch.arange(1.0, dim + 1).unsqueeze(1) ** -_DECAY
+    table, counts = torch.empty(size), 1e6 / torch.arange(1.0, words + 1)
+    for rows in table.split(_BLOCK):
+        codes = torch.randn(rows.shape, generator=generator)
+        torch.mm(codes * (0.5 + torch.rand(len(rows), 1, generator=generator)), directions, out=rows)
 
     def fit() -> None:
         busy = time.process_time()
@@ -213,17 +192,17 @@ def measure_large(options: argparse.Namespace) -> None:
     for name in options.methods or NAMES:
         if name in {fit["method"] for fit in fits}:
             continue
-        print(f"{name} {size.words} x {size.dim}", file=sys.stderr, flush=True)
+        print(f"{name} {size[0]} x {size[1]}", file=sys.stderr, flush=True)
         try:
             options_of(name, size, compression)
         except OptionError as error:
             print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
             continue
-        how = ["--size", f"{size.words}x{size.dim}", "--compression", compression, "--one", name]
+        how = ["--size", f"{size[0]}x{size[1]}", "--compression", compression, "--one", name]
         fits.append(dict(in_fresh_process("benchmarks.fitting", *how)))
         if options.output:
             save_record(options.output, "large fits", {**asked, "fits": fits})
-    title = f"{size.words:,} x {size.dim}; threads: {asked['threads']}; torch {torch.__version__}"
+    title = f"{size[0]:,} x {size[1]}; threads: {asked['threads']}; torch {torch.__version__}"
     publish({**asked, "fits": fits}, f"{title}\n\n{as_large_table(fits)}", "large fits", options)
 
 
@@ -237,7 +216,13 @@ def measure_trained(options: argparse.Namespace) -> None:
         "compression": options.compression,
     }
     fits = earlier_fits(options.output, "fitting", asked)
-    table, counts = trained_table(options.text, options.dim, options.epochs)
+    with options.text.open(encoding="utf-8") as lines:
+        words = Counter(word for line in lines for word in line.split()).most_common()
+    # Vectors (V, D) of all words, most frequent first, and counts (V,).
+    vectors = train_word_vectors(
+        [options.text], [word for word, _ in words], options.dim, epochs=options.epochs
+    )
+    table, counts = torch.from_numpy(vectors), torch.tensor([count for _, count in words])
     budget = table.numel() // options.compression
     for method, chosen in suggested(table, budget, options.methods or se.methods()).items():
         if method in {fit["method"] for fit in fits}:

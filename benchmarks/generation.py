@@ -19,68 +19,54 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import shared_embeddings.hf  # noqa: F401  # registers with transformers
-from benchmarks.measuring import (
-    in_fresh_process,
-    markdown,
-    memory,
-    parser_of,
-    publish,
-)
+from benchmarks.measuring import in_fresh_process, markdown, memory, parser_of, publish
 from recipes.common.tools import run_main
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 
 PROMPT = "The city lies on a river, at the foot of the mountains. In the nineteenth century"
-Generate = Callable[[int], object]
 
 
-def transformers_generator(folder: str, kind: str) -> Generate:
-    """A function that generates a number of tokens greedily with a Hugging Face model."""
+def generator(name: str, threads: int) -> Callable[[int], object]:
+    """A function that generates a number of tokens greedily, with transformers or llama.cpp."""
+    path, _, kind = name.partition(":")
+    if path.endswith(".gguf"):
+        llama: Any = importlib.import_module("llama_cpp").Llama
+        reader = llama(path, n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+        tokens = reader.tokenize(PROMPT.encode())
+
+        def generate(count: int) -> None:
+            reader.reset()
+            next(islice(reader.generate(tokens, temp=0.0), count - 1, None), None)
+
+        return generate
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
     if kind == "int8":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its successor, torchao, has no layer of this kind for CPUs
             model = torch.ao.quantization.quantize_dynamic(
                 model, {torch.nn.Linear}, torch.qint8, inplace=True
             )
-    prompt = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt")
+    prompt = AutoTokenizer.from_pretrained(path)(PROMPT, return_tensors="pt")
     return lambda count: model.generate(
         **prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
     )
 
 
-def llama_generator(file: str, threads: int) -> Generate:
-    """The same with a GGUF file in llama.cpp."""
-    llama: Any = importlib.import_module("llama_cpp").Llama
-    model = llama(file, n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
-    tokens = model.tokenize(PROMPT.encode())
-
-    def generate(count: int) -> None:
-        model.reset()
-        for number, _ in enumerate(model.generate(tokens, temp=0.0), start=1):
-            if number == count:
-                return
-
-    return generate
-
-
 def measure(name: str, tokens: int, threads: int) -> dict[str, Any]:
     """Tokens per second of the model in this process, after the prompt, and the memory that it takes."""
     before = memory()
-    path, _, kind = name.partition(":")
-    if path.endswith(".gguf"):
-        generate = llama_generator(path, threads)
-    else:
-        generate = transformers_generator(path, kind or "fp32")
+    generate = generator(name, threads)
     generate(2)
     gc.collect()
     taken = []
@@ -90,15 +76,6 @@ def measure(name: str, tokens: int, threads: int) -> dict[str, Any]:
         taken.append(time.perf_counter() - start)
     speed = {"tokens_per_second": tokens / (taken[1] - taken[0])}
     return {**speed, "resident_bytes": memory() - before, "peak_bytes": memory("VmHWM") - before}
-
-
-def weights_bytes(name: str) -> int:
-    """Return the bytes of the weights of a model on disk."""
-    path = Path(name.partition(":")[0])
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
-    if not files:
-        raise UserError(f"{path}: is neither a folder with *.safetensors nor a GGUF file; name one of these")
-    return sum(file.stat().st_size for file in files)
 
 
 def as_table(record: dict[str, Any]) -> str:
@@ -132,12 +109,19 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(measure(options.models[0], options.tokens, options.threads)))
         return
     names = {name: os.path.basename(name.rstrip("/")) for name in options.models}
+    sizes = {}
+    for name, short in names.items():
+        path = Path(name.partition(":")[0])
+        files = [path] if path.is_file() else [*path.glob("*.safetensors")]
+        if not files:
+            raise UserError(f"{path}: is neither a folder with *.safetensors nor a GGUF file")
+        sizes[short] = sum(file.stat().st_size for file in files)
     record: dict[str, Any] = {
         "threads": options.threads,
         "tokens": options.tokens,
         "torch": torch.__version__,
         "names": list(names.values()),
-        "bytes": {short: weights_bytes(name) for name, short in names.items()},
+        "bytes": sizes,
         "measured": {short: [] for short in names.values()},
     }
     for _ in range(options.repeats):

@@ -1,9 +1,9 @@
 """Everything that has to be measured on a GPU, in slices of a few minutes, most valuable first.
 
 Every slice has cases. Results are written after each case, and a new run continues where the last one ended.
-A case that runs out of memory, or fails, does not stop the others.
+A case that runs out of memory, or fails, does not stop the others, unless it breaks the device.
 
-    python -m benchmarks.gpu                                  # all slices, 8 minutes each at most
+    python -m benchmarks.gpu                                  # all slices, about 8 minutes each
     python -m benchmarks.gpu --slices output input --minutes 20
     python -m benchmarks.gpu --publish                        # results into benchmarks/README.md
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import gpu_cases
-from benchmarks.gpu_cases import Cases, Measured
+from benchmarks.gpu_cases import Cases
 from benchmarks.measuring import Record, earlier_record, markdown, read_records, save_record
 from recipes.common.results import REPOSITORY
 from recipes.common.table import NOT_RUN, update_readme
@@ -35,8 +34,8 @@ from shared_embeddings.utils.paths import output_path
 BENCHMARK = "gpu"
 FILE = "results.jsonl"
 RESULTS, README = REPOSITORY / "benchmarks" / "results.jsonl", REPOSITORY / "benchmarks" / "README.md"
-# A case is not started with fewer seconds left, and a slice is ended this long after its time.
-_LEAST, _GRACE = 15.0, 120.0
+# A case is not started with fewer seconds left.
+_LEAST = 15.0
 _MEMORY_COLUMNS = {"mib": ("peak, MiB", 0), "mib/": ("peak, ratio", 3)}
 _LAYER_COLUMNS = {"ms": ("ms", 2), "ms/": ("time, ratio", 2), **_MEMORY_COLUMNS}
 _STEP_COLUMNS = {"tokens_per_second": ("tokens/s", 0), "tokens_per_second/": ("ratio", 2), **_MEMORY_COLUMNS}
@@ -111,59 +110,27 @@ def pending_cases(name: str, options: argparse.Namespace) -> Cases:
 
 
 def run_slice(name: str, options: argparse.Namespace) -> None:
-    """Run the pending cases of a slice while there is time."""
+    """Run the pending cases of a slice while there is time; a case that is not done is tried again."""
     deadline = time.monotonic() + 60 * options.minutes
     for case, run in list(pending_cases(name, options)):
-        left = deadline - time.monotonic()
-        if left < _LEAST:
+        if deadline - time.monotonic() < _LEAST:
             break
         print(f"{name}: {case} ...", file=sys.stderr, flush=True)
-        # What stays if the process dies.
-        save_case(options.folder, name, case, failed="interrupted", done=False)
-        save_case(options.folder, name, case, **outcome(run, left))
-
-
-def save_case(folder: Path, name: str, case: str, **measured: Any) -> None:
-    """Replace the result of a case."""
-    save_record(folder / FILE, f"{name}: {case}", {"slice": name, "case": case, **measured})
-
-
-def outcome(run: Callable[[], Measured], seconds: float) -> dict[str, Any]:
-    """Return the numbers of a case, or why there are none; a case that is not done is tried again."""
-    try:
-        with gpu_cases.time_limit(seconds):
-            return {"measured": run(), "done": True}
-    except gpu_cases.OutOfTime:
-        return {"failed": "not finished", "done": False}
-    except torch.OutOfMemoryError:
-        return {"failed": "out of memory", "done": True}
-    except torch.AcceleratorError:
-        raise
-    except (Exception, SystemExit) as error:
-        return {"failed": f"{type(error).__name__}: {first_line(error)}", "done": False}
-    finally:
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()
+        result: dict[str, Any] = {"failed": "interrupted", "done": False}  # what stays if the process dies
+        record = partial(save_record, options.folder / FILE, f"{name}: {case}")
+        record({"slice": name, "case": case, **result})
+        try:
+            result = {"measured": run(), "done": True}
+        except torch.OutOfMemoryError:
+            result = {"failed": "out of memory", "done": True}
+        except torch.AcceleratorError:  # nothing else runs in this process
+            raise
+        except (Exception, SystemExit) as error:
+            result = {"failed": f"{type(error).__name__}: {first_line(error)}", "done": False}
+        record({"slice": name, "case": case, **result})
+        torch.compiler.reset()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-
-
-def run_apart(name: str, options: argparse.Namespace) -> None:
-    """Run a slice in a new process; if it crashes, another one continues with the remaining cases."""
-    deadline = time.monotonic() + 60 * options.minutes
-    while (left := deadline - time.monotonic()) > _LEAST:
-        asked = ["--slices", name, "--minutes", f"{left / 60:.2f}", "--folder", str(options.folder), "--here"]
-        with subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *asked], cwd=REPOSITORY) as process:
-            try:
-                process.wait(left + _GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        if not process.returncode:
-            return
-        print(f"{name}: ended with status {process.returncode}", file=sys.stderr, flush=True)
-        tried = read_results(options.folder)
-        if all((name, case) in tried for case, _ in SLICES[name].cases(options.folder, options.tiny)):
-            return
 
 
 def as_text(results: Results) -> str:
@@ -176,7 +143,16 @@ def as_text(results: Results) -> str:
             missing.append(f"- {part.title}: {NOT_RUN}")
             continue
         first = records.get(cases[0], {}).get("measured") or {}
-        rows = [[case, *_cells(part, record, first)] for case, record in records.items()]
+        rows = []
+        for case, record in records.items():
+            numbers = record.get("measured")
+            cells = [] if numbers else [record["failed"], *["–"] * (len(part.columns) - 1)]
+            for key, (_, digits) in part.columns.items() if numbers else ():
+                value, base = numbers.get(key.rstrip("/")), first.get(key.rstrip("/"))
+                if key.endswith("/"):
+                    value = value / base if value is not None and base else None
+                cells.append("–" if value is None else f"{value:,.{digits}f}")
+            rows.append([case, *cells])
         table = markdown(["", *(title for title, _ in part.columns.values())], rows)
         idle = "; ".join(case for case in cases if case not in records)
         parts.append(f"{part.title}\n\n{table}" + (f"\n\nNot run: {idle}." if idle else ""))
@@ -187,55 +163,38 @@ def as_text(results: Results) -> str:
     return "\n\n".join([*parts, *(["\n".join(missing)] if missing else [])])
 
 
-def _cells(part: Slice, record: Record, first: Measured) -> list[str]:
-    """Return the cells of a case; `first` has the numbers that ratios are to."""
-    numbers = record.get("measured")
-    if not numbers:
-        return [record["failed"], *["–"] * (len(part.columns) - 1)]
-    cells = []
-    for key, (_, digits) in part.columns.items():
-        value, base = numbers.get(key.rstrip("/")), first.get(key.rstrip("/"))
-        if key.endswith("/"):
-            value = value / base if value is not None and base else None
-        cells.append("–" if value is None else f"{value:,.{digits}f}")
-    return cells
-
-
-def publish(results: Results) -> None:
-    """Put the results of a GPU into the benchmarks' file of results and README, with those of before."""
-    before = (earlier_record(RESULTS, BENCHMARK) or {}).get("cases", [])
-    records = {(case["slice"], case["case"]): case for case in [*before, *results.values()]}
-    if results:
-        save_record(RESULTS, BENCHMARK, {"cases": list(records.values())})
-    update_readme(README, BENCHMARK, as_text(records))
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run, list or publish."""
     parser = Parser(
         "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--slices", nargs="+", choices=SLICES, default=list(SLICES), metavar="NAME")
-    parser.add_argument("--minutes", type=float, default=8.0, help="limit of each slice (default: 8)")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="no case of a slice starts after them (default: 8)"
+    )
     parser.add_argument("--tiny", action="store_true", help="try everything on the CPU, with tiny sizes")
     parser.add_argument("--list", action="store_true", help="list the slices and how far they are")
     parser.add_argument("--publish", action="store_true", help="put the results into benchmarks/README.md")
     parser.add_argument("--folder", type=output_path, help="of results (default: runs/gpu)")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     runs = Path(os.environ.get("RUNS") or REPOSITORY / "runs")
     options.folder = (options.folder or runs / ("gpu_tiny" if options.tiny else "gpu")).absolute()
     if options.publish:
         if options.tiny:
             raise UserError("--publish is for the results of a GPU; remove --tiny")
-        publish(read_results(options.folder))
+        results = read_results(options.folder)
+        before = (earlier_record(RESULTS, BENCHMARK) or {}).get("cases", [])
+        records = {(case["slice"], case["case"]): case for case in [*before, *results.values()]}
+        if results:
+            save_record(RESULTS, BENCHMARK, {"cases": list(records.values())})
+        update_readme(README, BENCHMARK, as_text(records))
         return
     if not options.list:
         if not options.tiny and not torch.cuda.is_available():
             raise UserError("torch finds no CUDA device; --tiny tries everything on the CPU")
         os.environ |= {"RUNS": str(options.folder), "PYTHONPATH": python_path()}
         for name in options.slices:
-            run_slice(name, options) if options.tiny or options.here else run_apart(name, options)
+            run_slice(name, options)
     for name in options.slices:
         total = len(list(SLICES[name].cases(options.folder, options.tiny)))
         print(f"{name}: {total - len(list(pending_cases(name, options)))} of {total} done")

@@ -10,16 +10,14 @@ import functools
 import gc
 import importlib.util
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import torch
@@ -27,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from benchmarks.layers import FUSED, PLAIN, SIDES, Row, Setting, rows, words
+from benchmarks.layers import FUSED, PLAIN, Row, Setting, layer_step, rows, words
 from benchmarks.measuring import Step, median_times
 from recipes.common.recipe import find_recipe, run_step
 from recipes.common.results import REPOSITORY
@@ -48,12 +46,6 @@ TRANSFORMER_TABLES: dict[str, dict[str, Any] | None] = {
     "standard": {"method": "standard"},
     "projective": {"method": "projective", "rank": 32},
 }
-
-
-def compiled_for(device: str, module: nn.Module) -> nn.Module:
-    """Return a compiled module; on a CPU, it is traced only, because generating code takes a minute."""
-    compiled = torch.compile(module, backend="inductor" if device == "cuda" else "eager")
-    return cast("nn.Module", compiled)
 
 
 def timed(step: Step, device: str, runs: int = RUNS) -> Measured:
@@ -85,15 +77,16 @@ def layer_cases(side: str, vocabulary: int, folder: Path, tiny: bool) -> Cases:
     device = "cpu" if tiny else "cuda"
     setting = Setting("tiny", 3000, 512, 64) if tiny else Setting("gpu", vocabulary, 512, 4096)
     methods = se.methods() if vocabulary < LARGE or not tiny else ("standard",)
-
-    def has(package: str) -> bool:  # kernels for GPUs do not run on a CPU
-        return package == "torch" or (not tiny and importlib.util.find_spec(package) is not None)
+    layers = [PLAIN]
+    for name, package in FUSED.items() if side == "output" else ():
+        # Kernels for GPUs do not run on a CPU.
+        if package == "torch" or (not tiny and importlib.util.find_spec(package)):
+            layers.append(Row(name, name, {}))
 
     def measure(row: Row) -> Measured:
-        return timed(SIDES[side](row, setting, device, torch.bfloat16), device)
+        return timed(layer_step(side, row, setting, device, torch.bfloat16), device)
 
-    fused = [Row(name, name, {}) for name, package in FUSED.items() if has(package)]
-    for row in [PLAIN, *(fused if side == "output" else ()), *rows(setting, methods)]:
+    for row in [*layers, *rows(setting, methods)]:
         yield row.name, functools.partial(measure, row)
 
 
@@ -154,69 +147,83 @@ def build_translator(embedding: dict[str, Any] | None, tiny: bool) -> Translatio
     return TranslationLoss(model, names.index("<blank>"))
 
 
-def _measure_translator(embedding: dict[str, Any] | None, compiles: bool, tiny: bool) -> Measured:
-    """Return speed and memory of training the Transformer base, with 25,600 target tokens in a batch."""
-    device, (sentences, length) = "cpu" if tiny else "cuda", (2, 8) if tiny else (400, 64)
-    loss = build_translator(embedding, tiny).to(device).train()
-    setting = Setting("words", 1000 if tiny else 37_000, 0, 2 * sentences * (length + 1))
-    # The first four are special words.
-    source, target = words(setting).clamp(min=4).view(2, sentences, length + 1, 1).to(device)
-    inputs = (source, target, torch.full((sentences,), length + 1, device=device))
-    compiled = compiled_for(device, loss) if compiles else loss
-    tokens = sentences * length
-    return measure_training(lambda: compiled(*inputs) / tokens, loss, device, tokens)
-
-
 def translator_cases(folder: Path, tiny: bool) -> Cases:
-    """Yield training steps of the Transformer base, with and without torch.compile."""
-    for compiles in (False, True):
-        for name, embedding in TRANSFORMER_TABLES.items():
-            title = f"{name}, compiled" if compiles else name
-            yield title, functools.partial(_measure_translator, embedding, compiles, tiny)
+    """Yield training steps of the Transformer base, with and without torch.compile.
+
+    Batches have 25,600 target tokens.
+    """
+    device, (sentences, length) = "cpu" if tiny else "cuda", (2, 8) if tiny else (400, 64)
+
+    def measure(name: str, compiles: bool) -> Measured:
+        loss = build_translator(TRANSFORMER_TABLES[name], tiny).to(device).train()
+        setting = Setting("words", 1000 if tiny else 37_000, 0, 2 * sentences * (length + 1))
+        # The first four are special words.
+        source, target = words(setting).clamp(min=4).view(2, sentences, length + 1, 1).to(device)
+        inputs = (source, target, torch.full((sentences,), length + 1, device=device))
+        tokens = sentences * length
+        return measure_training(loss, lambda run: run(*inputs) / tokens, device, tokens, compiles)
+
+    return named_cases(TRANSFORMER_TABLES, measure)
 
 
 def xl_cases(folder: Path, tiny: bool) -> Cases:
-    """Yield training steps of Transformer-XL with either attention, with and without torch.compile."""
-    for compiles in (False, True):
-        for attention in ("sdpa", "flex"):
-            title = f"{attention}, compiled" if compiles else attention
-            yield title, functools.partial(_measure_xl, attention, compiles, tiny)
+    """Yield training steps of Transformer-XL with either attention, with and without torch.compile.
 
-
-def _measure_xl(attention: str, compiles: bool, tiny: bool) -> Measured:
-    """Return speed and memory of training Transformer-XL with a full memory, 60 x 150 tokens."""
+    The memory is full, and a batch has 60 x 150 tokens.
+    """
     from lm import models
     from lm.train.loop import SegmentLoss
 
     device, (batch, length) = "cpu" if tiny else "cuda", (2, 8) if tiny else (60, 150)
     vocabulary = 1000 if tiny else XL_VOCABULARY
     embedding = {**XL_EMBEDDING, "cutoffs": [100, 400]} if tiny else XL_EMBEDDING
-    options = {**(XL_TINY if tiny else {}), "attention": attention, "memory_length": length}
-    torch.manual_seed(0)
-    model = models.build("transformer_xl", [str(word) for word in range(vocabulary)], embedding, options)
-    loss: nn.Module = SegmentLoss(model.to(device).train(), None)
-    compiled = compiled_for(device, loss) if compiles else loss
-    ids = words(Setting("words", vocabulary, 0, batch * (length + 1))).view(batch, length + 1).to(device)
-    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    state = model.initial_state(batch)
 
-    def segment_loss() -> Tensor:
-        nonlocal state
-        total, _, state = compiled(inputs, targets, *state)
-        return total
+    def measure(attention: str, compiles: bool) -> Measured:
+        options = {**(XL_TINY if tiny else {}), "attention": attention, "memory_length": length}
+        torch.manual_seed(0)
+        model = models.build("transformer_xl", list(map(str, range(vocabulary))), embedding, options)
+        setting = Setting("words", vocabulary, 0, batch * (length + 1))
+        ids = words(setting).view(batch, length + 1).to(device)
+        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        loss = SegmentLoss(model.to(device).train(), None)
+        state = model.initial_state(batch)
 
-    return measure_training(segment_loss, loss, device, batch * length)
+        def segment_loss(run: Callable[..., Any]) -> Tensor:
+            nonlocal state
+            total, _, state = run(inputs, targets, *state)
+            return total
+
+        return measure_training(loss, segment_loss, device, batch * length, compiles)
+
+    return named_cases(("sdpa", "flex"), measure)
 
 
-def measure_training(loss: Callable[[], Tensor], module: nn.Module, device: str, tokens: int) -> Measured:
-    """Return time, memory and speed of a forward and backward pass in bfloat16 and an update by Adam."""
+def named_cases(names: Iterable[str], measure: Callable[[str, bool], Measured]) -> Cases:
+    """Yield a case for each name, first without, then with torch.compile."""
+    for compiles in (False, True):
+        for name in names:
+            title = f"{name}, compiled" if compiles else name
+            yield title, functools.partial(measure, name, compiles)
+
+
+def measure_training(
+    module: nn.Module, loss: Callable[[Callable[..., Any]], Tensor], device: str, tokens: int, compiles: bool
+) -> Measured:
+    """Return time, memory and speed of a forward and backward pass in bfloat16 and an update by Adam.
+
+    `loss` calls the module that it is given. On a CPU, a compiled module is traced only, because generating
+    code takes a minute.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=device == "cuda")
+    run: Callable[..., Any] = module
+    if compiles:
+        run = torch.compile(module, backend="inductor" if device == "cuda" else "eager")
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16):
-            value = loss()
+            value = loss(run)
         value.backward()
         optimizer.step()
 
@@ -225,26 +232,6 @@ def measure_training(loss: Callable[[], Tensor], module: nn.Module, device: str,
 
 
 # Other processes.
-
-
-class OutOfTime(KeyboardInterrupt):
-    """The time of a slice is over; like an interrupt of the user, no handler of errors catches it."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in this thread after so many seconds."""
-
-    def stop(_: int, __: FrameType | None) -> None:
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def run_tests(folder: Path) -> Measured:
@@ -259,9 +246,6 @@ def run_tests(folder: Path) -> Measured:
     passed = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
     failed = [case.attrib["name"] for case in suite if case.find("failure") is not None]
     return {"passed": passed, **counts, "names_of_failures": failed, "seconds": float(suite.attrib["time"])}
-
-
-# Two processes.
 
 
 def train_shared(folder: Path, tiny: bool) -> Measured:

@@ -20,14 +20,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.measuring import (
-    Record,
-    earlier_record,
-    markdown,
-    parser_of,
-    publish,
-    save_record,
-)
+from benchmarks.measuring import Record, earlier_record, markdown, parser_of, publish, save_record
 from lm.data.corpus import Columns, load_corpus
 from lm.models import build
 from lm.train.config import parse
@@ -94,27 +87,6 @@ def embedding_norms(result: Record) -> list[float]:
     return [math.hypot(*values) for values in zip(*tensors, strict=True)]
 
 
-def as_table(results: Sequence[Record]) -> str:
-    """Norms in the first and the last window, and the tensor with most of the embedding's gradient."""
-    rows = []
-    for result in results:
-        norms, network = embedding_norms(result), result["norms"]["network"]
-        tensors = {name: values[-1] for name, values in result["norms"].items() if name != "network"}
-        largest = max(tensors, key=tensors.__getitem__)
-        rows.append(
-            [
-                f"`{result['row']}`",
-                *(f"{values[at]:.2g}" for at in (0, -1) for values in (norms, network)),
-                f"{100 * norms[-1] ** 2 / (norms[-1] ** 2 + network[-1] ** 2):.0f} %",
-                f"`{largest}`, {100 * (tensors[largest] / norms[-1]) ** 2:.0f} %" if norms[-1] else "–",
-                f"{math.exp(result['losses'][-1]):.0f}",
-            ]
-        )
-    titles = ["row", "embedding, first", "network, first", "embedding, last", "network, last"]
-    titles += ["share of the embedding", "largest tensor of it", "perplexity of training"]
-    return markdown(titles, rows)
-
-
 def draw(results: Sequence[Record], path: Path) -> None:
     """Draw the norm of the embedding's gradient, and its share of the whole one, by step."""
     figure, (left, right) = new_figure(
@@ -141,8 +113,27 @@ def draw(results: Sequence[Record], path: Path) -> None:
 
 
 def as_text(record: Mapping[str, Any]) -> str:
-    """Return the table and the picture as Markdown."""
-    return f"{as_table(record['measured'])}\n\n![norms of gradients by step and method]({PICTURE})"
+    """Return the picture, below a table as Markdown.
+
+    It has norms in the first and the last window, and the tensor with most of the embedding's gradient.
+    """
+    rows = []
+    for result in record["measured"]:
+        norms, network = embedding_norms(result), result["norms"]["network"]
+        tensors = {name: values[-1] for name, values in result["norms"].items() if name != "network"}
+        largest = max(tensors, key=tensors.__getitem__)
+        rows.append(
+            [
+                f"`{result['row']}`",
+                *(f"{values[at]:.2g}" for at in (0, -1) for values in (norms, network)),
+                f"{100 * norms[-1] ** 2 / (norms[-1] ** 2 + network[-1] ** 2):.0f} %",
+                f"`{largest}`, {100 * (tensors[largest] / norms[-1]) ** 2:.0f} %" if norms[-1] else "–",
+                f"{math.exp(result['losses'][-1]):.0f}",
+            ]
+        )
+    titles = ["row", "embedding, first", "network, first", "embedding, last", "network, last"]
+    titles += ["share of the embedding", "largest tensor of it", "perplexity of training"]
+    return f"{markdown(titles, rows)}\n\n![norms of gradients by step and method]({PICTURE})"
 
 
 def main(arguments: Sequence[str]) -> None:

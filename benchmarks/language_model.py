@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.layers import Setting, words
-from benchmarks.measuring import (
-    Step,
-    markdown,
-    median_clocks,
-    parser_of,
-    publish,
-)
+from benchmarks.measuring import Step, markdown, median_clocks, parser_of, publish
 from lm.models import LanguageModel, Output, State, build
 from recipes.common.table import NOT_RUN
 from recipes.common.tools import run_main
@@ -59,14 +53,13 @@ class PlainLSTM(LanguageModel):
         return Output(hidden, tuple(after), hidden.new_zeros(()))
 
 
-def batch(device: str) -> Tensor:
-    """Draw word ids ``(B, T + 1)`` with frequencies as in real text."""
+def training_step(model: LanguageModel, device: str) -> Step:
+    """Return a function that trains a model on one segment, starting from the last state.
+
+    Word ids have frequencies as in real text.
+    """
     setting = Setting("language model", VOCABULARY, 0, BATCH * (TIME + 1))
-    return words(setting).view(BATCH, TIME + 1).to(device)
-
-
-def training_step(model: LanguageModel, ids: Tensor) -> Step:
-    """Return a function that trains a model on one segment, starting from the last state."""
+    ids = words(setting).view(BATCH, TIME + 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
     state = model.initial_state(BATCH)
@@ -94,8 +87,7 @@ def models(device: str) -> list[LanguageModel]:
 def measure(device: str, repeats: int) -> dict[str, Any]:
     """Measure a training step of both models on a device."""
     print(f"measuring on {device} ...", file=sys.stderr, flush=True)
-    ids = batch(device)
-    clocks = median_clocks([training_step(model, ids) for model in models(device)], repeats)
+    clocks = median_clocks([training_step(model, device) for model in models(device)], repeats)
     regularized, plain = ({"seconds": wall, "processor_seconds": cpu} for wall, cpu in clocks)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {"device": device, "name": name, "awd_lstm": regularized, "plain": plain}

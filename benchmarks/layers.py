@@ -80,11 +80,11 @@ PUBLISHED = ("translation", "language model")
 
 
 class Dense(nn.Module):
-    """``nn.Embedding`` with a tied softmax that builds all scores."""
+    """``nn.Embedding`` with a tied softmax that builds all scores, or with the loss of `FUSED` code."""
 
-    def __init__(self, vocab_size: int, dim: int) -> None:
+    def __init__(self, name: str, vocab_size: int, dim: int) -> None:
         super().__init__()
-        self.score_dim = dim
+        self.name, self.score_dim = name, dim
         self.weight = nn.Parameter(torch.randn(vocab_size, dim) * dim**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -92,33 +92,27 @@ class Dense(nn.Module):
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         """The mean loss of hidden ``(N, D)`` and targets ``(N,)``."""
-        return F.cross_entropy(hidden @ self.weight.T, targets, ignore_index=ignore_index)
-
-
-class Fused(Dense):
-    """A plain table in the type of the hidden states, whose loss is computed by other code (`FUSED`)."""
-
-    def __init__(self, name: str, vocab_size: int, dim: int) -> None:
-        super().__init__(vocab_size, dim)
-        self.name = name
-
-    def cross_entropy(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        if self.name == DENSE:
+            return F.cross_entropy(hidden @ self.weight.T, targets, ignore_index=ignore_index)
+        loss: Tensor
         with torch.autocast(hidden.device.type, enabled=False):
-            return self._loss(hidden, self.weight.to(hidden.dtype), targets, ignore_index)
+            table = self.weight.to(hidden.dtype)
+            if self.name == "Liger":
+                from liger_kernel.transformers.fused_linear_cross_entropy import (
+                    LigerFusedLinearCrossEntropyLoss,
+                )
 
-    def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-        if self.name == "Liger":
-            from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+                loss = LigerFusedLinearCrossEntropyLoss(ignore_index=ignore_index)(table, hidden, targets)
+            elif self.name == "cut-cross-entropy":
+                from cut_cross_entropy import linear_cross_entropy
 
-            loss: Tensor = LigerFusedLinearCrossEntropyLoss(ignore_index=ignore_index)(table, hidden, targets)
-            return loss
-        if self.name == "cut-cross-entropy":
-            from cut_cross_entropy import linear_cross_entropy
-
-            loss = linear_cross_entropy(hidden, table, targets, ignore_index=ignore_index)
-            return loss
-        options = nn.LinearCrossEntropyOptions()
-        return F.linear_cross_entropy(hidden, table, targets, ignore_index=ignore_index, options=options)
+                loss = linear_cross_entropy(hidden, table, targets, ignore_index=ignore_index)
+            else:
+                options = nn.LinearCrossEntropyOptions()
+                loss = F.linear_cross_entropy(
+                    hidden, table, targets, ignore_index=ignore_index, options=options
+                )
+        return loss
 
 
 def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
@@ -130,22 +124,6 @@ def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
     ]
 
 
-def build(row: Row, setting: Setting) -> Any:
-    """Build the module of a row with weights from a fixed seed."""
-    torch.manual_seed(0)
-    if row.method == DENSE:
-        return Dense(setting.vocab_size, setting.dim)
-    if row.method in FUSED:
-        return Fused(row.method, setting.vocab_size, setting.dim)
-    return se.build(
-        row.method,
-        num_embeddings=setting.vocab_size,
-        embedding_dim=setting.dim,
-        padding_idx=PADDING,
-        **row.options,
-    )
-
-
 def words(setting: Setting) -> Tensor:
     """Draw ``(N,)`` word ids from Zipf's law: the frequency of id i is proportional to 1 / (i + 1)."""
     generator = torch.Generator().manual_seed(0)
@@ -153,60 +131,46 @@ def words(setting: Setting) -> Tensor:
     return torch.multinomial(frequencies, setting.tokens, replacement=True, generator=generator)
 
 
-def input_step(row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Step:
-    """Return a function that runs the forward and backward pass of a row's lookup once, under autocast."""
-    module = build(row, setting).to(device)
+def layer_step(
+    side: str, row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Step:
+    """Return a function that runs the forward and backward pass of a row's lookup or loss, under autocast.
+
+    Weights are drawn with a fixed seed.
+    """
+    vocab_size, dim = setting.vocab_size, setting.dim
+    torch.manual_seed(0)
+    module: Any
+    if row.method == DENSE or row.method in FUSED:
+        module = Dense(row.method, vocab_size, dim)
+    else:
+        sizes = {"num_embeddings": vocab_size, "embedding_dim": dim, "padding_idx": PADDING}
+        module = se.build(row.method, **sizes, **row.options)
+    module.to(device)
     ids = words(setting).to(device)
-    gradient = torch.randn(setting.tokens, setting.dim, device=device)
+    is_input = side == "input"
+    # Of the input layer, the gradient of its vectors.
+    hidden = torch.randn(setting.tokens, dim if is_input else module.score_dim, device=device, dtype=dtype)
+    hidden.requires_grad_(not is_input)
 
     def step() -> None:
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            vectors = module(ids)
-        vectors.backward(gradient.to(vectors.dtype))
-        module.zero_grad(set_to_none=True)
-
-    return step
-
-
-def output_step(row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Step:
-    """Return a function that runs the forward and backward pass of a row's loss once; see `input_step`."""
-    module = build(row, setting).to(device)
-    hidden = torch.randn(setting.tokens, module.score_dim, device=device, dtype=dtype, requires_grad=True)
-    targets = words(setting).to(device)
-
-    def step() -> None:
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            loss = module.cross_entropy(hidden, targets, ignore_index=PADDING)
-        loss.backward()
+            output = module(ids) if is_input else module.cross_entropy(hidden, ids, ignore_index=PADDING)
+        output.backward(hidden.to(output.dtype) if is_input else None)
         hidden.grad = None
         module.zero_grad(set_to_none=True)
 
     return step
 
 
-SIDES = {"input": input_step, "output": output_step}
-
-
-def product_speed(size: int = 2048, repeats: int = 5) -> float:
-    """Floating-point operations per second of a large matrix product into an allocated buffer."""
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    result = torch.empty(size, size)
-
-    def multiply() -> None:
-        torch.mm(left, right, out=result)
-
-    (seconds,) = median_times([multiply], repeats)
-    return 2.0 * size**3 / seconds
+SIDES = ("input", "output")
 
 
 def operations(step: Step) -> int:
     """Floating-point operations of the matrix products in a step."""
-
-    def addmm(total: torch.Size, left: torch.Size, right: torch.Size, **_: Any) -> int:
-        return 2 * left[0] * left[1] * right[1]
-
     # The counter lacks the in-place product.
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm})
+    addmm = {torch.ops.aten.addmm_: lambda total, left, right, **_: 2 * left[0] * left[1] * right[1]}
+    counter = FlopCounterMode(display=False, custom_mapping=addmm)
     with counter:
         step()
     return counter.get_total_flops()
@@ -216,12 +180,13 @@ def measure(
     side: str, setting: Setting, methods: Sequence[str], threads: int, repeats: int
 ) -> dict[str, Any]:
     """Measure times and memory of the plain layer and of the rows of `methods` in one setting."""
-    speed = product_speed()
+    # Operations per second of a large matrix product into an allocated buffer.
+    left, right, result = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.empty(2048, 2048)
+    speed = 2.0 * 2048**3 / median_times([lambda: torch.mm(left, right, out=result)], 5)[0]
     results = []
     for row in [PLAIN, *rows(setting, methods)]:
         print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
-        steps = [SIDES[side](each, setting) for each in (row, PLAIN)]
-        needed = operations(steps[0]) / speed
+        steps = [layer_step(side, one, setting) for one in (row, PLAIN)]
         seconds, plain_seconds = median_times(steps, repeats)
         apart = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", threads]
         results.append(
@@ -230,7 +195,7 @@ def measure(
                 "options": row.options,
                 "seconds": seconds,
                 "plain_seconds": plain_seconds,
-                "needed_seconds": needed,
+                "needed_seconds": operations(steps[0]) / speed,
                 "peak_bytes": in_fresh_process("benchmarks.layers", side, *apart),
             }
         )
@@ -259,24 +224,23 @@ def with_ratios(measured: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def as_table(measured: dict[str, Any]) -> str:
-    """Format one setting as a Markdown table, with its sizes and the plain layer's times."""
-    sizes, results = measured["setting"], measured["results"]
-    taken = sorted(1000 * result["plain_seconds"] for result in results)
-    rows = [
-        [result["name"], *(f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items())]
-        for result in with_ratios(measured)
-    ]
-    title = f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}"
-    table = markdown(["embedding", *(title for title, _ in COLUMNS.values())], rows)
-    times = f"{statistics.median(taken):,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} across the rows)"
-    return f"{title}\n\n{table}\n\nThe plain layer took {times}."
-
-
 def as_text(record: dict[str, Any]) -> str:
-    """Return the tables of all settings, and what they were measured with."""
-    text = "\n\n".join(as_table(part) for part in record["measured"])
-    return f"{text}\n\nThreads: {record['threads']}; torch {record['torch']}."
+    """Return a table for each setting, with its sizes and the plain layer's times."""
+    parts = []
+    for measured in record["measured"]:
+        sizes, results = measured["setting"], measured["results"]
+        taken = sorted(1000 * result["plain_seconds"] for result in results)
+        rows = [
+            [result["name"], *(f"{result[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items())]
+            for result in with_ratios(measured)
+        ]
+        parts += [
+            f"V = {sizes['vocab_size']:,}, D = {sizes['dim']}, N = {sizes['tokens']:,}",
+            markdown(["embedding", *(title for title, _ in COLUMNS.values())], rows),
+            f"The plain layer took {statistics.median(taken):,.0f} ms ({taken[0]:,.0f} to {taken[-1]:,.0f} "
+            "across the rows).",
+        ]
+    return "\n\n".join([*parts, f"Threads: {record['threads']}; torch {record['torch']}."])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -291,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.peak_of:
         (name,) = options.settings
         row = Row(*json.loads(options.peak_of))
-        print(added_peak(SIDES[options.side](row, SETTINGS[name])))
+        print(added_peak(layer_step(options.side, row, SETTINGS[name])))
         return
     how = options.methods, options.threads, options.repeats
     measured = [measure(options.side, SETTINGS[name], *how) for name in options.settings]

@@ -74,21 +74,21 @@ def target_losses(
     for start in tqdm(range(0, len(sources), _SENTENCES), "sentences", leave=False, disable=None):
         end = start + _SENTENCES
         read, written = ([line.split(" ") for line in side[start:end]] for side in (sources, targets))
-        source = _padded(vocabulary, read)
-        target = _padded(vocabulary, [["<s>", *words, "</s>"] for words in written])
-        lengths = torch.tensor([len(words) for words in read])
-        hidden, _ = model(source, target, lengths)
+        source, target = (
+            pad_sequence(
+                [torch.tensor([vocabulary[word] for word in words]) for words in sentences],
+                batch_first=True,
+                padding_value=vocabulary["<blank>"],
+            )[..., None]
+            for sentences in (read, [["<s>", *words, "</s>"] for words in written])
+        )
+        hidden, _ = model(source, target, torch.tensor([len(words) for words in read]))
         scores = torch.log_softmax(model.generator(hidden), dim=-1)
         for row, words in enumerate(written):
             ids = torch.tensor([vocabulary[word] for word in words])
             values = scores[row, torch.arange(len(words)), ids]
             losses += zip(words, (-values).tolist(), strict=True)
     return losses
-
-
-def _padded(vocabulary: Any, sentences: Sequence[Sequence[str]]) -> Tensor:
-    ids = [torch.tensor([vocabulary[word] for word in words]) for words in sentences]
-    return pad_sequence(ids, batch_first=True, padding_value=vocabulary["<blank>"])[..., None]
 
 
 def by_frequency(losses: Sequence[tuple[str, float]], words: Sequence[str]) -> list[float]:

@@ -82,18 +82,14 @@ def command_speeds(name: str, config: Path, steps: int) -> tuple[float, float]:
         assert process.stdout is not None
         for line in process.stdout:
             if match := _TOKENS.search(line):
-                reports.append((time.perf_counter(), processor_seconds(process.pid), int(match[1])))
+                values = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                processor = (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+                reports.append((time.perf_counter(), processor, int(match[1])))
     if process.returncode or len(reports) < 2:
         raise UserError(f"{name}: the training of {steps} steps ended with status {process.returncode}")
     tokens = FEW * sum(size for *_, size in reports[1:])
-    wall, processor = (tokens / max(reports[-1][clock] - reports[0][clock], 1e-9) for clock in (0, 1))
-    return wall, processor
-
-
-def processor_seconds(pid: int) -> float:
-    """The CPU seconds that a running process has used."""
-    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+    first, *_, last = reports
+    return tokens / max(last[0] - first[0], 1e-9), tokens / max(last[1] - first[1], 1e-9)
 
 
 class PlainTransformer(nn.Module):

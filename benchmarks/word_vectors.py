@@ -33,19 +33,6 @@ def neighbors(table: Tensor, number: int = 2000) -> Tensor:
 
 
 @torch.no_grad()
-def row(table: Tensor, codec: str, bits: float) -> str:
-    """The row of one codec."""
-    embedding = fit("quantized", table, bits=bits, codec=codec, progress=False)[0].eval()
-    rounded, size = embedding.table(), stored_bits(embedding, "fp16")
-    error = float((rounded - table).norm() / table.norm())
-    same = float((neighbors(rounded) == neighbors(table)).float().mean())
-    smaller = 32 * table.numel() / size
-    return (
-        f"| {CODECS[codec]} | {bits:g} | {size / table.numel():.2f} | {smaller:.1f}x | {error:.3f} | "
-        f"{same:.0%} |"
-    )
-
-
 def main(text: Path, dim: int) -> None:
     """Print the table."""
     words = [word for word, _ in Counter(text.read_text(encoding="utf-8").split()).most_common()]
@@ -53,8 +40,13 @@ def main(text: Path, dim: int) -> None:
     print("| codec | bits of codes | bits in all | smaller | relative error | same nearest word |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for bits in BITS:
-        for codec in CODECS:
-            print(row(table, codec, bits), flush=True)
+        for codec, name in CODECS.items():
+            embedding = fit("quantized", table, bits=bits, codec=codec, progress=False)[0].eval()
+            rounded, size = embedding.table(), stored_bits(embedding, "fp16")
+            error = float((rounded - table).norm() / table.norm())
+            same = float((neighbors(rounded) == neighbors(table)).float().mean())
+            sizes = f"{size / table.numel():.2f} | {32 * table.numel() / size:.1f}x"
+            print(f"| {name} | {bits:g} | {sizes} | {error:.3f} | {same:.0%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -69,11 +69,9 @@ class Adapter:
     """Opens the checkpoints of ``lm_train``."""
 
     def sniff(self, path: Path) -> bool:
-        """Whether a file looks like a checkpoint of ``lm_train``."""
         return contains_strings(path, FORMAT)
 
     def read(self, path: Path, runs: bool = True) -> CheckpointModel:
-        """Read a model."""
         return CheckpointModel(path)
 
     read_trimmable = read
@@ -130,24 +128,21 @@ class CheckpointModel(WordTokens):
 
     def quality(self, validation: Validation) -> Quality:
         """The perplexity of a text, as ``lm_evaluate`` computes it by default."""
-        path = validation.one_text()
+        path, reading = validation.one_text(), Reading()
         text = read_data(path, "valid" if path.is_dir() else None, self.words)
-        score = evaluate(self.module, text.tokens)
-        how = (
-            f"{text.name}: {score.tokens:,} targets, {text.unknown:,} <unk>, segments of "
-            f"{Reading().target_length} tokens"
-        )
-        return Quality("perplexity", score.perplexity, how)
+        score = evaluate(self.module, text.tokens, reading)
+        how = f"{score.tokens:,} targets, {text.unknown:,} <unk>, segments of {reading.target_length} tokens"
+        return Quality("perplexity", score.perplexity, f"{text.name}: {how}")
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         ids, how = self._read(texts, seed, tokens)
 
-        def predict(some: Tensor) -> Batch:
+        def predict(ids: Tensor) -> Batch:
             # What follows the last word is the first one of the next part.
-            has_targets = texts is not None and some.size(1) > 1
-            read = some[:, :-1] if has_targets else some
+            has_targets = texts is not None and ids.size(1) > 1
+            read = ids[:, :-1] if has_targets else ids
             hidden = self.module(read, self.module.initial_state(len(read))).hidden.flatten(0, 1)
-            targets = some[:, 1:].flatten() if has_targets else None
+            targets = ids[:, 1:].flatten() if has_targets else None
             return Batch(self.module.embedding.log_prob(hidden), hidden, targets)
 
         starts = range(0, max(1, ids.size(1) - 1), _LONG)
@@ -158,22 +153,16 @@ class CheckpointModel(WordTokens):
         )
 
     def _read(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> tuple[Tensor, str]:
-        """The ids ``(B, T)`` of texts, or of what the model generates, and what they are."""
-        if texts is None:
-            ids = self._sampled(seed, tokens)
-            return ids, f"{ids.numel():,} tokens sampled from the model; pass a text for real ones"
-        lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
-        flat = list(chain.from_iterable(lines))[:tokens]
-        columns = min(_TEXTS, max(1, len(flat) // _LONG))
-        ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
-        return ids, f"{ids.numel():,} tokens of {names_of(texts)}"
-
-    @torch.no_grad()
-    def _sampled(self, seed: int, tokens: int) -> Tensor:
-        """The ids ``(B, T)`` of texts sampled from the model, about so many."""
+        """The ids ``(B, T)`` of texts, or of about so many sampled tokens, and what they are."""
+        if texts is not None:
+            lines = map(self.original.encode, sampled_lines(texts, seed, max(LINES, tokens // 5)))
+            flat = list(chain.from_iterable(lines))[:tokens]
+            columns = min(_TEXTS, max(1, len(flat) // _LONG))
+            ids = torch.tensor(flat[: len(flat) // columns * columns]).view(columns, -1)
+            return ids, f"{ids.numel():,} tokens of {names_of(texts)}"
         model, draw = self.module, torch.Generator().manual_seed(seed)
         written = [torch.full((_TEXTS,), self.original.eos)]
-        with evaluating(model):
+        with evaluating(model), torch.no_grad():
             state = model.initial_state(_TEXTS)
             while len(written) < max(2, tokens // _TEXTS):
                 output = model(written[-1][:, None], state)
@@ -184,7 +173,8 @@ class CheckpointModel(WordTokens):
                         "the model scores are not finite: training diverged; use another checkpoint"
                     )
                 written.append(torch.multinomial(probabilities, 1, generator=draw)[:, 0])
-        return torch.stack(written, dim=1)
+        ids = torch.stack(written, dim=1)
+        return ids, f"{ids.numel():,} tokens sampled from the model; pass a text for real ones"
 
     def onnx_body(self) -> OnnxBody:
         return traced(self.module, NAME, self.weight_bytes())
@@ -208,7 +198,6 @@ class CheckpointModel(WordTokens):
         return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
-        """Write a checkpoint without training state, all or nothing."""
         save_state(output, tensors, self.words, self.config, None)
 
     def vocabularies(self) -> list[Vocabulary]:
@@ -224,46 +213,39 @@ class CheckpointModel(WordTokens):
         self._put_in(old.select_rows(kept[NAME]))
         self.words = [self.original.words[word] for word in kept[NAME].tolist()]
         self.trimmed = Words(self.words)
-        notes = [
-            TRAINING_STATE_NOTE,
+        remark = (
             "probabilities are normalized over the remaining words: a perplexity is lower than the whole "
-            "model's and cannot be compared with it",
-        ]
+        )
+        notes = [TRAINING_STATE_NOTE, f"{remark}model's and cannot be compared with it"]
         return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [self.trimmed.encode(line) for line in lines]
 
     def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """How many lines have no ``<unk>``."""
         return lines_without(self.original.unk, ids)
 
     def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
         return lines_without(self.trimmed.unk, ids)
 
-    def _stored(self) -> dict[str, Tensor]:
-        """The tensors of the model, packed like those in the file that was read."""
-        return packed_as(self.tensors(), self.packing)
-
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._stored().values())
+        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
 
     def write_trimmed(self, output: Path, card: str = "") -> None:
-        """Write a checkpoint without training state, all or nothing."""
-        self.write(output, self._stored())
+        # Packed like the tensors in the file that was read.
+        self.write(output, packed_as(self.tensors(), self.packing))
 
 
 class _Step(nn.Module):
-    """A model that returns scores instead of hidden states."""
+    """A model that returns scores ``(B, T, V)`` and the next state."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
-        """Scores ``(B, T, V)`` and the next state."""
-        found = self.model(ids, state)
-        return self.model.embedding.logits(found.hidden), found.state
+        output = self.model(ids, state)
+        return self.model.embedding.logits(output.hidden), output.state
 
 
 class _OnnxLSTM(nn.Module):
@@ -308,7 +290,13 @@ def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
     _, state = step(ids[:, :_EXAMPLE], start := model.initial_state(3))
     one = tuple(part[:, :1].contiguous() for part in state)
     parts = ((ids[:, :_EXAMPLE], start), (ids[:, _EXAMPLE:], state), (ids[:1, _EXAMPLE : _EXAMPLE + 1], one))
-    examples = [_example(step, *part) for part in parts]
+    examples = []
+    for part_ids, before in parts:
+        logits, after = step(part_ids, before)
+        inputs = {f"state.{number}": part.numpy() for number, part in enumerate(before)}
+        outputs = {f"next_state.{number}": part.numpy() for number, part in enumerate(after)}
+        inputs["ids"], outputs["logits"] = part_ids.numpy(), logits.numpy()
+        examples.append(Example(inputs, outputs))
     state = step(torch.zeros(_BATCH, _PAST, dtype=torch.long), model.initial_state(_BATCH))[1]
     tables = {}
     # The two steps of a softmax with classes are traced like the rest of the model.
@@ -359,11 +347,3 @@ def _exported(step: _Step, state: State) -> Any:
     for value in program.graph.output:
         value.type.tensor_type.ClearField("shape")
     return program
-
-
-def _example(step: _Step, ids: Tensor, state: State) -> Example:
-    """An example of ids after a state."""
-    logits, after = step(ids, state)
-    given = {f"state.{number}": part.numpy() for number, part in enumerate(state)}
-    found = {f"next_state.{number}": part.numpy() for number, part in enumerate(after)}
-    return Example({"ids": ids.numpy(), **given}, {"logits": logits.numpy(), **found})

@@ -15,7 +15,7 @@ import shared_embeddings as se
 from lm import models
 from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import KEY, load_tensors, with_checksum
+from shared_embeddings.checkpoints import load_tensors, with_checksum
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import (
     Packing,
@@ -31,9 +31,6 @@ from shared_embeddings.utils.files import replacing
 
 FORMAT = "shared-embeddings-lm"
 VERSION = 1
-
-
-_PARTS = ("config", "words", "model", "training")
 
 
 class Trained(NamedTuple):
@@ -124,29 +121,17 @@ def read_checkpoint(
     Raises:
         UserError: the file is missing, truncated or unsupported.
     """
-    content = peek(path)
+    if not os.path.isfile(path):
+        raise UserError(f"checkpoint {path}: no such file; check the path")
+    content = load_tensors(path, f"checkpoint {path}")
+    parts = {"config", "words", "model", "training"}
+    if (content.get("format"), content.get("version")) != (FORMAT, VERSION) or not parts <= content.keys():
+        raise UserError(f"checkpoint {path}: was not written by lm_train; use a checkpoint of lm_train")
     try:
         state, packing = opened(content["model"]), packing_of(content["model"])
     except StorageError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
-    return {**content, "model": state, "packing": packing}
-
-
-def peek(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without loading its tensors, which are mapped into memory.
-
-    Raises:
-        UserError: the file is missing, truncated or unsupported.
-    """
-    if not os.path.isfile(path):
-        raise UserError(f"checkpoint {path}: no such file; check the path")
-    content = load_tensors(path, f"checkpoint {path}")
-    if content.get("format") != FORMAT or content.get("version") != VERSION:
-        raise UserError(f"checkpoint {path}: was not written by lm_train; use a checkpoint of lm_train")
-    for part in _PARTS:
-        if part not in content:
-            raise UserError(f"checkpoint {path}: has no {part}; use a checkpoint written by lm_train")
-    return {name: value for name, value in content.items() if name != KEY}
+    return {**{name: content[name] for name in parts}, "model": state, "packing": packing}
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -156,18 +141,12 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
         UserError: a tensor is missing, unexpected, or has another shape.
     """
     own = distinct_state(model)
-    odd = sorted(own.keys() ^ state.keys())
-    if odd:
-        where = "only in the model" if odd[0] in own else "only in the checkpoint"
-        raise UserError(
-            f"checkpoint {path}: belongs to another model ({odd[0]} is {where}); use its configuration, or "
-            "compress the original again if an earlier version wrote it"
-        )
-    for name, tensor in state.items():
-        if tensor.shape != own[name].shape:
+    for name in sorted(own.keys() | state.keys()):
+        theirs, ours = (tuple(part[name].shape) if name in part else "missing" for part in (state, own))
+        if theirs != ours:
             raise UserError(
-                f"checkpoint {path}: belongs to another model ({name} is {tuple(tensor.shape)}, expected "
-                f"{tuple(own[name].shape)}); use its configuration and vocabulary"
+                f"checkpoint {path}: belongs to another model ({name} is {theirs}, expected {ours}); use its "
+                "configuration and vocabulary"
             )
     # strict=False: aliases of these tensors are not in the state.
     model.load_state_dict(install(model, state), strict=False)

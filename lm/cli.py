@@ -5,7 +5,6 @@ See `shared_embeddings.utils.command_line.run` for their errors and exit statuse
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from shared_embeddings.utils.command_line import explain, run
@@ -65,10 +64,3 @@ def chosen_device(name: str, rank: int = 0) -> torch.device:
             + (" or start fewer processes" if available else "")
         )
     return torch.device("cuda", rank)
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add the option -device, see `chosen_device`."""
-    parser.add_argument(
-        "-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)"
-    )

@@ -62,28 +62,19 @@ def verdict(
     return texts, f"in part: {sum(holds)} of {len(holds)}" if any(holds) else "does not hold"
 
 
-def printed_figures() -> dict[str, Mapping[str, str]]:
-    """Return the figures in the papers of each row ``RECIPE/ROW`` that has its own."""
-    return {
-        cell.trained_by: cell.figures for paper in read_papers() for _, cell in paper.cells if cell.is_own
-    }
-
-
 def claims_table() -> str:
     """Return all claims as Markdown, a table for each paper."""
-    content, figures = read_yaml(SOURCE), printed_figures()
+    content, parts = read_yaml(SOURCE), []
     records = {f"{name}/{one['row']}": one for name, rows in read_all().items() for one in rows}
-
-    def printed(row: str) -> str:  # the figure that the paper's rows are judged by
-        return figures[row][by_importance(figures[row])[0]]
-
-    parts = []
+    own = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
+    # The figures that the papers' rows are judged by.
+    printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in own}
     claims = pd.DataFrame(content["claims"])
     for paper, claimed in claims.groupby("by", sort=False):
         lines = []
         for claim in (row.dropna().to_dict() for _, row in claimed.iterrows()):
             figure = "; ".join(
-                f"{printed(first)} {'and' if is_close else 'against'} {printed(second)}"
+                f"{printed[first][0]} {'and' if is_close else 'against'} {printed[second][0]}"
                 for first, is_close, second in comparisons(claim.get("paper", {}))
             )
             texts, holds = verdict(claim, records, content["noise"])

@@ -26,7 +26,7 @@ from nmt.headlines import (
     write_character_vocabulary,
 )
 from nmt.rouge import METRICS, PRESETS, Settings, score_texts
-from recipes.common.recipe import Recipe, Row, parse_row, preprocess_options
+from recipes.common.recipe import Recipe, parse_row, preprocess_options
 from recipes.common.smoke import LINES, MERGES, TEST_LINES, generated_words, sentence
 from recipes.common.table import controls_length
 from recipes.common.tools import (
@@ -79,18 +79,12 @@ def encode(folder: Path, operations: int, references: Sequence[Path], lengths: S
     step, texts = partial(run_step, folder / "steps"), text_files(folder)
     sources, targets = ([path for path in texts if path.suffix == f".{side}"] for side in (SOURCE, TARGET))
     subwords.run_bpe_steps(step, sources[:1], sources, folder / "bpe.codes", operations)
-
-    def split_into_characters() -> None:
-        for path in targets:
-            convert_file(path, folder / path.name, split_text)
-
-    step("characters", targets, [folder / path.name for path in targets], split_into_characters)
+    for path in targets:
+        output = folder / path.name
+        step(f"characters-{path.stem}", [path], [output], convert_file, path, output, split_text)
     pieces, vocabulary = [folder / f"train.{side}" for side in (SOURCE, TARGET)], folder / "vocabulary"
-
-    def write_vocabulary() -> None:
-        write_character_vocabulary(pieces[:1], pieces[1:], vocabulary)
-
-    step("vocabulary", pieces, [vocabulary], write_vocabulary)
+    parts = (pieces[:1], pieces[1:], vocabulary)
+    step("vocabulary", pieces, [vocabulary], write_character_vocabulary, *parts)
     files = [*(folder / path.name for path in texts), vocabulary, *references]
     description = {
         "source": SOURCE,
@@ -157,11 +151,6 @@ def read_news(path: Path) -> list[News]:
         return [News(description, title) for _, title, description in csv.reader(file)]
 
 
-def hash_of(news: News) -> str:
-    """Return a hash of a text and its title in hexadecimal, which determines the split of the pair."""
-    return hashlib.sha256("\t".join(news).encode()).hexdigest()
-
-
 def clean_text(text: str) -> str:
     """Remove backslashes, broken entities, tags, URLs and stock quotes."""
     text = re.sub(r"\\(?=[$\"])", "", text).replace("\\", " ")
@@ -187,7 +176,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
     Pairs without a description or title are removed.
     """
     unique: dict[str, News] = {}
-    for pair in sorted(news, key=hash_of):
+    for pair in sorted(news, key=lambda pair: hashlib.sha256("\t".join(pair).encode()).hexdigest()):
         cleaned = clean_news(pair)
         if all(cleaned):
             unique.setdefault(cleaned.description, cleaned)
@@ -254,42 +243,6 @@ class GigawordSettings:
     references: int
 
 
-def locate_licensed(folder: Path, references: int) -> tuple[dict[str, Path], list[Path]]:
-    """Find all files of the user in ``$DATA_DIR/gigaword``.
-
-    Returns:
-        Both sides of training and validation by name in the prepared data; the test source, and as many
-        references of it.
-    """
-    tests = ["input.txt", *(f"task1_ref{number}.txt" for number in range(references))]
-    names = {**TRAIN, **{name: tuple(f"{place}/{name}" for place in TEST_FOLDERS) for name in tests}}
-    paths: dict[str, Path] = {}
-    for name, candidates in names.items():
-        places = (folder / f"{candidate}{end}" for candidate in candidates for end in ("", ".gz"))
-        if existing := [place for place in places if place.is_file()]:
-            paths[name] = existing[0]
-    if missing := [name for name in names if name not in paths]:
-        listed = "; ".join(f"{name}: {' or '.join(names[name])}" for name in missing)
-        raise UserError(
-            f"{folder}: {len(missing)} of {len(names)} files are missing ({listed}; or with suffix .gz); "
-            "the texts are licensed, see recipes/gigaword_headline/README.md"
-        )
-    return {name: paths[name] for name in TRAIN}, [paths[name] for name in tests]
-
-
-def write_smoke_gigaword(folder: Path, references: int) -> None:
-    """Write generated texts in the layout of the archive of Rush et al."""
-    for seed, split in enumerate(("train", "valid")):
-        lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
-        write_lines(folder / TRAIN[f"{split}.source"][0], map(" ".join, lines))
-        write_lines(folder / TRAIN[f"{split}.target"][0], (" ".join(words[:3]) for words in lines))
-    tests = list(generated_words(TEST_LINES, seed=2))
-    write_lines(folder / TEST_FOLDERS[0] / "input.txt", map(" ".join, tests))
-    for number in range(references):
-        path = folder / TEST_FOLDERS[0] / f"task1_ref{number}.txt"
-        write_lines(path, (" ".join(words[number % 3 : 3]) for words in tests))
-
-
 def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
     options = preprocess_options(prepare_gigaword.__doc__, arguments)
@@ -298,12 +251,34 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     if options.smoke:
         recipe = recipe.smoke()
         settings, raw = replace(settings, **SMOKE_SETTINGS), recipe.home / "raw"
-        write_smoke_gigaword(raw, settings.references)
+        # Generated texts in the layout of the archive of Rush et al.
+        for seed, split in enumerate(("train", "valid")):
+            lines = list(generated_words(LINES if split == "train" else TEST_LINES, seed))
+            write_lines(raw / TRAIN[f"{split}.source"][0], map(" ".join, lines))
+            write_lines(raw / TRAIN[f"{split}.target"][0], (" ".join(words[:3]) for words in lines))
+        duc, lines = raw / TEST_FOLDERS[0], list(generated_words(TEST_LINES, seed=2))
+        write_lines(duc / "input.txt", map(" ".join, lines))
+        for number in range(settings.references):
+            titles = (" ".join(words[number % 3 : 3]) for words in lines)
+            write_lines(duc / f"task1_ref{number}.txt", titles)
     elif home is not None:
         raw = home / "gigaword"
     else:
         raise UserError("DATA_DIR is not set; set it to the folder with the licensed texts in gigaword")
-    sides, tests = locate_licensed(raw, settings.references)
+    test_names = ["input.txt", *(f"task1_ref{number}.txt" for number in range(settings.references))]
+    places = {**TRAIN, **{name: tuple(f"{place}/{name}" for place in TEST_FOLDERS) for name in test_names}}
+    paths: dict[str, Path] = {}
+    for name, candidates in places.items():
+        files = [raw / f"{candidate}{end}" for candidate in candidates for end in ("", ".gz")]
+        if existing := [path for path in files if path.is_file()]:
+            paths[name] = existing[0]
+    if missing := [name for name in places if name not in paths]:
+        listed = "; ".join(f"{name}: {' or '.join(places[name])}" for name in missing)
+        raise UserError(
+            f"{raw}: {len(missing)} of {len(places)} files are missing ({listed}; or with suffix .gz); "
+            "the texts are licensed, see recipes/gigaword_headline/README.md"
+        )
+    tests, sides = [paths[name] for name in test_names], [paths[name] for name in TRAIN]
     step, text = partial(run_step, recipe.data / "steps"), recipe.data / "text"
     references = [text / f"test.reference.{number}" for number in range(settings.references)]
     test_files = [text / f"test.{SOURCE}", *references]
@@ -316,8 +291,7 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
 
     def write_training() -> None:
         for split, most in (("train", None), ("valid", settings.valid)):
-            paths = [sides[f"{split}.{side}"] for side in (SOURCE, TARGET)]
-            contents = {str(path): read_lines(path) for path in paths}
+            contents = {str(path): read_lines(path) for name, path in paths.items() if split in name}
             check_pairs(contents)
             pairs = [pair for pair in zip(*contents.values(), strict=True) if all(pair)][:most]
             for at, side in enumerate((SOURCE, TARGET)):
@@ -325,14 +299,14 @@ def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
 
     step("test", tests, test_files, write_test, test=settings.test)
     training_files = [path for path in text_files(recipe.data) if path not in test_files]
-    step("training", list(sides.values()), training_files, write_training, valid=settings.valid)
+    step("training", sides, training_files, write_training, valid=settings.valid)
     encode(recipe.data, settings.bpe_operations, references, settings.lengths)
 
 
 def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Generate and score headlines of every length; without length control, they are generated once."""
     recipe, row, options = parse_row(recipe, USAGE, arguments)
-    data, training = read_trained(recipe, row)
+    run, (data, training) = recipe.home / row.name, read_trained(recipe, row)
     references = [read_lines(recipe.data / name) for name in data["references"]]
     metrics: dict[str, Any] = {}
     speeds: list[float] = []
@@ -341,8 +315,14 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         if controlled or not speeds:
             asked = with_overrides(["-desired_length", str(length)], options) if controlled else options
             name = f"test.{length}" if controlled else "test"
-            headlines, speed = write_headlines(recipe, row, asked, name)
-            speeds.append(speed)
+            speeds.append(translate(recipe, row, recipe.data / "test.source", asked, f"{name}.characters"))
+            headlines = [join_characters(line) for line in read_lines(run / f"{name}.characters")]
+            n_best = int(option_value(options, "n_best") or row.translate.get("n_best", 1))
+            if n_best > 1:  # the one with the most content words of the source
+                write_lines(run / f"{name}.n_best", headlines)
+                source = recipe.data / "text" / "test.source"
+                headlines = list(rerank(source, run / f"{name}.n_best", n_best, stop_words("en")))
+            write_lines(run / f"{name}.headlines", headlines)
         scores = metrics[f"length_{length}"] = score_headlines(headlines, references, length)
         parts = [
             f"{measure} " + "/".join(f"{scores[measure][name]['mean']:.1f}" for name in METRICS)
@@ -352,22 +332,6 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
         print(f"{row.name} at {length}: ROUGE-1/2/L {', '.join(parts)}; {within}", flush=True)
     metrics["tokens_per_second"] = sum(speeds) / len(speeds)
     write_evaluation(recipe, row, data, training, metrics, options)
-
-
-def write_headlines(recipe: Recipe, row: Row, options: list[str], name: str) -> tuple[list[str], float]:
-    """Write one headline per test text to ``NAME.headlines``; return them and the tokens per second.
-
-    Of ``n_best`` hypotheses, the one with the most content words of the source is selected.
-    """
-    run, texts = recipe.home / row.name, recipe.data / "text" / "test.source"
-    speed = translate(recipe, row, recipe.data / "test.source", options, f"{name}.characters")
-    lines = [join_characters(line) for line in read_lines(run / f"{name}.characters")]
-    n_best = int(option_value(options, "n_best") or row.translate.get("n_best", 1))
-    if n_best > 1:
-        write_lines(run / f"{name}.n_best", lines)
-        lines = list(rerank(texts, run / f"{name}.n_best", n_best, stop_words("en")))
-    write_lines(run / f"{name}.headlines", lines)
-    return lines, speed
 
 
 def score_headlines(headlines: list[str], references: list[list[str]], length: int) -> dict[str, Any]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from recipes.common.plot import write_png
 from shared_embeddings.analysis import cosine
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.command_line import Parser, align
 from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.paths import existing_path, output_path
 
 # Tokens per block.
@@ -93,33 +92,6 @@ def layer_correlations(embedding: WordEmbedding) -> list[LayerCorrelation]:
     ]
 
 
-def draw_map(layer: LayerCorrelation, path: Path) -> None:
-    """Plot the absolute correlations, from 0 to 1, to a PNG file; constant dimensions are gray."""
-    figure = require("matplotlib.figure").Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    colors = require("matplotlib").colormaps["viridis"].with_extremes(bad="lightgrey")
-    image = axes.imshow(layer.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
-    axes.set_title(layer.layer, fontsize=9)
-    axes.set_xlabel("dimension")
-    figure.colorbar(image, label="absolute correlation")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
-
-
-def layer_cosines(embedding: WordEmbedding, words: Sequence[str]) -> list[list[str]]:
-    """Return the cosine of each pair of words in each layer that both pass through, as a table."""
-    ids = {word: number for number, word in enumerate(embedding.words)}
-    rows = []
-    for pair in itertools.combinations(words, 2):
-        layers = embedding.layers(torch.tensor([ids[word] for word in pair]))
-        for layer in layers:
-            if len(layer.values) == 2:
-                value = cosine(*layer.values.float().numpy())
-                name = f"{embedding.name}: {layer.name}"
-                rows.append([", ".join(pair), name, "–" if value is None else f"{value:.4f}"])
-    return rows
-
-
 @torch.no_grad()
 def layers(arguments: Sequence[str]) -> None:
     """Plot the correlation between the dimensions of each layer; print the cosines of words in each."""
@@ -133,10 +105,26 @@ def layers(arguments: Sequence[str]) -> None:
     embeddings = find_host(options.model)[1].read(options.model).embeddings()
     rows = [["", "tokens", "mean |r|", "between groups"]]
     for layer in (layer for table in embeddings if options.output for layer in layer_correlations(table)):
-        draw_map(layer, options.output / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
+        figure = require("matplotlib.figure").Figure(figsize=(4.4, 4.0), dpi=120, layout="constrained")
+        axes = figure.add_subplot()
+        # From 0 to 1; constant dimensions are gray.
+        colors = require("matplotlib").colormaps["viridis"].with_extremes(bad="lightgrey")
+        image = axes.imshow(layer.correlations.abs().numpy(), vmin=0.0, vmax=1.0, cmap=colors)
+        axes.set_title(layer.layer, fontsize=9)
+        axes.set_xlabel("dimension")
+        figure.colorbar(image, label="absolute correlation")
+        write_png(figure, options.output / (re.sub(r"[^\w]+", "-", layer.layer).strip("-") + ".png"))
         rows.append([layer.layer, f"{layer.tokens:,}", *(f"{mean:.4f}" for mean in layer.means())])
     if options.output is not None:
         print("\n".join(align(rows)))
-    if options.words:
-        cosines = [row for embedding in embeddings for row in layer_cosines(embedding, options.words)]
+    cosines = []
+    for embedding in embeddings if options.words else ():
+        ids = {word: number for number, word in enumerate(embedding.words)}
+        for pair in itertools.combinations(options.words, 2):
+            for values in embedding.layers(torch.tensor([ids[word] for word in pair])):
+                if len(values.values) == 2:  # both words pass through the layer
+                    value = cosine(*values.values.float().numpy())
+                    name = f"{embedding.name}: {values.name}"
+                    cosines.append([", ".join(pair), name, "–" if value is None else f"{value:.4f}"])
+    if cosines:
         print("\n".join(align(cosines)))

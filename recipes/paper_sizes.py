@@ -16,7 +16,7 @@ from torch import nn
 from tqdm import tqdm
 
 from recipes.common.table import NONE, markdown
-from recipes.papers import SIZES, Paper, PrintedRow, PrintedTable
+from recipes.papers import SIZES, Paper
 from shared_embeddings.accounting import count_parameters, stored_bits
 from shared_embeddings.modules.define import DefineEmbedding
 from shared_embeddings.registry import build
@@ -73,55 +73,47 @@ def build_network(name: str, sizes: Mapping[str, Any]) -> nn.Module:
 
 
 def compare_sizes(papers: Sequence[Paper]) -> pd.DataFrame:
-    """Compare every printed size with ours, a row each; distinct models are built once, without weights.
+    """Compare every printed size with ours, a row each; models are built without weights.
 
     ``printed`` and ``ours`` are texts, ``paper_value`` and ``our_value`` numbers (of parameters, a ratio, MiB
     or MB), ``notes`` say why a figure differs. ``agreement`` is that of `agreement_of`, or "quoted" for
     figures of other authors' models.
     """
     cells = [both for paper in papers for both in paper.cells]
-    return pd.DataFrame(
-        _compare(table, cell, counted, printed)
-        for table, cell in tqdm(cells, "building the papers' models", disable=None)
-        for counted, printed in cell.figures.items()
-        if counted in SIZES
-    )
-
-
-def _compare(table: PrintedTable, cell: PrintedRow, counted: str, printed: str) -> dict[str, Any]:
-    paper_value, decimals, unit = read_figure(printed, _UNITS.get(counted, table.unit))
-    scale, value, agreement, ours, difference = _SCALES[unit], None, "quoted", NONE, NONE
-    if cell.model:
-        value = measure(cell.model)[counted]
-        agreement = agreement_of(value, paper_value, scale * 10.0**-decimals, table.cut)
-        ours = f"{value / scale:.{decimals + 2}f}"  # our figures have two more decimals
-        share = 100 * (value - paper_value) / paper_value
-        difference = f"{(value - paper_value) / scale:+.{decimals + 2}f} ({share:+.1f} %)"
-    why = cell.why.get(counted) if agreement == "differs" else None
-    return {
-        "paper": table.paper,
-        "table": table.table,
-        "title": table.title,
-        "row": cell.label,
-        "quoted": cell.quoted,
-        "counted": counted + (" with indices" if cell.model.get("indices") else ""),
-        "printed": printed if printed.endswith(unit) else f"{printed} {unit}".strip(),
-        "ours": ours,
-        "paper_value": paper_value,
-        "our_value": value,
-        "difference": difference,
-        "agreement": agreement,
-        "notes": [note for note in (why, cell.note) if note],
-    }
-
-
-def read_figure(printed: str, unit: str) -> tuple[float, int, str]:
-    """Parse a printed figure such as "516k", or a number in `unit`, to (number, decimals, unit)."""
-    match = re.fullmatch(r"(\d+(?:\.(\d+))?)(\D*)", printed)
-    unit = (match[3] if match else "") or unit
-    if match is None or unit not in _SCALES:
-        raise ValueError(f"figure '{printed}' must be a number, optionally followed by k, M, x, MiB or MB")
-    return float(match[1]) * _SCALES[unit], len(match[2] or ""), unit
+    lines: list[dict[str, Any]] = []
+    for table, cell in tqdm(cells, "building the papers' models", disable=None):
+        printed_sizes = {name: printed for name, printed in cell.figures.items() if name in SIZES}
+        our_sizes = measure(cell.model) if cell.model and printed_sizes else {}
+        for counted, printed in printed_sizes.items():
+            # Such as "516k", or a number in the unit of the table.
+            number, end = re.fullmatch(r"([\d.]+)(\D*)", printed).groups()  # type: ignore[union-attr]
+            unit = end or _UNITS.get(counted, table.unit)
+            scale, decimals = _SCALES[unit], len(number.partition(".")[2])
+            paper_value, value = float(number) * scale, our_sizes.get(counted)
+            agreement, ours, difference = "quoted", NONE, NONE
+            if value is not None:
+                agreement = agreement_of(value, paper_value, scale * 10.0**-decimals, table.cut)
+                ours = f"{value / scale:.{decimals + 2}f}"  # our figures have two more decimals
+                share = 100 * (value - paper_value) / paper_value
+                difference = f"{(value - paper_value) / scale:+.{decimals + 2}f} ({share:+.1f} %)"
+            why = cell.why.get(counted) if agreement == "differs" else None
+            line = {
+                "paper": table.paper,
+                "table": table.table,
+                "title": table.title,
+                "row": cell.label,
+                "quoted": cell.quoted,
+                "counted": counted + (" with indices" if cell.model.get("indices") else ""),
+                "printed": printed if printed.endswith(unit) else f"{printed} {unit}".strip(),
+                "ours": ours,
+                "paper_value": paper_value,
+                "our_value": value,
+                "difference": difference,
+                "agreement": agreement,
+                "notes": [note for note in (why, cell.note) if note],
+            }
+            lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def agreement_of(value: float, paper_value: float, step: float, cut: bool = False) -> str:
@@ -170,12 +162,12 @@ def _embedding_parts(spec: str) -> Counter[str]:
     if isinstance(embedding, DefineEmbedding):  # all except the map and the output projection
         rest = [part for part in (embedding.map, embedding.output_projection) if part is not None]
         unit = count_parameters(embedding) - sum(map(count_parameters, rest))
-    index_entries = getattr(embedding.options, "index_entries", lambda words, dim: 0)
+    has_fitted_codes = embedding.method in ("structured", "compositional_code")
     return Counter(
         trained=counts["total"],
         input=counts["input"] + counts["shared"],
         unit=unit,
-        indices=int(index_entries(embedding.num_embeddings, embedding.embedding_dim)),
+        indices=embedding.get_buffer("codes").numel() if has_fitted_codes else 0,
         lookup_bits=stored_bits(table),
         filters=sum(buffer.numel() for name, buffer in embedding.named_buffers() if name == "codebooks"),
     )
@@ -184,15 +176,13 @@ def _embedding_parts(spec: str) -> Counter[str]:
 @functools.cache
 def _network_parts(spec: str) -> Counter[str]:
     """Return the counts of a network, given as JSON; none for null."""
-    sizes = json.loads(spec)
-    if sizes is None:
-        return Counter()
-    network = build_network(sizes.pop("name"), sizes)
-    parts = Counter(network=count_parameters(network))
-    for name, parameter in network.named_parameters():
-        for part, names in _NETWORK_PARTS.items():
-            if any(piece in name for piece in names):
-                parts[part] += parameter.numel()
+    parts: Counter[str] = Counter()
+    if sizes := json.loads(spec):
+        for name, parameter in build_network(sizes.pop("name"), sizes).named_parameters():
+            parts["network"] += parameter.numel()
+            for part, names in _NETWORK_PARTS.items():
+                if any(piece in name for piece in names):
+                    parts[part] += parameter.numel()
     return parts
 
 

@@ -6,6 +6,7 @@ Axes: ``V`` words that are reconstructed, ``D`` dimension.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import time
@@ -40,7 +41,7 @@ from recipes.common.results import FILE as RESULTS
 from recipes.common.results import Record, find_result, read_results, write_result
 from recipes.common.smoke import SMOKE, generated_vocabulary
 from recipes.common.table import Column, markdown_table, update_readme
-from recipes.common.tools import data_dir, locate, matching, read_json, run_step, write_json
+from recipes.common.tools import data_dir, locate, matching, read_json, run_step, write_arrays, write_json
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
@@ -182,14 +183,8 @@ def parser_of(script: str, description: str | None, smoke_help: str) -> Parser:
 # preprocess.sh
 
 
-def write_source(vectors: WordVectors, path: Path) -> None:
-    """Write words and their vectors ``(V, D)`` atomically."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, words=np.array(vectors.words), vectors=vectors.vectors)
-
-
 def read_source(path: Path) -> WordVectors:
-    """Read a file written by `write_source`."""
+    """Read ``words`` and their ``vectors`` (V, D)."""
     with np.load(path, allow_pickle=False) as stored:
         return WordVectors(stored["words"].tolist(), stored["vectors"])
 
@@ -219,22 +214,14 @@ def train_source(texts: Sequence[Path], settings: Mapping[str, Any], output: Pat
     # Sorting is stable: ties keep their order.
     words = sorted(common, key=lambda word: -counts[word])
     asked = {name: settings[name] for name in ("dim", "window", "epochs", "seed")}
-    write_source(WordVectors(words, train_word_vectors([lower], words, **asked)), output)
+    vectors = train_word_vectors([lower], words, **asked)
+    write_arrays(output, {"words": np.array(words), "vectors": vectors})
 
 
 def score(vectors: WordVectors, tests: Sequence[WordPairs]) -> dict[str, dict[str, Any]]:
     """Return Spearman's rho and the number of known pairs for every set of pairs."""
     results = [word_similarity(vectors.words, vectors.vectors, test) for test in tests]
     return {test.name: {"rho": test.rho, "known": test.known, "pairs": test.pairs} for test in results}
-
-
-def write_smoke_vectors(folder: Path) -> Path:
-    """Write random vectors in GloVe's format: a word and its numbers per line; return the file."""
-    rows = np.random.default_rng(0).normal(size=(WORDS, DIMENSIONS))
-    path = folder / "vectors.txt"
-    numbers = (" ".join(f"{number:.5f}" for number in row) for row in rows)
-    write_lines(path, (f"{word} {line}" for word, line in zip(generated_vocabulary(), numbers)))
-    return path
 
 
 def write_smoke_pairs(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -268,7 +255,10 @@ def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
     names, url = settings["pairs"]["files"], settings["pairs"]["url"]
     if options.smoke:
         pairs = write_smoke_pairs(recipe.home / "raw", names)
-        vectors = write_smoke_vectors(recipe.home / "raw")
+        numbers = np.random.default_rng(0).normal(size=(WORDS, DIMENSIONS))
+        lines = (" ".join(f"{number:.5f}" for number in row) for row in numbers)
+        vectors = recipe.home / "raw" / "vectors.txt"  # in GloVe's format
+        write_lines(vectors, (f"{word} {line}" for word, line in zip(generated_vocabulary(), lines)))
     else:
         pairs = options.pairs or [locate(name, WORD_PAIRS, url, downloads) for name in names]
         if options.vectors is not None:
@@ -290,7 +280,8 @@ def preprocess(recipe: Recipe, arguments: Sequence[str]) -> None:
     selected = WordVectors(source.words[:words], source.vectors[:words])
     # Written last, to mark the preparation as complete.
     (folder / "data.json").unlink(missing_ok=True)
-    write_source(selected, folder / "source.npz")
+    arrays = {"words": np.array(selected.words), "vectors": selected.vectors}
+    write_arrays(folder / "source.npz", arrays)
     with replacing(folder / "pairs") as copies:  # the given files may be those in the old folder
         copies.mkdir()
         for path in pairs:
@@ -485,21 +476,22 @@ def write_report(grid: Grid, results: Path, readme: Path) -> None:
     summary = [row for row in summaries(grid, most) if row["metrics"] or row["row"] not in by_row]
     source = most[0]["metrics"]["source_similarity"]
     alone = AloneOptions(hidden_dim=grid.hidden[0], **next(iter(grid.alone.values())))
+    # The paper's approximation of the birthday problem.
+    collision = -math.expm1(-(grid.words**2) / (2 * alone.codebook_size**alone.codebooks))
     text = table(grid, summary, source) + (
         f"\nWith {alone.codebooks} codebooks of {alone.codebook_size} entries, two of the {grid.words:,} "
-        f"words share all codes in ALONE with a probability of {alone.collision_probability(grid.words):.1e} "
-        "(section 2.1).\n"
+        f"words share all codes in ALONE with a probability of {collision:.1e} (section 2.1).\n"
     )
     if any(record["metrics"] and record["config"]["row"] in grid.alone for record in summary):
         draw_figure(summary, source, grid, readme.parent / FIGURE)
         text += f"\n![Spearman's rho against the width]({FIGURE})\n"
     update_readme(readme, MARKER, text)
-
-    def rows_of_one_size(records: Sequence[Record]) -> int:
-        return sum(record["config"]["hidden"] is None for record in records)
-
-    compared = max(by_vectors.values(), key=rows_of_one_size)
-    if rows_of_one_size(compared):
+    of_one_size = {
+        data: sum(record["config"]["hidden"] is None for record in records)
+        for data, records in by_vectors.items()
+    }
+    compared = by_vectors[max(of_one_size, key=lambda data: of_one_size[data])]
+    if any(of_one_size.values()):
         source = compared[0]["metrics"]["source_similarity"]
         summary = [row for row in summaries(grid, compared) if row["metrics"]]
         summary.sort(key=lambda row: row["counts"]["stored_bits"])

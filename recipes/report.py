@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -124,18 +125,12 @@ def read_all(runs: Path | None = None) -> dict[str, list[Record]]:
     return results
 
 
-def _measures(records: Sequence[Record]) -> dict[str, Measure]:
-    """Return the measures of records by key; models are judged by the first."""
-    keys = by_importance(dict.fromkeys(key for record in records for key in record["scores"]))
-    return {key: measure for key in keys if (measure := find_measure(key))}
-
-
 def _best(records: Sequence[Record]) -> dict[str, str]:
     """Return the quality of the plain table, and of the best of the compressed."""
-    key, measure = next(iter(_measures(records).items()), ("", None))
-    scored = [record for record in records if key in record["scores"]]
-    if measure is None:
+    key, *_ = [*by_importance(key for record in records for key in record["scores"]), ""]
+    if (measure := find_measure(key)) is None:
         return {}
+    scored = [record for record in records if key in record["scores"]]
     scored.sort(key=lambda record: fmean(record["scores"][key]), reverse=measure.higher_is_better)
     plain = [record for record in scored if method_of(record) == BASELINE]
     plain.sort(key=lambda record: (not is_baseline(record["row"]), -record["counts"].get("stored_bits", 0)))
@@ -150,28 +145,31 @@ def _best(records: Sequence[Record]) -> dict[str, str]:
 
 def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     """Return the picture and the table of the rows that were run, with the figures of their papers."""
-    measures, picture, parts = _measures(records), f"{recipe.name}.png", []
+    picture, parts = f"{recipe.name}.png", []
+    keys = by_importance(dict.fromkeys(key for record in records for key in record["scores"]))
+    measures = {key: measure for key in keys if (measure := find_measure(key))}
     quality = next(iter(measures), "")
     if quality in ("bleu", "perplexity"):
         scored = [record for record in records if quality in record["scores"]]
         quality_size_plot(scored, folder / picture, quality, recipe.title)
         parts.append(f"![{recipe.title}: quality against stored bytes]({picture})")
     printed = [key for record in records for key in record["paper"] or ()]
-
-    def columns_of(key: str, measure: Measure) -> list[Column]:
-        ours = Column(measure.title, lambda record: measure.describe(record["scores"][key]))
-        theirs = Column(f"{measure.title}, paper", lambda record: str(record["paper"][key]))
-        return [ours, theirs] if key in printed else [ours]
-
     columns: list[str | Column] = ["row"]
     for key, measure in measures.items():
-        columns += columns_of(key, measure)
+        columns.append(Column(measure.title, partial(_describe, key, measure)))
+        if key in printed:
+            columns.append(Column(f"{measure.title}, paper", partial(_describe, key, None)))
     columns += ["stored", "smaller", "minutes", "method", "options"]
     if printed:
         columns.append(Column("source", lambda r: str(r["paper"]["source"])))
     columns += [Column("device", lambda r: str(r["device"])), "date"]
     columns.append(Column("commit", lambda r: str(r["git"]["commit"])[:10]))
     return [*parts, markdown_table(records, columns, missing=NONE)]
+
+
+def _describe(key: str, measure: Measure | None, record: Record) -> str:
+    """Return our figure of a row, or without a measure the paper's."""
+    return str(record["paper"][key]) if measure is None else measure.describe(record["scores"][key])
 
 
 def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:

@@ -12,33 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from recipes.common.recipe import Recipe, find_recipe
 from recipes.common.results import FILE, find_result
 from recipes.common.smoke import SMOKE, SMOKE_HELP
-from recipes.common.tools import python_path
+from recipes.common.tools import matching, python_path
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 
 QUALITIES = ("bleu", "perplexity")
 # Seconds after which a process that was told to stop, and saves its state, is killed.
 _GRACE = 60.0
-
-
-def chosen_rows(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
-    """Return the rows without a result whose names match a pattern, and their teachers, which come first."""
-    names: list[str] = []
-    for pattern in patterns:
-        matching = [name for name in recipe.rows if fnmatchcase(name, pattern)]
-        if not matching:
-            raise UserError(f"{recipe.name} has no row {pattern!r}; see python -m recipes list {recipe.name}")
-        for name in matching:
-            chain = [name]
-            while (teacher := recipe.rows[chain[-1]].teacher) is not None:
-                chain.append(teacher)
-            names += reversed(chain)
-    return [name for name in dict.fromkeys(names) if find_result(recipe.home, name) is None]
 
 
 def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) -> list[str]:
@@ -67,15 +51,16 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
                 ),
             )
 
-    def is_ready(row: str) -> bool:
-        return recipe.rows[row].teacher not in (*waiting, *failed, *running)
-
     try:
         while (waiting or running) and time.monotonic() - started < seconds:
-            for row in [row for row in waiting if is_ready(row)][: count - len(running)]:
+            unfinished = (*waiting, *failed, *running)
+            ready = [row for row in waiting if recipe.rows[row].teacher not in unfinished]
+            for row in ready[: count - len(running)]:
                 waiting.remove(row)
                 start(row, "train")
                 say(f"{row}: training")
+            if not running:
+                break  # the teachers of those that wait failed
             for row, (step, process) in list(running.items()):
                 if process.poll() is None:
                     continue
@@ -91,8 +76,6 @@ def run_rows(recipe: Recipe, rows: Sequence[str], count: int, seconds: float) ->
                     metrics = (find_result(recipe.home, row) or {"metrics": {}})["metrics"]
                     numbers = [f"{name} {metrics[name]:.1f}" for name in QUALITIES if name in metrics]
                     say(f"{row}: {', '.join(numbers) or 'done'}")
-            if not running and not any(map(is_ready, waiting)):
-                break  # their teachers failed
             time.sleep(0.2)
     finally:
         for _, process in running.values():
@@ -116,7 +99,13 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     recipe = find_recipe(options.task)
     recipe = recipe.smoke() if options.smoke else recipe
-    rows = chosen_rows(recipe, options.rows)
+    names: list[str] = []
+    for name in matching(recipe.rows, options.rows, "row"):
+        chain = [name]
+        while (teacher := recipe.rows[chain[-1]].teacher) is not None:
+            chain.append(teacher)
+        names += reversed(chain)  # teachers come first
+    rows = [name for name in dict.fromkeys(names) if find_result(recipe.home, name) is None]
     missing = run_rows(recipe, rows, options.jobs, 60 * options.minutes)
     print(f"{len(rows) - len(missing)} of {len(rows)} rows done; results: {recipe.home / FILE}")
     if missing:

@@ -1,7 +1,7 @@
 """The interface that hosts use: input lookup, tied output scores, loss, parameter groups and counts.
 
-A method defines `init_weights` and `rows`, usually `output_factors`, and declares the rest in its options
-(`shared_embeddings.spec`); everything else here is derived from these.
+A method defines `create_parameters`, `init_weights` and `rows`, usually `output_factors`, and declares the
+rest in its options (`shared_embeddings.spec`); everything else here is derived from these.
 
 Axes: ``B`` batch, ``T`` time, ``N`` = B*T tokens, ``V`` vocabulary, ``D`` model dimension, ``S`` width of the
 hidden states that are scored, ``R`` rank or small dimension.
@@ -136,6 +136,8 @@ class SharedEmbedding(CachingModule):
         self.buffer_bits: dict[str, int] = {}
         bias = nn.Parameter(torch.empty(num_embeddings)) if options.output_bias else None
         self.register_parameter("bias", bias)
+        self.create_parameters()
+        self.reset_parameters()
 
     @classmethod
     def fit(cls, task: FitTask) -> Any:
@@ -248,22 +250,14 @@ class SharedEmbedding(CachingModule):
             RuntimeError: there is no output side.
             IndexError: a target is out of range (checked on a CPU).
         """
-        terms = self._score_terms(*self._flat(hidden, targets, ignore_index), ignore_index)
-        loss, _ = blockwise_cross_entropy(terms, label_smoothing, reduction, block_size)
-        return loss[: targets.numel()].view(targets.shape) if reduction == "none" else loss
+        return self._loss(hidden, targets, ignore_index, label_smoothing, reduction, block_size)[0]
 
     def cross_entropy_and_predictions(
         self, hidden: Tensor, targets: Tensor, **options: Unpack[LossOptions]
     ) -> tuple[Tensor, Tensor]:
         """Return `cross_entropy`, and the word ``(...)`` with the highest score for every token."""
-        settings: dict[str, Any] = dict(options)
-        ignore_index = settings.pop("ignore_index", -100)
-        terms = self._score_terms(*self._flat(hidden, targets, ignore_index), ignore_index)
-        loss, predictions = blockwise_cross_entropy(terms, **settings)
-        count, shape = targets.numel(), targets.shape
-        if settings.get("reduction") == "none":
-            loss = loss[:count].view(shape)
-        return loss, self._predicted(predictions[:count]).view(shape)
+        loss, predictions = self._loss(hidden, targets, **options)
+        return loss, predictions()
 
     def output_table(self) -> Tensor:
         """Return the dense output table ``(V, S)``: `logits` are ``h @ output_table().T``, plus any bias.
@@ -295,11 +289,12 @@ class SharedEmbedding(CachingModule):
 
     # What a method defines: parameters, rows and output factors.
 
-    def init_weights(self) -> None:
-        """Draw all parameters but the bias with torch's generator; table entries have a std near D**-0.5.
+    def create_parameters(self) -> None:
+        """Register all uninitialized parameters, buffers and layers but the bias."""
+        raise NotImplementedError
 
-        A method's constructor ends with `reset_parameters`, which calls this.
-        """
+    def init_weights(self) -> None:
+        """Draw all parameters but the bias with torch's generator; table entries have a std near D**-0.5."""
         raise NotImplementedError
 
     def output_parameters(self) -> Iterator[nn.Parameter]:
@@ -471,6 +466,23 @@ class SharedEmbedding(CachingModule):
     def _block_scores(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
         return scores_of_blocks(hidden, self._row_function(), self.num_embeddings)
+
+    def _loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        block_size: int | None = None,
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return the loss, and a function for the predictions, which may be extra work."""
+        terms = self._score_terms(*self._flat(hidden, targets, ignore_index), ignore_index)
+        loss, best = blockwise_cross_entropy(terms, label_smoothing, reduction, block_size)
+        count, shape = targets.numel(), targets.shape
+        if reduction == "none":
+            loss = loss[:count].view(shape)
+        return loss, lambda: self._predicted(best[:count]).view(shape)
 
     def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
         """Return what the scores for hidden states ``(N, S)`` are computed from."""

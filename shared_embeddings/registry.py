@@ -8,18 +8,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, TypeVar, overload
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.spec import EmbeddingOptions
-from shared_embeddings.utils.options import OptionError, check_known, quote
+from shared_embeddings.utils.options import OptionError, check_known, quote, require
 
 E = TypeVar("E")
 EmbeddingClass = TypeVar("EmbeddingClass", bound="type[SharedEmbedding]")
 
-# More words or dimensions are a mistake: 32 bits cannot number them.
-_LARGEST_SIZE = 2**31 - 1
 # The setting of hosts for an embedding, and arguments of `build` that hosts give.
 EXAMPLE = "{method: funnel, rank: 64}"
 _NO_OPTIONS = ("num_embeddings", "embedding_dim", "padding_idx", "words")
@@ -123,15 +120,14 @@ def build(
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
     spec, values = spec_of(method, options)
-    sizes = (
-        _checked(spec.method, "num_embeddings", num_embeddings, 1, _LARGEST_SIZE),
-        _checked(spec.method, "embedding_dim", embedding_dim, 1, _LARGEST_SIZE),
-    )
-    if padding_idx is not None:
-        padding_idx = _checked(spec.method, "padding_idx", padding_idx, 0, sizes[0] - 1)
     if words is not None:
-        values = options_for_words(spec, values, words, sizes[0])
-    return spec.embedding_class(*sizes, padding_idx, spec.resolve(*sizes, values))
+        values = options_for_words(spec, values, words, num_embeddings)
+    options_of_method = spec.resolve(num_embeddings, embedding_dim, values)
+    require(
+        padding_idx is None or 0 <= padding_idx < num_embeddings,
+        f"{spec.method}: 'padding_idx' is {padding_idx}, but it must be from 0 to {num_embeddings - 1}",
+    )
+    return spec.embedding_class(num_embeddings, embedding_dim, padding_idx, options_of_method)
 
 
 def num_parameters(
@@ -151,12 +147,9 @@ def num_parameters(
         OptionError: as in `build`.
     """
     spec, values = spec_of(method, options)
-    sizes = (
-        _checked(spec.method, "num_embeddings", num_embeddings, 1, _LARGEST_SIZE),
-        _checked(spec.method, "embedding_dim", embedding_dim, 1, _LARGEST_SIZE),
-    )
-    resolved = spec.resolve(*sizes, values)
-    return resolved.count_parameters(*sizes) + resolved.count_bias(sizes[0])
+    resolved = spec.resolve(num_embeddings, embedding_dim, values)
+    count = resolved.count_parameters(num_embeddings, embedding_dim)
+    return count + resolved.count_bias(num_embeddings)
 
 
 def spec_of(
@@ -187,12 +180,3 @@ def options_for_words(
             "the words of this vocabulary"
         )
     return spec.for_vocabulary(dict(values), words)
-
-
-def _checked(method: str, name: str, value: object, least: int, most: int) -> int:
-    """Return a whole number as a plain int, or raise `OptionError`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
-        raise OptionError(
-            f"{method}: '{name}' is {value!r}, but it must be a whole number from {least} to {most}"
-        )
-    return int(value)

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from shared_embeddings.utils.options import OptionError, option, parse_options
+from shared_embeddings.utils.options import OptionError, option, parse_options, require_at_least
 
 Options = dict[str, Any]
 Spec = TypeVar("Spec", bound="EmbeddingOptions[Any]")
@@ -84,6 +84,9 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         """
         options = parse_options(cls.method, cls, cls.normalize(dict(values)))
         try:
+            # 32 bits number all words and dimensions.
+            require_at_least("num_embeddings", num_embeddings, 1)
+            require_at_least("embedding_dim", embedding_dim, 1)
             options.check_sizes(num_embeddings, embedding_dim)
         except OptionError as error:
             raise OptionError(f"{cls.method}: {error}") from None

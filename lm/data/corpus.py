@@ -136,7 +136,7 @@ def load_corpus(folder: Path) -> Corpus:
     if description is None:
         raise UserError(f"data {folder}: has no {DESCRIPTION} of this version of lm_prepare; run lm_prepare")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
-    splits = {}
+    splits, size = {}, len(vocabulary)
     for split in SPLITS:
         path = folder / f"{split}.npy"
         try:
@@ -144,17 +144,9 @@ def load_corpus(folder: Path) -> Corpus:
         except (OSError, ValueError, SyntaxError) as error:
             raise UserError(f"{path}: no token file ({first_line(error)}); run lm_prepare again") from error
         expected = (description["tokens"][split],)
-        if (tokens.dtype, tokens.shape) != (DTYPE, expected):
-            raise UserError(
-                f"{path}: {tokens.dtype} of shape {tokens.shape}; expected int32 of shape {expected}; run "
-                "lm_prepare again"
-            )
         # Training would fail with an IndexError after hours.
-        if tokens.min() < 0 or tokens.max() >= len(vocabulary):
-            raise UserError(
-                f"{path}: has ids from {tokens.min()} to {tokens.max()}, but the vocabulary has 0 to "
-                f"{len(vocabulary) - 1}; run lm_prepare again"
-            )
+        if (tokens.dtype, tokens.shape) != (DTYPE, expected) or not 0 <= tokens.min() <= tokens.max() < size:
+            raise UserError(f"{path}: is not of this corpus of {size} words; run lm_prepare again")
         splits[split] = tokens
     return Corpus(**splits, vocabulary=vocabulary, description=description)
 

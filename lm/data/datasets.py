@@ -26,9 +26,7 @@ _WIKITEXT_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
 class Source(NamedTuple):
     """Where a corpus comes from."""
 
-    # Torchtext's class, which has the folders and extracts archives. (Its downloads ignore HTTP errors and
-    # have no timeout, and its URLs of WikiText are dead.)
-    dataset: str
+    dataset: str  # torchtext's class, which has the folders; its URLs of WikiText are dead
     folder: str  # searched below $DATA_DIR before torchtext's folders
     urls: tuple[str, ...]  # files to download
     files: Mapping[str, str]  # file name of each split
@@ -108,30 +106,24 @@ def locate(name: str, data_dir: Path | None, downloads: Path) -> dict[str, list[
 
 
 def _download(source: Source, dataset: Any, downloads: Path) -> Path:
-    """Download and extract atomically; returns the folder of the texts."""
-    workspace = downloads / f".{dataset.name}.partial"
-    inside = workspace / dataset.name
+    """Download and extract the texts into a folder that appears when it is complete; returns this folder."""
+    workspace, target = downloads / f".{dataset.name}.partial", downloads / dataset.name
     needed = ", ".join(source.files.values())
     advice = f"to skip the download, put {needed} into $DATA_DIR/{source.folder} and run again"
     for url in source.urls:
-        archive = inside / url.rsplit("/", 1)[-1]
+        path = workspace / url.rsplit("/", 1)[-1]
         # `download` is atomic: a file of a killed run is complete.
-        if not archive.is_file():
-            download(url, archive, source.sha256.get(archive.name), advice)
-    # torchtext finds the downloads and only extracts them.
-    addressed: Any = type(dataset.__name__, (dataset,), {"urls": list(source.urls)})
-    try:
-        addressed.download(str(workspace), check=str(workspace / "absent"))
-        missing = [file for file in source.files.values() if not (inside / dataset.dirname / file).is_file()]
-        if missing:
-            raise zipfile.BadZipFile(f"it has no {missing[0]}")
-    except (zipfile.BadZipFile, zlib.error) as error:
-        shutil.rmtree(workspace)
-        raise UserError(f"{source.urls[0]}: not the expected archive ({error}); {advice}") from error
-    for archive in inside.glob("*.zip"):
-        archive.unlink()
-    target = downloads / dataset.name
+        if not path.is_file():
+            download(url, path, source.sha256.get(path.name), advice)
+        if path.suffix == ".zip":
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    names = [f"{dataset.dirname}/{file}" for file in source.files.values()]
+                    archive.extractall(workspace, names)
+            except (zipfile.BadZipFile, KeyError, zlib.error) as error:
+                shutil.rmtree(workspace)
+                raise UserError(f"{url}: not the expected archive ({error}); {advice}") from error
+            path.unlink()
     shutil.rmtree(target, ignore_errors=True)
-    inside.rename(target)
-    shutil.rmtree(workspace)
-    return target / dataset.dirname
+    workspace.rename(target)
+    return Path(target, dataset.dirname)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import fileinput
 import math
 import os
 import sys
@@ -77,7 +78,7 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
         return options.dataset, located, SOURCES[options.dataset].published
     if with_text == ["-train"]:
         seed = 1 if options.seed is None else options.seed
-        fractions = parse_fractions(options.split or DEFAULT_SPLIT)
+        fractions = options.split or DEFAULT_SPLIT
         texts = split_texts(options.train, options.output / "texts", fractions, seed, options.force)
     missing = [f"-{split}" for split in SPLITS if not texts[split]]
     if missing:
@@ -85,61 +86,48 @@ def _texts(options: argparse.Namespace) -> tuple[str, Texts, Published | None]:
     return options.train[0].stem, texts, None
 
 
-def parse_fractions(text: str) -> list[float]:
-    """Return the fractions of lines of each split, from ``TRAIN,VALID,TEST``.
-
-    Raises:
-        UserError: they are not three positive numbers that sum to 1.
-    """
-    try:
-        fractions = list(map(float, text.split(",")))
-    except ValueError:
-        fractions = []
-    # A NaN fails the comparison.
-    if len(fractions) != 3 or not (min(fractions) > 0 and math.isclose(sum(fractions), 1, abs_tol=1e-6)):
-        raise UserError(
-            f"-split is {text!r}; give three fractions above 0 that sum to 1, such as {DEFAULT_SPLIT}"
-        )
-    return fractions
-
-
-def share_lines(fractions: Sequence[float], total: int) -> dict[str, int]:
+def share_lines(fractions: str, total: int) -> dict[str, int]:
     """The number of lines of each split out of `total`: rounded, at least one; the rest is for training.
 
     Raises:
-        UserError: there are fewer than three lines.
+        UserError: the fractions ``TRAIN,VALID,TEST`` are not three positive numbers that sum to 1, or there
+            are fewer than three lines.
     """
-    if total < len(SPLITS):
+    try:
+        parts = list(map(float, fractions.split(",")))
+    except ValueError:
+        parts = []
+    # A NaN fails the comparison.
+    if len(parts) != 3 or not (min(parts) > 0 and math.isclose(sum(parts), 1, abs_tol=1e-6)):
         raise UserError(
-            f"{total} lines cannot be split into {len(SPLITS)} texts; give a longer text or one per split"
+            f"-split is {fractions!r}; give three fractions above 0 that sum to 1, such as {DEFAULT_SPLIT}"
         )
-    counts = {split: max(1, round(part * total)) for split, part in zip(SPLITS[1:], fractions[1:])}
+    if total < 3:
+        raise UserError(f"{total} lines cannot be split into 3 texts; give a longer text or one per split")
+    counts = {split: max(1, round(part * total)) for split, part in zip(SPLITS[1:], parts[1:])}
     for split in sorted(counts, key=lambda name: -counts[name]):  # keep a line for training
         counts[split] = min(counts[split], total - 1 - (sum(counts.values()) - counts[split]))
     return {"train": total - sum(counts.values()), **counts}
 
 
 def split_texts(
-    paths: Sequence[Path], folder: Path, fractions: Sequence[float], seed: int, force: bool = False
+    paths: Sequence[Path], folder: Path, fractions: str, seed: int, force: bool = False
 ) -> dict[str, list[Path]]:
     """Split the lines of concatenated texts at random, keeping their order, with one byte of memory per line.
 
     Args:
         folder: gets ``train.txt``, ``valid.txt`` and ``test.txt``.
-        fractions: of lines in each split, drawn with `seed`.
+        fractions: of lines in each split as ``TRAIN,VALID,TEST``, drawn with `seed`.
         force: replace other texts with these names.
 
     Raises:
-        UserError: there are too few lines, a text would be replaced, or the folder has other texts.
+        UserError: the fractions are invalid, there are too few lines, or the folder has other texts.
     """
     outputs = {split: folder / f"{split}.txt" for split in SPLITS}
     if any(output.exists() and path.samefile(output) for path in paths for output in outputs.values()):
         raise UserError(f"-train: {folder} is where the split texts are written; use another -output")
-    number = 0
-    for path in paths:
-        with path.open("rb") as text:
-            number += sum(1 for _ in text)
-    counts = share_lines(fractions, number)
+    with fileinput.input(paths, mode="rb") as lines:
+        counts = share_lines(fractions, sum(1 for _ in lines))
     parts = np.repeat(np.arange(len(SPLITS), dtype=np.uint8), [counts[split] for split in SPLITS])
     np.random.default_rng(seed).shuffle(parts)
     with ExitStack() as stack:
@@ -147,11 +135,10 @@ def split_texts(
         with ExitStack() as opened:
             files = [opened.enter_context(path.open("wb")) for path in temporary]
             destinations = iter(parts)
-            for path in paths:
-                with path.open("rb") as text:
-                    for place, line in enumerate(text):
-                        content = line.removeprefix(codecs.BOM_UTF8) if place == 0 else line
-                        files[next(destinations)].write(content.removesuffix(b"\n") + b"\n")
+            with fileinput.input(paths, mode="rb") as lines:
+                for line in lines:
+                    content = line.removeprefix(codecs.BOM_UTF8) if lines.isfirstline() else line
+                    files[next(destinations)].write(content.removesuffix(b"\n") + b"\n")
         for written, output in zip(temporary, outputs.values()):
             if not force and output.exists() and sha256(output) != sha256(written):
                 raise UserError(

@@ -119,13 +119,11 @@ class Vocabulary:
             UserError: the file is missing or not UTF-8, or a line or the words are invalid.
         """
         try:
-            lines = path.read_bytes().decode("utf-8").split("\n")
+            lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}; run lm_prepare") from error
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; run lm_prepare") from error
-        if lines[-1] == "":
-            lines.pop()
         words, counts = [], []
         for number, line in enumerate(lines, 1):
             word, _, count = line.partition("\t")

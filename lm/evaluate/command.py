@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from lm.checkpoint import load_model
-from lm.cli import add_device, chosen_device
+from lm.cli import chosen_device
 from lm.data.corpus import SPLITS
 from lm.data.vocabulary import word_blocks
 from lm.evaluate.evaluation import (
@@ -19,11 +19,12 @@ from lm.evaluate.evaluation import (
     Reading,
     evaluate,
     evaluate_with_pointer,
+    perplexity,
     read_data,
     segments,
 )
 from lm.models import LanguageModel, count_model
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.paths import existing_file, existing_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
@@ -37,7 +38,14 @@ def main(arguments: Sequence[str]) -> None:
     """Compute the perplexity of a trained model on all tokens of a text but the first."""
     options = _parser().parse_args(list(arguments))
     reading = Reading(options.target_length, options.context_length, options.chunk_length, options.batch_size)
-    reading.check()
+    for name in ("context_length", "memory_length"):
+        if (getattr(options, name) or 0) < 0:
+            raise UserError(f"{name} is {getattr(options, name)}, but it must be at least 0; raise it")
+    if reading.context_length and reading.chunk_length is None:
+        raise UserError(
+            f"context_length is {reading.context_length}, which has no effect on a single "
+            "chunk; set chunk_length"
+        )
     pointer = None
     if options.pointer is not None:
         pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))
@@ -48,8 +56,6 @@ def main(arguments: Sequence[str]) -> None:
         words = sum(map(len, word_blocks(options.reference)))
         if words < 1:
             raise UserError(f"{options.reference} has no words; use another text")
-    if words is not None and words < 1:
-        raise UserError(f"words is {words}, but it must be at least 1; raise it")
     device = chosen_device(options.device)
     trained = load_model(options.model, device)
     text = read_data(options.data, options.split, trained.words)
@@ -57,10 +63,12 @@ def main(arguments: Sequence[str]) -> None:
 
     begin = time.monotonic()
     progress = sys.stderr.isatty()
+    pointed = {}
     if pointer is None:
         plain, mixed = evaluate(trained.model, text.tokens, reading, progress), None
     else:
         plain, mixed = evaluate_with_pointer(trained.model, text.tokens, pointer, reading, progress)
+        pointed = {"window": pointer.window, "theta": pointer.theta, "lambda": pointer.weight}
     seconds = max(time.monotonic() - begin, 1e-9)
     if not math.isfinite(plain.perplexity):
         raise UserError(
@@ -78,13 +86,12 @@ def main(arguments: Sequence[str]) -> None:
         f"<unk>: {text.unknown:,} tokens ({text.unknown / len(text.tokens):.2%})",
         f"perplexity {plain.perplexity:.2f}",
     ]
-    if mixed is not None and pointer is not None:
+    if mixed is not None:
         metrics["pointer_perplexity"] = mixed.perplexity
-        lines.append(f"with the pointer {pointer.plain()}: perplexity {mixed.perplexity:.2f}")
+        lines.append(f"with the pointer {pointed}: perplexity {mixed.perplexity:.2f}")
     if words is not None:
-        each = (mixed or plain).perplexity_per(words)
-        metrics |= {"words": words, "word_perplexity": each}
-        lines.append(f"per word ({words:,} words): perplexity {each:.2f}")
+        metrics |= {"words": words, "word_perplexity": perplexity((mixed or plain).nats / words)}
+        lines.append(f"per word ({words:,} words): perplexity {metrics['word_perplexity']:.2f}")
     speed = plain.tokens / seconds
     batch_ms = 1000 * seconds / sum(1 for _ in segments(len(text.tokens), reading))
     lines.append(f"{speed:,.0f} tokens per second, {batch_ms:.1f} ms per batch")
@@ -92,7 +99,6 @@ def main(arguments: Sequence[str]) -> None:
     if options.output is None:
         return
     metrics |= {"tokens_per_second": speed, "inference_ms": batch_ms}
-    pointed = {} if pointer is None else {"pointer": pointer.plain()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
@@ -100,7 +106,13 @@ def main(arguments: Sequence[str]) -> None:
         "model": str(options.model),
         "data": str(options.data),
         "split": text.split,
-        "metrics": {**metrics, **pointed, "unknown": text.unknown, **reading._asdict(), **memory},
+        "metrics": {
+            **metrics,
+            **({"pointer": pointed} if pointed else {}),
+            "unknown": text.unknown,
+            **reading._asdict(),
+            **memory,
+        },
         "counts": count_model(trained.model),
         "data_checksum": text.checksum,
         "peak_memory_mib": round(peak, 1),
@@ -119,25 +131,30 @@ def _parser() -> Parser:
     source = "folder written by lm_prepare, or a UTF-8 text"
     add("-data", type=existing_path, required=True, metavar="PATH", help=source)
     add("-split", choices=SPLITS, help="split of the folder (default: test)")
-    add("-target_length", type=int, default=70, metavar="N", help="tokens per segment (default: 70)")
+    add("-target_length", type=positive, default=70, metavar="N", help="tokens per segment (default: 70)")
     context = "unscored context tokens before each chunk (default: 0)"
     add("-context_length", type=int, default=0, metavar="N", help=context)
-    add("-chunk_length", type=int, metavar="N", help="targets per chunk (default: all in one chunk)")
-    add("-batch_size", type=int, default=1, metavar="N", help="chunks per batch (default: 1)")
+    add("-chunk_length", type=positive, metavar="N", help="targets per chunk (default: all in one chunk)")
+    add("-batch_size", type=positive, default=1, metavar="N", help="chunks per batch (default: 1)")
     memory = "memory length (Transformer-XL; default: as in training)"
     add("-memory_length", type=int, metavar="N", help=memory)
     distance = "maximum distance (Transformer-XL; default: as in training)"
-    add("-clamp_length", type=int, metavar="N", help=distance)
+    add("-clamp_length", type=positive, metavar="N", help=distance)
     same = "same context for all words (Transformer-XL)"
     add("-same_length", action="store_const", const=True, help=same)
     pointer = "also evaluate with a cache pointer, such as '{window: 500, theta: 1.0, lambda: 0.1}'"
     add("-pointer", metavar="YAML", help=pointer)
-    add("-words", type=int, metavar="N", help="also report the perplexity per word of a text with N words")
+    add(
+        "-words",
+        type=positive,
+        metavar="N",
+        help="also report the perplexity per word of a text with N words",
+    )
     reference = "the same with the number of words and line ends of this text"
     add("-reference", type=existing_file, metavar="FILE", help=reference)
     add("-output", type=new_path, metavar="FILE", help="write the results to this JSON file")
     add("-force", "--force", action="store_true", help="overwrite -output")
-    add_device(parser)
+    add("-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
     return parser
 
 
@@ -145,16 +162,13 @@ def set_memory(model: LanguageModel, wanted: dict[str, int | None]) -> dict[str,
     """Change the memory settings of a model where requested; returns the settings in effect.
 
     Raises:
-        UserError: the model has no such setting, or the value is out of range.
+        UserError: the model has no such setting.
     """
     for name, value in wanted.items():
         if value is None:
             continue
         if not hasattr(model, name):
             raise UserError(f"{name} is {value}, but {type(model).__name__} has no {name}; remove it")
-        least = 0 if name == "memory_length" else 1
-        if value < least:
-            raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
         setattr(model, name, value)
     return {name: getattr(model, name) for name in wanted if hasattr(model, name)}
 

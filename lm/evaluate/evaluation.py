@@ -52,14 +52,12 @@ class Score(NamedTuple):
     @property
     def perplexity(self) -> float:
         """``exp(nats / tokens)``."""
-        return self.perplexity_per(self.tokens)
+        return perplexity(self.nats / self.tokens)
 
-    def perplexity_per(self, units: int) -> float:
-        """``exp(nats / units)``, for example per word of a text in subwords."""
-        try:
-            return math.exp(self.nats / units)
-        except OverflowError:
-            return math.inf
+
+def perplexity(loss: float) -> float:
+    """``exp(loss)``, or infinity on overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 class Reading(NamedTuple):
@@ -70,18 +68,6 @@ class Reading(NamedTuple):
     chunk_length: int | None = None  # targets per chunk; None for a single chunk
     batch_size: int = 1  # chunks per batch; does not affect the result
 
-    def check(self) -> None:
-        """Raise `UserError` for values out of range."""
-        for name, value in self._asdict().items():
-            least = 0 if name == "context_length" else 1
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}, but it must be at least {least}; raise it")
-        if self.context_length and self.chunk_length is None:
-            raise UserError(
-                f"context_length is {self.context_length}, which has no effect on a single chunk; set "
-                "chunk_length"
-            )
-
 
 class Segment(NamedTuple):
     """A segment that the model has read."""
@@ -89,6 +75,7 @@ class Segment(NamedTuple):
     hidden: Tensor  # (B, T, S)
     targets: Tensor  # (B, T), the next tokens
     is_scored: Tensor  # (B, T), False for context and padding
+    losses: Tensor  # (n,), float64, negative log-likelihoods of the scored targets
     is_first: bool  # of its chunks
 
 
@@ -109,14 +96,14 @@ def evaluate(
     """
     with evaluating(model):
         parts = read(model, tokens, reading, progress)
-        nats = sum(float(_scored_losses(model, segment).sum()) for segment in parts)
+        nats = sum(float(segment.losses.sum()) for segment in parts)
     return Score(nats, len(tokens) - 1)
 
 
 def read(
     model: LanguageModel, tokens: np.ndarray, reading: Reading, progress: bool = True
 ) -> Iterator[Segment]:
-    """Yield the segments of a text with the hidden states of a model. Shorter chunks are padded with id 0."""
+    """Yield the segments of a text as a model scores them. Shorter chunks are padded with id 0."""
     device = next(model.parameters()).device
     with tqdm(total=len(tokens) - 1, unit="tok", desc="evaluating", disable=not progress) as bar:
         for batch, offset in segments(len(tokens), reading):
@@ -134,14 +121,10 @@ def read(
                 state = model.initial_state(len(batch))
             output = model(ids.to(device), state)
             state = output.state
-            yield Segment(output.hidden, targets.to(device), is_scored.to(device), offset == 0)
             bar.update(int(is_scored.sum()))
-
-
-def _scored_losses(model: LanguageModel, segment: Segment) -> Tensor:
-    """Negative log-likelihoods ``(n,)``, float64, of the scored targets of a segment."""
-    hidden, targets = segment.hidden[segment.is_scored], segment.targets[segment.is_scored]
-    return model.embedding.cross_entropy(hidden, targets, reduction="none").double()
+            hidden, targets, is_scored = output.hidden, targets.to(device), is_scored.to(device)
+            losses = model.embedding.cross_entropy(hidden[is_scored], targets[is_scored], reduction="none")
+            yield Segment(hidden, targets, is_scored, losses.double(), offset == 0)
 
 
 class Span(NamedTuple):
@@ -185,10 +168,6 @@ class PointerOptions:
             settings = {{"lambda": "weight"}.get(key, key): value for key, value in settings.items()}
         return parse_options("pointer", cls, settings)
 
-    def plain(self) -> dict[str, int | float]:
-        """Return the settings as a mapping for `parse`."""
-        return {"window": self.window, "theta": self.theta, "lambda": self.weight}
-
 
 class CachePointer:
     """The cache of B parallel texts, which are read segment by segment."""
@@ -211,34 +190,26 @@ class CachePointer:
         """
         keys = hidden if self._hidden is None else torch.cat([self._hidden, hidden], dim=1)
         words = targets if self._words is None else torch.cat([self._words, targets], dim=1)
-        known = keys.size(1) - hidden.size(1)
-        window = self.options.window
-        queries = max(1, min(_QUERIES, _SCORES // (len(hidden) * (window + _QUERIES))))
-        blocks = [
-            self._block(keys, words, start, min(start + queries, keys.size(1)))
-            for start in range(known, keys.size(1), queries)
-        ]
+        size, window = keys.size(1), self.options.window
+        known = size - hidden.size(1)
+        step = max(1, min(_QUERIES, _SCORES // (len(hidden) * (window + _QUERIES))))
+        places = torch.arange(size, device=keys.device)
+        blocks = []
+        for queries in places[known:].split(step):
+            begin, end = int(queries[0]), int(queries[-1]) + 1
+            cached = places[max(0, begin - window) : end]
+            similarities = keys[:, begin:end] @ keys[:, cached[0] : end].transpose(1, 2)
+            scores = self.options.theta * similarities.double()
+            outside = (cached >= queries[:, None]) | (cached < queries[:, None] - window)
+            scores = scores.masked_fill(outside, -math.inf)
+            is_same = words[:, cached[0] : end].unsqueeze(1) == words[:, begin:end].unsqueeze(2)
+            of_word = scores.masked_fill(~is_same, -math.inf).logsumexp(dim=-1)
+            # With an empty cache, both sums are empty.
+            total = scores.logsumexp(dim=-1)
+            blocks.append(torch.where(total > -math.inf, of_word - total, -math.inf))
         # Copies release the memory outside the window.
         self._hidden, self._words = keys[:, -window:].clone(), words[:, -window:].clone()
-        has_cache = torch.arange(known, keys.size(1), device=hidden.device) > 0
-        return torch.cat(blocks, dim=1), has_cache
-
-    def _block(self, keys: Tensor, words: Tensor, begin: int, end: int) -> Tensor:
-        """Log-probabilities ``(B, n)`` of the next words at positions `begin` to `end`.
-
-        `keys` are the hidden states of all positions ``(B, P, S)``, `words` their next words ``(B, P)``.
-        """
-        first = max(0, begin - self.options.window)
-        scores = self.options.theta * (keys[:, begin:end] @ keys[:, first:end].transpose(1, 2)).double()
-        queries = torch.arange(begin, end, device=keys.device).unsqueeze(1)
-        places = torch.arange(first, end, device=keys.device)
-        outside = (places >= queries) | (places < queries - self.options.window)
-        scores = scores.masked_fill(outside, -math.inf)
-        is_same = words[:, first:end].unsqueeze(1) == words[:, begin:end].unsqueeze(2)
-        of_word = scores.masked_fill(~is_same, -math.inf).logsumexp(dim=-1)
-        # With an empty cache, both sums are empty.
-        total = scores.logsumexp(dim=-1)
-        return torch.where(total > -math.inf, of_word - total, -math.inf)
+        return torch.cat(blocks, dim=1), places[known:] > 0
 
     def mixed_losses(self, losses: Tensor, log_cache: Tensor, has_cache: Tensor) -> Tensor:
         """Losses ``(n,)`` of the mixture of model and cache; those of the model where the cache is empty."""
@@ -262,8 +233,7 @@ def evaluate_with_pointer(
             if segment.is_first:
                 pointer = CachePointer(options)
             log_cache, has_cache = pointer.log_probabilities(segment.hidden, segment.targets)
-            losses = _scored_losses(model, segment)
-            counting = segment.is_scored
+            losses, counting = segment.losses, segment.is_scored
             has_cache = has_cache.expand_as(counting)[counting]
             plain += float(losses.sum())
             mixed += float(pointer.mixed_losses(losses, log_cache[counting], has_cache).sum())
@@ -290,12 +260,9 @@ def read_data(path: Path, split: str | None, known: Sequence[str]) -> Text:
         corpus = load_corpus(path)
         words = corpus.vocabulary.words
         if words != list(known):
-            place = next((i for i, pair in enumerate(zip(words, known)) if pair[0] != pair[1]), None)
-            place = min(len(words), len(known)) if place is None else place
             raise UserError(
-                f"data {path}: its vocabulary ({len(words):,} words) differs from the model's "
-                f"({len(known):,} words) at word {place}; use the corpus that the model was trained on, or a "
-                "text file"
+                f"data {path}: its vocabulary ({len(words):,} words) is not the model's ({len(known):,} "
+                "words); use the corpus that the model was trained on, or a text file"
             )
         split = split or "test"
         tokens: np.ndarray = getattr(corpus, split)

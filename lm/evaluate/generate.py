@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from lm.checkpoint import load_model
-from lm.cli import add_device, chosen_device
+from lm.cli import chosen_device
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.models import LanguageModel
-from lm.train.config import SEEDS
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import evaluating
 from shared_embeddings.utils.paths import existing_file
@@ -27,23 +26,20 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("-model", type=existing_file, required=True, metavar="FILE", help="checkpoint written by lm_train")
     add("-prompt", default="", metavar="TEXT", help="words to continue (default: start of a line)")
-    add("-length", type=int, default=100, metavar="N", help="words to generate (default: 100)")
+    add("-length", type=positive, default=100, metavar="N", help="words to generate (default: 100)")
     add("-temperature", type=float, default=1.0, metavar="X", help="0 for greedy decoding (default: 1)")
     add("-top_k", type=int, metavar="K", help="sample from the K best words (default: from all)")
     add("-seed", type=int, default=1, metavar="S", help="random seed (default: 1)")
-    add("-samples", type=int, default=1, metavar="N", help="texts to generate, separated by --- (default: 1)")
+    add(
+        "-samples",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="texts to generate, separated by --- (default: 1)",
+    )
     add("-allow_unknown", action="store_true", help="allow <unk> in the output")
-    add_device(parser)
+    add("-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
     options = parser.parse_args(list(arguments))
-    for name in ("length", "samples"):
-        if getattr(options, name) < 1:
-            raise UserError(f"{name} is {getattr(options, name)}, but it must be at least 1; raise it")
-    if not -SEEDS <= options.seed < SEEDS:
-        raise UserError(f"seed is {options.seed}, but it must be from -2**63 to below 2**63")
-    try:
-        options.prompt.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"prompt {options.prompt!r} is not UTF-8; convert it") from None
     if options.samples > 1 and options.temperature == 0:
         raise UserError("samples has no effect with temperature 0: all texts would be the same; remove it")
     sampling = Sampling(options.temperature, options.top_k)
@@ -122,11 +118,7 @@ def generate(
 
 
 def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Sample a word from log-probabilities ``(V,)``.
-
-    Raises:
-        UserError: no word is allowed.
-    """
+    """Sample a word from log-probabilities ``(V,)``; raises `UserError` if no word is allowed."""
     log_probs = log_probs.clone()
     log_probs[list(sampling.forbidden)] = -torch.inf
     if not log_probs.isfinite().any():

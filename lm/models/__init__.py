@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -34,8 +34,14 @@ class Output(NamedTuple):
     penalty: Tensor  # scalar to add to the mean loss per token in training; zero in evaluation
 
 
+_REGISTERED: dict[str, type[LanguageModel]] = {}
+
+
 class LanguageModel(nn.Module):
-    """A language model whose input and output layers are a shared embedding; see `build`."""
+    """A language model whose input and output layers are a shared embedding; see `build`.
+
+    Subclasses with an `options_class` are registered as `kind`.
+    """
 
     kind: ClassVar[str]  # registered name
     options_class: ClassVar[type]  # frozen dataclass of options, including `embedding_dim`
@@ -44,6 +50,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = embedding
         self.options = options
+
+    def __init_subclass__(cls, kind: str = "", options_class: type | None = None) -> None:
+        super().__init_subclass__()
+        if options_class is not None:
+            cls.kind, cls.options_class = kind, options_class
+            _REGISTERED[kind] = cls
 
     def initial_state(self, batch_size: int) -> State:
         """The state at the beginning of `batch_size` (B) texts."""
@@ -56,25 +68,6 @@ class LanguageModel(nn.Module):
     def reset_parameters(self) -> None:
         """Initialize all parameters, including those of the embedding."""
         raise NotImplementedError
-
-
-ModelClass = TypeVar("ModelClass", bound=type[LanguageModel])
-
-_REGISTERED: dict[str, type[LanguageModel]] = {}
-
-
-def register(kind: str, options_class: type) -> Callable[[ModelClass], ModelClass]:
-    """Class decorator: register a model class as `kind` with its options dataclass."""
-
-    def add(model_class: ModelClass) -> ModelClass:
-        if kind in _REGISTERED:
-            raise ValueError(f"a language model '{kind}' is already registered")
-        model_class.kind = kind
-        model_class.options_class = options_class
-        _REGISTERED[kind] = model_class
-        return model_class
-
-    return add
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from lm.models import LanguageModel, Output, State, register
+from lm.models import LanguageModel, Output, State
 from shared_embeddings.utils.layers import keep_mask
 from shared_embeddings.utils.options import option
 
@@ -74,11 +74,6 @@ class LSTMLayer(nn.LSTM):
         super().__init__(input_dim, hidden_dim)
         self.weight_drop = weight_drop
 
-    def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Hidden and cell state ``(1, B, H)`` of zeros."""
-        shape = 1, batch_size, self.hidden_size
-        return self.weight_hh_l0.new_zeros(shape), self.weight_hh_l0.new_zeros(shape)
-
     def forward(  # type: ignore[override]
         self, inputs: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,8 +106,7 @@ def cpu_has_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@register("awd_lstm", AWDLSTMOptions)
-class AWDLSTM(LanguageModel):
+class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
     """LSTM layers D -> hidden_dim -> ... -> S between the embedding and the softmax.
 
     The state holds the hidden and cell state ``(1, B, H)`` of each layer in order.
@@ -136,7 +130,9 @@ class AWDLSTM(LanguageModel):
 
     def initial_state(self, batch_size: int) -> State:
         """Zeros."""
-        return tuple(part for layer in self.layers for part in layer.initial_state(batch_size))  # type: ignore[operator]
+        zeros = self.layers[0].weight_hh_l0.new_zeros  # type: ignore[union-attr]
+        widths = [layer.hidden_size for layer in self.layers for _ in ("hidden", "cell")]
+        return tuple(zeros(1, batch_size, width) for width in widths)  # type: ignore[operator]
 
     def forward(self, ids: Tensor, state: State) -> Output:
         """See the base class; the penalty is AR + TAR of the last layer.
@@ -187,8 +183,7 @@ class LSTMOptions(AWDLSTMOptions):
     tar_weight: float = 0.0
 
 
-@register("lstm", LSTMOptions)
-class LSTM(AWDLSTM):
+class LSTM(AWDLSTM, kind="lstm", options_class=LSTMOptions):
     """LSTM layers D -> 1024 -> 1024 -> 1024 -> S by default."""
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import shared_embeddings as se
-from lm.models import LanguageModel, Output, State, register
+from lm.models import LanguageModel, Output, State
 from shared_embeddings.utils.layers import Dropout
 from shared_embeddings.utils.options import OptionError, option, require
 
@@ -121,11 +121,10 @@ def geometry(
         hidden_keys |= apart > reach
     if kernel == "sdpa":
         return Geometry(encodings, hidden_keys)
-
-    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return ~hidden_keys[query, key]
-
-    return Geometry(encodings, hidden_keys, create_block_mask(is_visible, None, None, length, keys, device))
+    blocks = create_block_mask(
+        lambda batch, head, query, key: ~hidden_keys[query, key], None, None, length, keys, device
+    )
+    return Geometry(encodings, hidden_keys, blocks)
 
 
 @functools.cache
@@ -195,23 +194,24 @@ class RelativeAttention(nn.Module):
                 dropout_p=self.dropout if self.training else 0.0,
             )
         else:
-
-            def with_position(
-                score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
-            ) -> Tensor:
-                return score + scores[batch, head, query, key]
-
             attend = _compiled_flex_attention() if query.is_cuda else _flex_attention
-            gathered = attend(by_content, key, value, score_mod=with_position, block_mask=geometry.blocks)
+            gathered = attend(
+                by_content,
+                key,
+                value,
+                score_mod=lambda score, batch, head, query, key: score + scores[batch, head, query, key],
+                block_mask=geometry.blocks,
+            )
         return self.output(gathered.transpose(1, 2).flatten(2))
 
 
-class PostNormLayer(nn.Module):
-    """Attention and feed-forward network with layer normalization after each residual connection."""
+class TransformerXLLayer(nn.Module):
+    """Attention and feed-forward network; see the option `norm` for the place of layer normalization."""
 
     def __init__(self, options: TransformerXLOptions) -> None:
         super().__init__()
         dim, inner = options.embedding_dim, options.feed_forward_dim
+        self.norm = options.norm
         self.attention = RelativeAttention(
             dim, options.num_heads, options.head_dim, options.attention_dropout
         )
@@ -230,28 +230,20 @@ class PostNormLayer(nn.Module):
         self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
     ) -> Tensor:
         """Map inputs ``(B, T, D)`` and memory ``(B, M, D)`` to outputs ``(B, T, D)``."""
+        is_post = self.norm == "post"
         context = torch.cat([memory, hidden], dim=1)
-        gathered = self.attention(hidden, context, places, content_bias, position_bias)
-        hidden = self.attention_norm(hidden + self.dropout(gathered))
+        if not is_post:
+            context = self.attention_norm(context)
+        queries = hidden if is_post else context[:, memory.size(1) :]
+        hidden = hidden + self.dropout(self.attention(queries, context, places, content_bias, position_bias))
+        if not is_post:
+            return hidden + self.feed_forward(self.feed_forward_norm(hidden))  # type: ignore[no-any-return]
+        hidden = self.attention_norm(hidden)
         normalized: Tensor = self.feed_forward_norm(hidden + self.feed_forward(hidden))
         return normalized
 
 
-class PreNormLayer(PostNormLayer):
-    """Attention and feed-forward network with layer normalization before each."""
-
-    def forward(
-        self, hidden: Tensor, memory: Tensor, places: Geometry, content_bias: Tensor, position_bias: Tensor
-    ) -> Tensor:
-        context = self.attention_norm(torch.cat([memory, hidden], dim=1))
-        queries = context[:, memory.size(1) :]
-        hidden = hidden + self.dropout(self.attention(queries, context, places, content_bias, position_bias))
-        added: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
-        return added
-
-
-@register("transformer_xl", TransformerXLOptions)
-class TransformerXL(LanguageModel):
+class TransformerXL(LanguageModel, kind="transformer_xl", options_class=TransformerXLOptions):
     """Attention layers that also attend to the memory of their inputs in earlier segments.
 
     The state has one detached tensor ``(m, B, D)`` per layer with the last m <= M inputs of the layer; it is
@@ -272,8 +264,7 @@ class TransformerXL(LanguageModel):
         self.memory_length = options.memory_length
         self.same_length = options.same_length
         self.clamp_length = options.clamp_length
-        layer = PreNormLayer if options.norm == "pre" else PostNormLayer
-        self.layers = nn.ModuleList(layer(options) for _ in range(options.num_layers))
+        self.layers = nn.ModuleList(TransformerXLLayer(options) for _ in range(options.num_layers))
         self.content_bias = nn.Parameter(torch.empty(options.num_heads, options.head_dim))
         self.position_bias = nn.Parameter(torch.empty(options.num_heads, options.head_dim))
         self.dropout = Dropout(options.dropout)

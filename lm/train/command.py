@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,13 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm import models
-from lm.checkpoint import Trained, load_model, load_state, peek, read_checkpoint, save_model
+from lm.checkpoint import Trained, load_model, load_state, read_checkpoint, save_model
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
 from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
-from lm.train.distributed import Group, joined, local_rank
+from lm.train.distributed import Group, joined
 from lm.train.loop import Report, Trainer
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
@@ -37,9 +39,7 @@ from shared_embeddings.utils.command_line import USER_ERROR
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import locked, write_text
-from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.results import WandbWriter
-from shared_embeddings.utils.signals import RESUME
 
 LAST, BEST, CONFIG = "last.pt", "best.pt", "config.yaml"
 
@@ -58,14 +58,10 @@ def main(arguments: Sequence[str]) -> None:
         config = parse(from_arguments(arguments))
         with joined(config.training.device) as group:
             train(config, group)
-    except (UserError, OptionError):
+    except (UserError, KeyboardInterrupt) as error:
         # All processes have the same error: one of them reports it.
-        if local_rank():
-            sys.exit(USER_ERROR)
-        raise
-    except KeyboardInterrupt:
-        if local_rank():
-            sys.exit(130)
+        if int(os.environ.get("LOCAL_RANK", 0)):
+            sys.exit(130 if isinstance(error, KeyboardInterrupt) else USER_ERROR)
         raise
 
 
@@ -94,7 +90,7 @@ def _train(config: Configuration, group: Group) -> None:
     is_new = not last.exists()
     embedding = options.embedding
     if options.embedding_distillation is not None and not is_new:
-        embedding = peek(last)["config"]["embedding"]  # including options chosen by the fit
+        embedding = read_checkpoint(last)["config"]["embedding"]  # including options chosen by the fit
     torch.manual_seed(options.seed)
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     teacher_losses, lines = TeacherLosses(), list[str]()
@@ -114,14 +110,6 @@ def _train(config: Configuration, group: Group) -> None:
     trainer = Trainer(config, model.train(), corpus.train, corpus.valid, group, *teacher_losses)
     if not is_new:
         restore_run(last, trainer, settings, checksum)
-        if trainer.scores:
-            try:
-                read_checkpoint(last.with_name(BEST))
-            except UserError as error:
-                raise UserError(
-                    f"{error}; the best model of this run is lost: restore the file, or train again with "
-                    "another output_dir"
-                ) from error
     if options.precision == "bf16" and group.device.type == "cpu" and not cpu_has_bf16():
         lines.append(
             "note: this CPU has no bfloat16 instructions: training is about ten times slower than in fp32; "
@@ -138,34 +126,25 @@ def _run(
     folder = Path(options.output_dir)
     best = folder / BEST
     report = Report()
+    epoch_tokens = (trainer.text_columns.length - 1) * options.batch_size * group.world_size
     if group.is_first:
         write_text(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         writers = [] if options.wandb is None else [WandbWriter(options.wandb, folder, settings)]
-        report = Report(folder, trainer.step, trainer.total_tokens, trainer.tokens, writers)
-    tokens = (trainer.text_columns.length - 1) * options.batch_size * group.world_size
+        total = (options.epochs or 0) * epoch_tokens
+        if options.steps is not None:
+            total = options.steps * options.sequence_length * options.batch_size * group.world_size
+        report = Report(folder, trainer.step, total, trainer.tokens, writers)
     where = f"resumes after step {trainer.step}" if trainer.step else "starts"
     place = f"processes: {group.world_size}, on {group.device.type}"
-    start = f"Training {where}: {tokens:,} tokens per epoch, {len(words):,} words, {place}"
+    start = f"Training {where}: {epoch_tokens:,} tokens per epoch, {len(words):,} words, {place}"
     for line in (*lines, start):
         report.line(line)
 
-    def save() -> None:
-        save_run(folder / LAST, trainer, words, settings, checksum)
-
-    def save_best() -> None:
-        if group.is_first:
-            save_model(best, trainer.model, words, settings, None)
-
     try:
+        save_best = partial(save_model, best, trainer.model, words, settings, None)
+        save = partial(save_run, folder / LAST, trainer, words, settings, checksum)
         trainer.run(report, save, save_best)
         report.line(f"finished after step {trainer.step}; the best model is {best}")
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(
-            f"output_dir {folder}: cannot be written ({error.strerror or error}); earlier checkpoints are "
-            f"unchanged; make room on the disk and {RESUME}"
-        ) from error
     finally:
         report.close()
 
@@ -194,11 +173,10 @@ class Student:
                 f"{OPTION}: the vocabulary of the teacher {path} ({len(teacher.words)} words) is not that of "
                 f"this model ({len(words)} words); use the data that the teacher was trained with"
             )
-        width, wanted = teacher.model.embedding.embedding_dim, self.model.embedding.embedding_dim
-        if width != wanted:
+        width = teacher.model.embedding.embedding_dim
+        if width != self.model.embedding.embedding_dim:
             raise UserError(
-                f"{OPTION}: the vectors of the teacher {path} have {width} dimensions, those of this model "
-                f"{wanted}; set embedding_dim: {width}"
+                f"{OPTION}: the vectors of the teacher have {width} dimensions; set embedding_dim: {width}"
             )
         return teacher
 
@@ -216,7 +194,14 @@ class Student:
                 f"{ours.embedding.method} embedding {ours.embedding.score_dim}, so the last layers differ; "
                 f"choose options with score_dim {theirs.embedding.score_dim}, or network_start: random"
             )
-        copy_network(_network(ours), _network(theirs), remedy)
+        states = []
+        for model in (ours, theirs):
+            inner = {id(tensor) for tensor in model.embedding.state_dict(keep_vars=True).values()}
+            state = model.state_dict(keep_vars=True)
+            states.append(
+                {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
+            )
+        copy_network(*states, remedy)
 
     def fit(self, teacher: Trained, steps: int | None) -> None:
         settings: dict[str, Any] = dict(self.options.embedding)
@@ -226,7 +211,7 @@ class Student:
             settings.setdefault("output_bias", True)
         self.model.embedding, report = se.fit(
             settings.pop("method"),
-            self._table(teacher),
+            self.pairs(teacher)[0][1],
             words=self.vocabulary.words,
             token_counts=torch.tensor(self.vocabulary.counts).clamp(min=1),
             seed=self.options.seed,
@@ -240,20 +225,10 @@ class Student:
         elif old.output_bias() is not None:
             self.lines.append("The teacher's output bias is not used: it belongs to a two-step softmax")
 
-    def pairs(self, teacher: Trained) -> list[tuple[se.SharedEmbedding, Tensor]]:
-        return [(self.model.embedding, self._table(teacher))]
-
     @torch.no_grad()
-    def _table(self, teacher: Trained) -> Tensor:
+    def pairs(self, teacher: Trained) -> list[tuple[se.SharedEmbedding, Tensor]]:
         table: Tensor = teacher.model.embedding.table().detach().clone()
-        return table.to(next(self.model.parameters()).device)
-
-
-def _network(model: LanguageModel) -> dict[str, Tensor]:
-    """Return the tensors of a model outside its embedding, by name."""
-    inner = {id(tensor) for tensor in model.embedding.state_dict(keep_vars=True).values()}
-    state = model.state_dict(keep_vars=True)
-    return {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
+        return [(self.model.embedding, table.to(next(self.model.parameters()).device))]
 
 
 if __name__ == "__main__":

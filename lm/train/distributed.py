@@ -16,7 +16,6 @@ import torch.distributed.nn  # noqa: F401  (imported later, its defaults would k
 from torch import Tensor
 
 from lm.cli import chosen_device
-from shared_embeddings.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -61,29 +60,18 @@ class Group:
         return value / self.world_size
 
 
-def local_rank() -> int:
-    """The rank of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", 0))
-
-
 @contextmanager
 def joined(device: str) -> Iterator[Group]:
     """Join the process group of torchrun, or create a group of one process, on a `chosen_device`.
 
     Raises:
-        UserError: there are fewer CUDA devices than processes on this machine, or the variables of torchrun
-            are invalid.
+        UserError: there are fewer CUDA devices than processes on this machine.
     """
-    place = chosen_device(device, local_rank())
+    place = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         yield Group(place)
         return
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise UserError(
-            f"$WORLD_SIZE is {world_size}, but ${missing[0]} is not set; use torchrun, or unset WORLD_SIZE"
-        )
     if place.type == "cuda":
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from lm.data.corpus import Columns
-from lm.evaluate.evaluation import Reading, evaluate
+from lm.evaluate.evaluation import Reading, evaluate, perplexity
 from lm.models import LanguageModel, State
 from lm.train.config import Configuration
 from lm.train.distributed import Group
-from lm.train.optim import Averages, Progress, draw_length, is_stalled
+from lm.train.optim import Averages, build_optimizer, draw_length, is_stalled, rate_factor, starts_averaging
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import set_updates
-from shared_embeddings.utils.results import Writer, Writers
+from shared_embeddings.utils.results import Writer
 from shared_embeddings.utils.signals import StopFlag
 
 
@@ -38,14 +38,11 @@ class Report:
     """Reports the progress of a run.
 
     Args:
-        folder: of ``train.log``, which is appended to, and ``tensorboard/``; neither may be a link. None in
-            processes that report nothing.
+        folder: of ``train.log``, which is appended to, and ``tensorboard/``. None in processes that report
+            nothing.
         first_step: steps before this process.
         total_tokens, done_tokens: approximate tokens of the run, and before this process.
         writers: also get what TensorBoard gets.
-
-    Raises:
-        UserError: one is a symbolic link.
     """
 
     def __init__(
@@ -56,15 +53,14 @@ class Report:
         done_tokens: int = 0,
         writers: Iterable[Writer] = (),
     ) -> None:
-        self._log = None
-        self._writer = Writers(list(writers))
+        self._log, self._writers = None, list(writers)
         self.is_terminal = folder is not None and sys.stderr.isatty()
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             self._log = (folder / "train.log").open("a", encoding="utf-8")
             tensorboard: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
-            self._writer = Writers([tensorboard, *writers])
+            self._writers.insert(0, tensorboard)
         self.bar = tqdm(
             total=max(total_tokens, done_tokens),
             initial=done_tokens,
@@ -78,13 +74,10 @@ class Report:
 
     def line(self, text: str) -> None:
         """Write a line to stdout and the log."""
-        if self._log is None:
-            return
-        print(text, file=self._log, flush=True)
-        if self.is_terminal:
-            tqdm.write(text, file=sys.stdout)
-        else:
-            print(text, flush=True)
+        if self._log is not None:
+            print(text, file=self._log, flush=True)
+            with tqdm.external_write_mode(sys.stdout):
+                print(text, flush=True)
 
     def training(self, step: int, epoch: float, values: Mapping[str, float], done: float) -> None:
         """Report the steps since the last line.
@@ -105,28 +98,25 @@ class Report:
             f"{values['step_ms']:.1f} ms per step, {left} left"
         )
         self.bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
-        for name, value in values.items():
-            self._writer.add_scalar(f"train/{name}", value, step)
+        self._write({f"train/{name}": value for name, value in values.items()}, step)
 
     def validation(self, step: int, loss: float, best: float, averaged: int) -> None:
         """Report a validation: nats per token, now and at best, and the number of averaged steps."""
         note = f", averaged over {averaged} steps" if averaged else ""
         place = "the best so far" if loss <= best else f"best {perplexity(best):.2f}"
         self.line(f"step {step} valid loss {loss:.6f} ppl {perplexity(loss):.2f} ({place}){note}")
-        self._writer.add_scalar("valid/loss", loss, step)
-        self._writer.add_scalar("valid/perplexity", perplexity(loss), step)
+        self._write({"valid/loss": loss, "valid/perplexity": perplexity(loss)}, step)
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        for writer in self._writers:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Close the progress bar and the files."""
-        self.bar.close()
-        self._writer.close()
-        if self._log is not None:
-            self._log.close()
-
-
-def perplexity(loss: float) -> float:
-    """``exp(loss)``, or infinity on overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
+        for file in (self.bar, *self._writers, self._log):
+            if file is not None:
+                file.close()
 
 
 class Trainer:
@@ -155,15 +145,16 @@ class Trainer:
         self._columns = self.options.batch_size * group.world_size
         self.text_columns = Columns(train, self.options.batch_size, group.rank, group.world_size)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer: torch.optim.Optimizer = self.rule.build(self.parameters)
+        self.optimizer: torch.optim.Optimizer = build_optimizer(self.rule, self.parameters)
         self.averages: Averages | None = None  # once averaging has started
         self.lengths = random.Random(self.options.seed)  # of segments, the same in all processes
         self.step, self.epoch = 0, 0  # complete ones
         self.position = 0  # tokens of each column read in this epoch
         self.scores: list[float] = []  # validation losses in nats per token
         loss = SegmentLoss(model, reconstruction, soft_targets)
-        self._initial_state = loss.initial_state
-        self.states = self._fresh_states()  # of each part of a batch
+        parts = self.options.grad_accum_steps
+        self._start = [loss.initial_state(self.options.batch_size // parts) for _ in range(parts)]
+        self.states = list(self._start)  # of each part of a batch
         # Nats and tokens of this process since the last log line.
         self.window = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._loss: nn.Module = torch.compile(loss) if self.options.compile else loss  # type: ignore[assignment]
@@ -172,6 +163,8 @@ class Trainer:
             self._loss = DistributedDataParallel(
                 self._loss, find_unused_parameters=True, broadcast_buffers=False
             )
+        is_mixed = self.options.precision == "bf16"
+        self.autocast = torch.autocast(group.device.type, torch.bfloat16, enabled=is_mixed)
         self._stop = StopFlag()
         self._asked: Callable[[], int] = lambda: 0
 
@@ -181,31 +174,16 @@ class Trainer:
         return self.epoch + self.position / (self.text_columns.length - 1)
 
     @property
-    def done(self) -> float:
-        """Fraction of training that is done."""
-        if self.options.steps is not None:
-            return self.step / self.options.steps
-        assert self.options.epochs is not None
-        return self.epochs / self.options.epochs
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether training is complete or early stopping applies."""
-        patience = self.options.patience
-        return self.done >= 1 or (patience is not None and is_stalled(self.scores, patience))
-
-    @property
     def tokens(self) -> int:
         """Tokens read by all processes together."""
         return round(self.epochs * (self.text_columns.length - 1)) * self._columns
 
     @property
-    def total_tokens(self) -> int:
-        """Approximate number of tokens of the whole training over all processes."""
+    def done(self) -> float:
+        """Fraction of training that is done."""
         if self.options.steps is not None:
-            return self.options.steps * self.options.sequence_length * self._columns
-        assert self.options.epochs is not None
-        return self.options.epochs * (self.text_columns.length - 1) * self._columns
+            return self.step / self.options.steps
+        return self.epochs / (self.options.epochs or 1)
 
     def run(self, report: Report, save: Callable[[], None], save_best: Callable[[], None]) -> None:
         """Run the training loop.
@@ -213,7 +191,8 @@ class Trainer:
         Args:
             report: receives progress.
             save: saves the state for resumption; called in all processes.
-            save_best: saves the model, with averaged parameters in place, after its best validation.
+            save_best: saves the model, with averaged parameters in place, after its best validation;
+                called in the first process.
 
         Raises:
             UserError: the loss or a parameter is not finite; the state is not saved.
@@ -221,14 +200,12 @@ class Trainer:
         """
         options = self.options
 
-        def save_whole() -> None:
-            self.check_finite()
-            save()
-
         since = time.monotonic(), self.step, self.tokens
         with self._stop:
-            while not self.is_finished:
-                if self.averages is None and self.rule.starts_averaging(self.scores):
+            while self.done < 1:
+                if options.patience is not None and is_stalled(self.scores, options.patience):
+                    break
+                if self.averages is None and starts_averaging(self.rule, self.scores):
                     self.averages = Averages(self.parameters)
                 figures = self._train_step()
                 report.bar.update(self._last_tokens)
@@ -236,24 +213,29 @@ class Trainer:
                     self.check_finite()
                     nats, tokens = self.group.mean(self.window).tolist()
                     self.window.zero_()
-                    figures = {"loss": nats / tokens, **{name: float(each) for name, each in figures.items()}}
                     now = time.monotonic(), self.step, self.tokens
                     seconds, steps, read = (end - start for start, end in zip(since, now))
                     since, seconds = now, max(seconds, 1e-9)
-                    figures |= {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
+                    speeds = {"speed": read / seconds, "step_ms": 1000 * seconds / steps}
+                    figures = {"loss": nats / tokens, **figures, **speeds, "norm": float(figures["norm"])}
                     if self.reconstruction is not None:
                         figures["reconstruction"] = self.reconstruction.current()
                     report.training(self.step, self.epochs, figures, self.done)
                 every = options.evaluate_every
                 is_epoch = self.position == 0 if every is None else self.step % every == 0
-                if self.is_finished or is_epoch:
+                is_saved = validates = self.done >= 1 or is_epoch
+                if validates:
                     self._validate(report, save_best)
-                    save_whole()
                     since = time.monotonic(), self.step, self.tokens
-                elif options.save_every and self.step % options.save_every == 0:
-                    save_whole()
+                elif options.save_every:
+                    is_saved = self.step % options.save_every == 0
+                if is_saved:
+                    self.check_finite()
+                    save()
                 if number := self._asked_to_stop():
-                    save_whole()
+                    if not is_saved:
+                        self.check_finite()
+                        save()
                     self._stop.requested = number
                     self._stop.raise_requested()
 
@@ -276,7 +258,7 @@ class Trainer:
             length = draw_length(length, self.lengths)
         ids, targets = self.text_columns.segment(self.position, length, self.group.device)
         length = ids.size(1)  # the last segment of an epoch may be shorter
-        rate = self.rule.learning_rate * self.schedule.factor(Progress(self.done, self.epochs, self.scores))
+        rate = self.rule.learning_rate * rate_factor(self.schedule, self.done, self.epochs, self.scores)
         if options.warmup_steps:
             rate *= min(1.0, (self.step + 1) / options.warmup_steps)
         if options.random_bptt:
@@ -285,7 +267,18 @@ class Trainer:
             group["lr"] = float(rate)
         set_updates(self.model, self.step)
         self.optimizer.zero_grad(set_to_none=True)
-        self._backward(ids, targets)
+        parts = options.grad_accum_steps
+        for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
+            # Processes exchange gradients with the last part only.
+            is_shared = isinstance(self._loss, DistributedDataParallel) and part < parts - 1
+            with self._loss.no_sync() if is_shared else nullcontext():  # type: ignore[operator]
+                with self.autocast:
+                    loss, cross_entropy, self.states[part] = self._loss(
+                        part_ids, part_targets, *self.states[part]
+                    )
+                (loss / parts).backward()
+            tokens = part_ids.numel()
+            self.window += torch.stack([cross_entropy.double() * tokens, self.window.new_tensor(tokens)])
         norm = nn.utils.clip_grad_norm_(self.parameters, options.max_grad_norm or math.inf)
         self.optimizer.step()
         if self.averages is not None:
@@ -295,33 +288,8 @@ class Trainer:
         self._last_tokens = length * self._columns
         if self.position >= self.text_columns.length - 1:
             self.epoch, self.position = self.epoch + 1, 0
-            self.states = self._fresh_states()
+            self.states = list(self._start)
         return {"rate": rate, "norm": norm}
-
-    def _backward(self, ids: Tensor, targets: Tensor) -> None:
-        """Accumulate the gradients of the parts of a batch ``(B, T)`` and update their states."""
-        parts = self.options.grad_accum_steps
-        for part, (part_ids, part_targets) in enumerate(zip(ids.chunk(parts), targets.chunk(parts))):
-            # Processes exchange gradients with the last part only.
-            is_shared = isinstance(self._loss, DistributedDataParallel) and part < parts - 1
-            with self._loss.no_sync() if is_shared else nullcontext():  # type: ignore[operator]
-                with self.autocast():
-                    loss, cross_entropy, state = self._loss(part_ids, part_targets, *self.states[part])
-                (loss / parts).backward()
-            self.states[part] = state
-            tokens = part_ids.numel()
-            self.window += torch.stack([cross_entropy.double() * tokens, self.window.new_tensor(tokens)])
-
-    def _fresh_states(self) -> list[State]:
-        """The initial states of all parts of a batch."""
-        part_size = self.options.batch_size // self.options.grad_accum_steps
-        return [self._initial_state(part_size) for _ in range(self.options.grad_accum_steps)]
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """Context for the precision of forward passes."""
-        if self.options.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.group.device.type, torch.bfloat16)
 
     def _validate(self, report: Report, save_best: Callable[[], None]) -> None:
         """Evaluate on the validation text, with averaged parameters if there are any."""
@@ -329,8 +297,8 @@ class Trainer:
         parts = self.options.valid_batch_size
         chunk = math.ceil((len(self.valid) - 1) / parts)
         reading = Reading(self.options.sequence_length, chunk_length=chunk, batch_size=parts)
-        with self.evaluated_parameters():
-            with self.autocast():
+        with self.averages.in_place() if self.averages else nullcontext():
+            with self.autocast:
                 score = evaluate(self.model, self.valid, reading, report.is_terminal)
             # All processes use bitwise the same score.
             loss = float(self.group.gather(score.nats / score.tokens)[0])
@@ -340,12 +308,8 @@ class Trainer:
             self.scores.append(loss)
             averaged = 0 if self.averages is None else self.averages.steps
             report.validation(self.step, loss, min(self.scores), averaged)
-            if is_best:
+            if is_best and self.group.is_first:
                 save_best()
-
-    def evaluated_parameters(self) -> AbstractContextManager[None]:
-        """Context with the averaged parameters, if any, in the model."""
-        return nullcontext() if self.averages is None else self.averages.in_place()
 
     def _asked_to_stop(self) -> int:
         """The number of a signal that any process has received, or 0.

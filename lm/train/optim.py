@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +28,6 @@ class OptimizerOptions:
         rate = self.learning_rate
         require(rate > 0, f"option 'learning_rate' is {rate}, but it must be above 0; raise it")
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build the optimizer (default: SGD)."""
-        return torch.optim.SGD(parameters, self.learning_rate, weight_decay=self.weight_decay)
-
-    def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Whether averaging starts now, given the validation losses so far."""
-        return False
-
 
 @dataclasses.dataclass(frozen=True)
 class SGDOptions(OptimizerOptions):
@@ -44,17 +35,10 @@ class SGDOptions(OptimizerOptions):
 
     momentum: float = option("momentum factor.", 0.0, minimum=0, below=1)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        decay = self.weight_decay
-        return torch.optim.SGD(parameters, self.learning_rate, momentum=self.momentum, weight_decay=decay)
-
 
 @dataclasses.dataclass(frozen=True)
 class ASGDOptions(OptimizerOptions):
     """Averaged SGD: the model is the mean of the parameters over all steps (finetuning of AWD-LSTM)."""
-
-    def starts_averaging(self, scores: Sequence[float]) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +52,6 @@ class NTASGDOptions(OptimizerOptions):
         minimum=0,
     )
 
-    def starts_averaging(self, scores: Sequence[float]) -> bool:
-        """Whether validation has stalled, see `is_stalled`."""
-        return is_stalled(scores, self.nonmono)
-
 
 @dataclasses.dataclass(frozen=True)
 class AdamOptions(OptimizerOptions):
@@ -82,9 +62,6 @@ class AdamOptions(OptimizerOptions):
     )
     eps: float = option("term added to the denominator.", 1e-8, minimum=0)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, self.weight_decay)
-
 
 OPTIMIZERS: dict[str, type] = {
     "sgd": SGDOptions,
@@ -92,6 +69,21 @@ OPTIMIZERS: dict[str, type] = {
     "ntasgd": NTASGDOptions,
     "adam": AdamOptions,
 }
+
+
+def build_optimizer(options: OptimizerOptions, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Build the optimizer: Adam or SGD."""
+    rate, decay = options.learning_rate, options.weight_decay
+    if isinstance(options, AdamOptions):
+        return torch.optim.Adam(parameters, rate, options.betas, options.eps, decay)
+    return torch.optim.SGD(parameters, rate, momentum=getattr(options, "momentum", 0.0), weight_decay=decay)
+
+
+def starts_averaging(options: OptimizerOptions, scores: Sequence[float]) -> bool:
+    """Whether averaging starts now, given the validation losses so far."""
+    if isinstance(options, NTASGDOptions):
+        return is_stalled(scores, options.nonmono)
+    return isinstance(options, ASGDOptions)
 
 
 def is_stalled(scores: Sequence[float], nonmono: int) -> bool:
@@ -110,64 +102,48 @@ def draw_length(base: int, generator: random.Random) -> int:
 
 
 class Averages:
-    """Means of the parameters since averaging started (AWD-LSTM, Algorithm 1)."""
+    """Means of the parameters since averaging started (AWD-LSTM, Algorithm 1).
+
+    Attributes:
+        steps: number of averaged steps.
+        means: of each parameter.
+    """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
-        self._means = [parameter.detach().clone() for parameter in parameters]
-        self.steps = 0  # that are averaged
+        self.steps, self.means = 0, self.current()
+
+    def current(self) -> list[Tensor]:
+        """Return copies of the current parameters."""
+        return [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the means after a step."""
         self.steps += 1
-        torch._foreach_lerp_(self._means, [p.detach() for p in self._parameters], 1.0 / self.steps)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Context with the means in place of the parameters."""
-        if self.steps == 0:
-            yield
-            return
-        current = self.current()
-        self._write(self._means)
-        try:
-            yield
-        finally:
-            self._write(current)
-
-    def current(self) -> list[Tensor]:
-        """Copies of the current parameters."""
-        return [parameter.detach().clone() for parameter in self._parameters]
-
-    def load(self, steps: int, parameters: Sequence[Tensor]) -> None:
-        """Use the parameters in the model as means over `steps` steps, then load `parameters`."""
-        self.steps = steps
-        self._means = self.current()
-        self._write(parameters)
+        torch._foreach_lerp_(self.means, [p.detach() for p in self._parameters], 1.0 / self.steps)
 
     @torch.no_grad()
-    def _write(self, values: Sequence[Tensor]) -> None:
+    def write(self, values: Sequence[Tensor]) -> None:
         """Copy values to the parameters."""
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)
 
-
-class Progress(NamedTuple):
-    """Progress of training."""
-
-    done: float  # fraction of training that is done
-    epochs: float  # including fractions
-    scores: Sequence[float]  # validation losses so far
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context with the means in place of the parameters."""
+        current = self.current()
+        if self.steps:
+            self.write(self.means)
+        try:
+            yield
+        finally:
+            self.write(current)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstantOptions:
     """Constant learning rate."""
-
-    def factor(self, progress: Progress) -> float:
-        """The factor of the learning rate."""
-        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +154,6 @@ class CosineOptions(ConstantOptions):
         "final learning rate as a fraction of the base learning rate.", 0.0, minimum=0, below=1
     )
 
-    def factor(self, progress: Progress) -> float:
-        wave = (1 + math.cos(math.pi * min(progress.done, 1.0))) / 2
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * wave
-
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions(ConstantOptions):
@@ -189,9 +161,6 @@ class StepOptions(ConstantOptions):
 
     decay_epochs: tuple[float, ...] = option("epochs after which the learning rate is divided.")
     decay_factor: float = option("divisor of the learning rate.", 10.0, minimum=1)
-
-    def factor(self, progress: Progress) -> float:
-        return float(self.decay_factor ** -sum(progress.epochs >= epoch for epoch in self.decay_epochs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,15 +172,6 @@ class PlateauOptions(ConstantOptions):
         "number of validations without improvement before the learning rate is divided.", 1, minimum=1
     )
 
-    def factor(self, progress: Progress) -> float:
-        best, waited, divisions = math.inf, 0, 0
-        for score in progress.scores:
-            waited = 0 if score < best else waited + 1
-            best = min(best, score)
-            if waited == self.decay_patience:
-                waited, divisions = 0, divisions + 1
-        return float(self.decay_factor**-divisions)
-
 
 SCHEDULES: dict[str, type] = {
     "constant": ConstantOptions,
@@ -219,3 +179,27 @@ SCHEDULES: dict[str, type] = {
     "step": StepOptions,
     "plateau": PlateauOptions,
 }
+
+
+def rate_factor(schedule: ConstantOptions, done: float, epochs: float, scores: Sequence[float]) -> float:
+    """Return the factor of the learning rate.
+
+    Args:
+        done: fraction of training that is done.
+        epochs: completed, including fractions.
+        scores: validation losses so far.
+    """
+    if isinstance(schedule, CosineOptions):
+        wave = (1 + math.cos(math.pi * min(done, 1.0))) / 2
+        return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * wave
+    if isinstance(schedule, StepOptions):
+        return float(schedule.decay_factor ** -sum(epochs >= epoch for epoch in schedule.decay_epochs))
+    if isinstance(schedule, PlateauOptions):
+        best, waited, divisions = math.inf, 0, 0
+        for score in scores:
+            waited = 0 if score < best else waited + 1
+            best = min(best, score)
+            if waited == schedule.decay_patience:
+                waited, divisions = 0, divisions + 1
+        return float(schedule.decay_factor**-divisions)
+    return 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lm.checkpoint import load_state, read_checkpoint, save_model
 from lm.train.config import FREE_TO_CHANGE
 from lm.train.loop import Trainer
 from lm.train.optim import Averages
-from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.errors import UserError
 
 
 def save_run(
@@ -27,7 +28,7 @@ def save_run(
     name, keys, *position = np.random.get_state(legacy=True)
     process = {
         "random": {
-            "python": _generator_state(random._inst),  # type: ignore[attr-defined]
+            "python": random.getstate(),
             "numpy": [name, torch.from_numpy(np.array(keys).astype(np.int64)), *position],
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
@@ -51,10 +52,10 @@ def save_run(
         "scores": trainer.scores,
         "optimizer": trainer.optimizer.state_dict(),
         "averages": averages,
-        "lengths": _generator_state(trainer.lengths),
+        "lengths": trainer.lengths.getstate(),
         "processes": processes,
     }
-    with trainer.evaluated_parameters():
+    with trainer.averages.in_place() if trainer.averages else nullcontext():
         save_model(path, trainer.model, words, settings, training)
 
 
@@ -68,67 +69,42 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     training = content["training"]
     if training is None:
         raise UserError(f"checkpoint {path}: has a model only; choose another output_dir")
-    try:
-        changed = _changed_settings(training["settings"], settings)
-        if training["corpus"] != corpus_checksum:
-            changed.append("the corpus in 'data' has changed")
-        processes, world_size = training["processes"], trainer.group.world_size
-        if len(processes) != world_size:
-            changed.append(f"it had {len(processes)} processes and now has {world_size}")
-        if changed:
-            raise UserError(
-                f"{path} belongs to a run with other settings ({'; '.join(changed[:8])}); change them back "
-                "to resume, or choose another output_dir"
-            )
-        load_state(trainer.model, content["model"], path)
-        _restore(trainer, training)
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(
-            f"checkpoint {path}: its training state does not match the model ({first_line(error)}); use "
-            "another one, or train from scratch with another output_dir"
-        ) from error
-
-
-def _changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Describe the settings that changed, except those that may; the file of the teacher may have moved."""
-    before, now = dict(old), dict(new)
-    for settings in (before, now):
-        if settings.get("embedding_distillation"):
-            settings["embedding_distillation"] = {**settings["embedding_distillation"], "teacher": None}
-    return [
+    before, now = dict(training["settings"]), dict(settings)
+    for options in (before, now):
+        if options.get("embedding_distillation"):  # the file of the teacher may have moved
+            options["embedding_distillation"] = {**options["embedding_distillation"], "teacher": None}
+    changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted({*before, *now} - FREE_TO_CHANGE)
         if before.get(key) != now.get(key)
     ]
-
-
-def _restore(trainer: Trainer, training: Mapping[str, Any]) -> None:
-    """Restore everything but the model."""
-    if training["averages"] is not None:
-        trainer.averages = Averages(trainer.parameters)
-        trainer.averages.load(training["averages"]["steps"], training["averages"]["parameters"])
+    if training["corpus"] != corpus_checksum:
+        changed.append("the corpus in 'data' has changed")
+    processes, group = training["processes"], trainer.group
+    if len(processes) != group.world_size:
+        changed.append(f"it had {len(processes)} processes and now has {group.world_size}")
+    if changed:
+        raise UserError(
+            f"{path} belongs to a run with other settings ({'; '.join(changed[:8])}); change them back "
+            "to resume, or choose another output_dir"
+        )
+    load_state(trainer.model, content["model"], path)
+    if training["averages"] is not None:  # the model has the means
+        trainer.averages = averages = Averages(trainer.parameters)
+        averages.steps = training["averages"]["steps"]
+        averages.write(training["averages"]["parameters"])
     trainer.optimizer.load_state_dict(training["optimizer"])
     trainer.step, trainer.epoch, trainer.position = (training[key] for key in ("step", "epoch", "position"))
     trainer.scores = list(training["scores"])
-    _restore_generator(trainer.lengths, training["lengths"])
-    process, device = training["processes"][trainer.group.rank], trainer.group.device
-    trainer.states = [tuple(part.to(device) for part in state) for state in process["states"]]
-    trainer.window = process["window"].to(device)
+    process = processes[group.rank]
+    trainer.states = [tuple(part.to(group.device) for part in state) for state in process["states"]]
+    trainer.window = process["window"].to(group.device)
     generators = process["random"]
-    _restore_generator(random._inst, generators["python"])  # type: ignore[attr-defined]
+    for generator, state in ((trainer.lengths, training["lengths"]), (random, generators["python"])):
+        version, numbers, gauss = state
+        generator.setstate((version, tuple(numbers), gauss))
     name, keys, *position = generators["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *position))
     torch.set_rng_state(generators["torch"])
     if generators["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(generators["cuda"])
-
-
-def _generator_state(generator: random.Random) -> list[Any]:
-    """Return the state of a Python generator as plain values, which `torch.load` reads safely."""
-    version, numbers, gauss = generator.getstate()
-    return [version, list(numbers), gauss]
-
-
-def _restore_generator(generator: random.Random, state: list[Any]) -> None:
-    version, numbers, gauss = state
-    generator.setstate((version, tuple(numbers), gauss))

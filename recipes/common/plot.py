@@ -105,19 +105,21 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     plain = [*teachers(rounded, by_name), *rounded] or [one for one in results if is_baseline(one["row"])]
     best = min((record["metrics"][quality] for record in plain), default=math.inf)
     limit = HIGHEST * best if quality == "perplexity" else math.inf
-
-    def is_copy(record: Record) -> bool:  # a second training of the plain table with the same outcome
-        size, score = place(record, quality)
-        same_size = [place(other, quality)[1] for other in plain if place(other, quality)[0] == size]
-        is_close = any(math.isclose(score, other, rel_tol=0.005) for other in same_size)
-        return record not in plain and shown_method(record) == PLAIN and is_close
-
+    # Second trainings of the plain table with the same outcome.
+    copies = [
+        record
+        for record in results
+        if record not in plain and shown_method(record) == PLAIN
+        for other in plain
+        if embedding_bits(record["counts"]) == embedding_bits(other["counts"])
+        and math.isclose(record["metrics"][quality], other["metrics"][quality], rel_tol=0.005)
+    ]
     used = [name for name in STAGES if by_stage[name]]
     figure, panels = new_figure(len(used), title)
     for axes, name in zip(panels, used, strict=True):
         wholes = [*teachers(by_stage[name], by_name), *(row for row in plain if not row["config"].get("fit"))]
         shown = {record["row"]: record for record in [*plain, *wholes, *by_stage[name]]}
-        points = [p for p in best_of_each_size([*shown.values()], quality, plain) if not is_copy(p)]
+        points = [p for p in best_of_each_size([*shown.values()], quality, plain) if p not in copies]
         # Rows above the limit would squeeze all others together; a corner says what they reach.
         above = sorted((p for p in points if p["metrics"][quality] > limit), key=lambda p: str(p["row"]))
         lines = [
@@ -213,14 +215,14 @@ def draw_points(
             axes.text(x, y, text, fontsize=8, path_effects=halo, zorder=1.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size)))
+    axes.xaxis.set_major_formatter(FuncFormatter(bytes_text))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.12, y=0.08)
     axes.set_xlabel("bytes of the stored embedding")
     axes.grid(alpha=0.3, linewidth=0.6)
 
 
-def bytes_text(size: float) -> str:
+def bytes_text(size: float, _position: int | None = None) -> str:
     """Format a number of bytes such as 500 kB or 2 MB."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= 0.9995 * unit:

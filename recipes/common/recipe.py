@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,25 @@ def read_file(path: Path) -> Content:
 
 @functools.cache
 def read_rows(path: Path, _version: int) -> dict[str, Row]:
-    """Return the rows of a ``rows.yaml`` by name, in file order."""
+    """Return the rows of a ``rows.yaml`` by name, in file order; rows of papers come last."""
     content = read_file(path)
     variants = content.get("variants", {})
+    written_rows = dict(content.get("rows", {}))
+    tables = [(table, row) for table in content.get("tables", []) for row in table.get("rows", [])]
+    printed = [(table, row) for table, row in tables if isinstance(row, dict)]
+    for table, row in printed:
+        if "name" in row:
+            figures = dict(row.get("figures", {}))
+            for _, other in printed:
+                if other.get("same") == row["name"]:
+                    for part in other.get("figures", []):  # a mapping has figures of the other table only
+                        figures = {**part, **figures} if isinstance(part, dict) else figures
+            paper = {"source": f"{table['paper']}, {table['table']}: {row['row']}", **figures}
+            shared = {key: table[key] for key in ("group", "hardware") if key in table}
+            settings = {key: value for key, value in row.items() if key not in _PRINTED}
+            written_rows[row["name"]] = {**shared, **settings, "paper": paper}
     rows: dict[str, Row] = {}
-    for name, written in _named(content):
+    for name, written in written_rows.items():
         where = f"{path}: {name}"
         settings = {key: value for key, value in written.items() if key not in _EXPANDED}
         rows[name] = _row(where, name, settings, path)
@@ -115,40 +129,15 @@ def read_rows(path: Path, _version: int) -> dict[str, Row]:
             seeded = {**settings, "train": {**settings.get("train", {}), "seed": seed}}
             rows[f"{name}{SEED}{seed}"] = _row(where, f"{name}{SEED}{seed}", seeded, path)
         for variant in written.get("variants", ()):
-            if variant not in variants:
-                raise UserError(f"{where}: no variant {variant!r}; there are: {', '.join(variants)}")
             base: Content = {key: written[key] for key in ("embedding", "group") if key in written}
             full_name = f"{name}_{variant}"
             rows[full_name] = _row(where, full_name, {**base, **variants[variant]}, path)
-    for row in rows.values():
-        if row.teacher is not None and (row.teacher not in rows or row.teacher == row.name):
-            others = ", ".join(name for name in rows if name != row.name)
-            raise UserError(f"{path}: {row.name}: teacher is {row.teacher!r}; it must be one of {others}")
     return rows
-
-
-def _named(content: Content) -> Iterator[tuple[str, Content]]:
-    """Yield the rows of a file with their names, rows of papers last, with the paper's figures."""
-    yield from content.get("rows", {}).items()
-    tables = [(table, row) for table in content.get("tables", []) for row in table.get("rows", [])]
-    printed = [(table, row) for table, row in tables if isinstance(row, dict)]
-    for table, row in printed:
-        if "name" not in row:
-            continue
-        figures = dict(row.get("figures", {}))
-        for _, other in printed:
-            if other.get("same") == row["name"]:
-                for part in other.get("figures", []):  # a mapping has figures of the other table only
-                    figures = {**part, **figures} if isinstance(part, dict) else figures
-        paper = {"source": f"{table['paper']}, {table['table']}: {row['row']}", **figures}
-        shared = {key: table[key] for key in ("group", "hardware") if key in table}
-        settings = {key: value for key, value in row.items() if key not in _PRINTED}
-        yield row["name"], {**shared, **settings, "paper": paper}
 
 
 def _row(where: str, name: str, settings: Content, path: Path) -> Row:
     """Return a row with the settings of its group; UserError for unknown ones or those of wrong types."""
-    merged = _merge(_group(where, settings.get("group", COMMON), path), settings)
+    merged = _merge(_group(settings.get("group", COMMON), path), settings)
     for key in ("group", "extends", "note"):
         merged.pop(key, None)
     hardware = merged.pop("hardware", "not in the paper")
@@ -161,15 +150,12 @@ def _row(where: str, name: str, settings: Content, path: Path) -> Row:
     return parse_options(where, Row, {"name": name, **merged})
 
 
-def _group(where: str, name: str, path: Path) -> Content:
+def _group(name: str, path: Path) -> Content:
     """Return the settings of a group, ``NAME`` or ``RECIPE/NAME``, and of the groups that it extends."""
     recipe, _, local_name = name.rpartition("/")
     path = path.parents[1] / recipe / FILE if recipe else path
-    groups = read_file(path).get("groups", {})
-    if local_name not in groups:
-        raise UserError(f"{where}: no group {name!r}; there are: {', '.join(groups)}")
-    group: Content = groups[local_name]
-    return _merge(_group(where, group["extends"], path), group) if "extends" in group else group
+    group: Content = read_file(path)["groups"][local_name]
+    return _merge(_group(group["extends"], path), group) if "extends" in group else group
 
 
 def _merge(base: Content, changes: Content) -> Content:

@@ -65,17 +65,12 @@ def _score(title: str, metric: str) -> Column:
     return Column(title, text)
 
 
-def _difference(metric: str) -> Column:
-    """A column of a metric minus that of the row's baseline."""
-
-    def text(record: Record) -> str:
-        return NONE if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
-
-    return Column("difference", text)
-
-
 def _in_paper(title: str, metric: str) -> Column:
     return Column(title, lambda record: str((record.get("paper") or {}).get(metric, NONE)), always=True)
+
+
+def _difference(record: Record, metric: str) -> str:
+    return NONE if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
 
 
 def _on_gpu(record: Record) -> str:
@@ -91,11 +86,11 @@ COLUMNS = {
     "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
     "total": Column("total parameters", lambda r: in_units(r["counts"]["total"])),
     "bleu": _score("BLEU", "bleu"),
-    "difference": _difference("bleu"),
+    "difference": Column("difference", lambda r: _difference(r, "bleu")),
     "chrf": _score("chrF", "chrf"),
     "valid_perplexity": _score("validation perplexity", "valid_perplexity"),  # lowest in training
     "perplexity": _score("test perplexity", "perplexity"),
-    "perplexity_difference": _difference("perplexity"),
+    "perplexity_difference": Column("difference", lambda r: _difference(r, "perplexity")),
     "pointer_perplexity": _score("with pointer", "pointer_perplexity"),
     "paper_perplexity": _in_paper("the paper's", "perplexity"),
     "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
@@ -180,7 +175,7 @@ def update_readme(readme: str | Path, marker: str, text: str) -> None:
     head, has_begin, rest = path.read_text(encoding="utf-8").partition(begin)
     _, has_end, tail = rest.partition(end)
     if not has_begin or not has_end:
-        raise UserError(f"{path}: it must hold the lines {begin} and {end}, in this order")
+        raise UserError(f"{path}: has no lines {begin} and {end}; add them")
     write_text(path, f"{head}{begin}\n{text.rstrip()}\n{end}{tail}")
 
 
@@ -271,16 +266,14 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
     """
     plain = next((record for record in records if is_baseline(record["row"])), None)
     groups: dict[str, dict[str, Record]] = {}
+    sizes: dict[str, float] = {}
     for record in records:
         ending = next(ending for ending in STAGES if record["row"].endswith(ending))
-        groups.setdefault(record["row"].removesuffix(ending), {})[ending] = record
-
-    def size(base: str) -> float:
-        counts = [record["counts"] for record in groups[base].values() if record["counts"]]
-        return max(map(embedding_bits, counts), default=0)
-
+        base = record["row"].removesuffix(ending)
+        groups.setdefault(base, {})[ending] = record
+        sizes[base] = max(sizes.get(base, 0), embedding_bits(record["counts"]) if record["counts"] else 0)
     lines = []
-    for base in sorted(groups, key=size, reverse=True):
+    for base in sorted(groups, key=lambda base: sizes[base], reverse=True):
         group = groups[base]
         configs = [record["config"] for record in group.values()]
         starts = any(config.get("fit") or config.get("distill") for config in configs)
@@ -297,29 +290,22 @@ def comparison_table(records: Sequence[Record], metric: str) -> str:
             if plain and plain["counts"]:
                 smaller = embedding_bits(plain["counts"]) / embedding_bits(counts)
                 times, bits = NONE if counts is plain["counts"] else f"{smaller:.1f}x", f"{32 / smaller:.2f}"
-        scores = [NONE] * len(STAGES)
-        for number, ending in enumerate(STAGES):
-            if ending in group:
-                score = group[ending]["metrics"].get(metric)
-                scores[number] = NOT_RUN if score is None else f"{score:.1f}"
-        length = _length(group.get("_finetuned") or group.get("_distilled") or first)
+        known = {ending: record["metrics"].get(metric, NOT_RUN) for ending, record in group.items()}
+        shown = (known.get(ending, NONE) for ending in STAGES)
+        scores = [score if isinstance(score, str) else f"{score:.1f}" for score in shown]
+        # How long the rows were finetuned, by the results or the settings of one of them.
+        config = (group.get("_finetuned") or group.get("_distilled") or first)["config"]
+        length = NOT_RUN if config.get("distill") else NONE
+        if steps := (config.get("fit") or {}).get("recover_steps"):
+            length = f"{steps:,} steps"
+        elif config.get("distill"):
+            settings = {**config, **(config.get("train") or {})}
+            for key, unit in (("epochs", "epoch"), ("train_steps", "step")):
+                if number := option_value(config.get("train_options", ()), key) or settings.get(key):
+                    length = f"{int(number):,} {unit}{'s' * (int(number) != 1)}"
         lines.append([base, options, times, bits, total, *scores, length])
     titles = ["row", "options", "times smaller", "bits per weight", "total parameters", *STAGES.values()]
     return markdown(pd.DataFrame(lines, columns=[*titles, "finetuned for"]))
-
-
-def _length(record: Record) -> str:
-    """Return how long a line's rows were finetuned, by the results or the settings of one of them."""
-    config = record["config"]
-    if steps := (config.get("fit") or {}).get("recover_steps"):
-        return f"{steps:,} steps"
-    if not config.get("distill"):
-        return NONE
-    settings = {**config, **(config.get("train") or {})}
-    for key, unit in (("train_steps", "step"), ("epochs", "epoch")):
-        if length := option_value(config.get("train_options", ()), key) or settings.get(key):
-            return f"{int(length):,} {unit}{'s' * (int(length) != 1)}"
-    return NOT_RUN
 
 
 def controls_length(row: Row) -> bool:

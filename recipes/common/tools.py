@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import yaml
 
 from recipes.common.results import REPOSITORY
@@ -25,7 +26,7 @@ from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
 from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import sha256, write_text
+from shared_embeddings.utils.files import replacing, sha256, write_text
 
 REPORT = "fit.json"
 # Part of a run: when it started and ended (None if it was killed).
@@ -78,6 +79,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_yaml(path: Path, content: dict[str, Any]) -> None:
     """Write a YAML file atomically, in the order of `content`."""
     write_text(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name atomically."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def matching(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:

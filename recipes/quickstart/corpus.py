@@ -135,7 +135,7 @@ _CHARACTER = re.compile(f"([{_UNSPACED}][{_SIGNS}]*)")
 
 
 class Tokenizer:
-    """Tokenizer of one language; `join_words` restores cleaned text from the words that it splits.
+    """Tokenizer of one language; `joiner` restores cleaned text from the words that it splits.
 
     It splits as sacremoses does. Words without a space before them start with `JOINER`.
     """

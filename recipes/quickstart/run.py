@@ -6,7 +6,6 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -191,9 +190,11 @@ def side_by_side(
     return "\n\n".join(blocks)
 
 
-def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
-    default = recipe.home
+def main(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Prepare the data, train and evaluate the models that are not up to date, and show all of them."""
+    import torch
+
+    started, default = time.monotonic(), recipe.home
     parser = Parser("quickstart", description=__doc__.split("\n")[0])
     parser.add_argument("--source", default="en", help="source language, a CLDR name (default: %(default)s)")
     parser.add_argument("--target", default="de", help="target language, a CLDR name (default: %(default)s)")
@@ -214,15 +215,7 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> argparse.Namespace:
     )
     if SMOKE in arguments:
         parser.set_defaults(**SMOKE_DEFAULTS, output=default / SMOKE_FOLDER)
-    return parser.parse_args(arguments)
-
-
-def main(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Prepare the data, train and evaluate the models that are not up to date, and show all of them."""
-    import torch
-
-    started = time.monotonic()
-    options = parse(recipe, arguments)
+    options = parser.parse_args(arguments)
     languages = (options.source, options.target)
     pair = Quickstart(
         recipe.folder, output=options.output.absolute() / "-".join(languages), steps=options.steps

@@ -105,14 +105,14 @@ class Sums:
     """
 
     def __init__(self, path: Path, checksums: Mapping[str, str]) -> None:
-        self.path, self._checksums = path, dict(checksums)
+        self.path, self.checksums = path, dict(checksums)
         stored = read_json(path) or {}
-        same = stored.get("checksums") == self._checksums
+        same = stored.get("checksums") == self.checksums
         self.texts: dict[str, list[list[float]]] = stored["texts"] if same else {}
 
     def add(self, text: str, values: list[float]) -> None:
         self.texts.setdefault(text, []).append(values)
-        write_json(self.path, {"checksums": self._checksums, "texts": self.texts})
+        write_json(self.path, {"checksums": self.checksums, "texts": self.texts})
 
     def means(self, text: str, predicted: int) -> dict[str, float | None]:
         """The measures of a text, of which the original predicted so many tokens.

@@ -376,49 +376,46 @@ def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
         compare_predictions(original, decoders, text, windows, sums)
     for row, decoder, row_sums in zip(rows, decoders, sums, strict=True):
         measured = {text: row_sums.means(text, windows[:, 1:].numel()) for text, windows in texts.items()}
-        path = write_decoder_result(home, row, measured, *decoder.table.shape)
+        folder, (words, dim), checksums = (
+            model_folder(home, row.name),
+            decoder.table.shape,
+            row_sums.checksums,
+        )
+        fit, table, speed = _PLAIN, table_bytes(home / "data" / name), None
+        if row.is_compressed:
+            report = read_json(folder.with_suffix(".json"))["tables"][0]
+            fit, table = report["fit"], report["stored_bytes"]["after"]
+            if not row.peer:
+                prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
+                speeds = generating_speeds(folder, home / "data" / name, prompt)
+                speed = dict(zip(("before", "after"), speeds))
+        asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
+        path = write_result(
+            home,
+            row.name,
+            config={
+                "trim": row.trim,
+                **({"peer": row.peer} if row.peer else asked),
+                "embedding": {"method": fit["method"]},
+            },
+            counts={
+                "words": words,
+                "weights": words * dim,
+                # A folder of a peer holds decoded numbers.
+                "folder_bytes": None if row.peer else bytes_on_disk(folder),
+                "folder_bytes_before": bytes_on_disk(home / "data" / name),
+                "stored_bits": 8 * table,
+            },
+            metrics={
+                "texts": measured,
+                "tokens_per_second": speed,
+                "relative_error": fit["relative_error"],
+            },
+            data_checksum=checksums["windows"],
+            checksums=checksums,
+        )
         print(f"{row.name}: wrote {path}", flush=True)
         row_sums.path.unlink()
-
-
-def write_decoder_result(
-    home: Path, row: ShrinkRow, measured: Mapping[str, Any], words: int, dim: int
-) -> Path:
-    """Write what was measured of a row on each text, its bytes and its speed; return the file of results."""
-    folder, original = model_folder(home, row.name), home / "data" / row.decoder
-    fit, table, speed = _PLAIN, table_bytes(original), None
-    if row.is_compressed:
-        report = read_json(folder.with_suffix(".json"))["tables"][0]
-        fit, table = report["fit"], report["stored_bytes"]["after"]
-        if not row.peer:
-            prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
-            speed = dict(zip(("before", "after"), generating_speeds(folder, original, prompt)))
-    asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
-    checksums = decoder_checksums(home, row)
-    return write_result(
-        home,
-        row.name,
-        config={
-            "trim": row.trim,
-            **({"peer": row.peer} if row.peer else asked),
-            "embedding": {"method": fit["method"]},
-        },
-        counts={
-            "words": words,
-            "weights": words * dim,
-            # A folder of a peer holds decoded numbers.
-            "folder_bytes": None if row.peer else bytes_on_disk(folder),
-            "folder_bytes_before": bytes_on_disk(original),
-            "stored_bits": 8 * table,
-        },
-        metrics={
-            "texts": dict(measured),
-            "tokens_per_second": speed,
-            "relative_error": fit["relative_error"],
-        },
-        data_checksum=checksums["windows"],
-        checksums=checksums,
-    )
 
 
 def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> None:

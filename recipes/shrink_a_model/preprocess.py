@@ -16,20 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lm.data.datasets import locate as locate_corpus
 from recipes.common.recipe import Recipe, find_recipe, preprocess_options
 from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import data_dir, locate, read_lines, run_command, run_step, write_json
+from recipes.common.tools import data_dir, locate, read_lines, run_command, run_step, write_arrays, write_json
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
 from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
-from recipes.translation.preprocess import locate_multi30k, read_multi30k, write_smoke_multi30k
+from recipes.translation.preprocess import Multi30k, locate_multi30k, write_smoke_multi30k
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.extras import require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
+from shared_embeddings.utils.options import parse_options
 
 # Width and attention heads of the encoder of --smoke.
 _DIM, _HEADS = 32, 2
@@ -138,12 +137,6 @@ def windows_file(home: Path, name: str) -> Path:
     return home / "data" / f"{name}_windows.npz"
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-
-
 def detokenize(text: str) -> str:
     """Return a text of WikiText with hyphens, numbers and unknown words as they are usually written."""
     for written, usual in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), ("<unk>", "unknown")):
@@ -208,7 +201,8 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """
     options = preprocess_options(main.__doc__, arguments)
     _, settings = recipe.data_settings(options.settings)
-    texts = read_multi30k(find_recipe("multi30k_ende"))
+    where, content = find_recipe("multi30k_ende").data_settings()
+    texts = parse_options(where, Multi30k, content)
     pairs = find_recipe("glove_reconstruction").data_settings()[1]["pairs"]
     recipe = recipe.smoke() if options.smoke else recipe
     raw = recipe.home / "raw"

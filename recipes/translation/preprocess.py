@@ -222,14 +222,10 @@ class Preparation:
     def shard_files(self, folder: str, number: int) -> list[Path]:
         return [self.folder / folder / f"{TRAIN}-{number:05}.{side}" for side in self.settings.languages]
 
-    def shard_sizes(self) -> list[int]:
-        return list(read_json(self.folder / TEXT / "shards.json")["pairs"])
-
     def all_files(self, folder: str) -> tuple[list[Path], list[Path]]:
         """Return the files of the training and of the test text in a folder."""
-        training = [
-            path for index in range(len(self.shard_sizes())) for path in self.shard_files(folder, index)
-        ]
+        shards = range(len(read_json(self.folder / TEXT / "shards.json")["pairs"]))
+        training = [path for index in shards for path in self.shard_files(folder, index)]
         names = [texts.name for texts in self.settings.tests]
         sides = self.settings.languages
         return training, [self.folder / folder / f"{name}.{side}" for name in names for side in sides]
@@ -290,7 +286,7 @@ class Preparation:
             "target": self.settings.target,
             "pieces": name,
             "kind": pieces.kind,
-            "pairs": {TRAIN: sum(self.shard_sizes())},
+            "pairs": {TRAIN: sum(read_json(self.folder / TEXT / "shards.json")["pairs"])},
             "vocabulary": {part: sum(1 for _ in stream_lines(home / part)) for part in sorted(vocabularies)},
             **checksums_of(home, files),
         }
@@ -430,12 +426,6 @@ class Multi30k:
         return f"{self.splits[split]}.{language}.gz"
 
 
-def read_multi30k(recipe: Recipe, path: Path | None = None) -> Multi30k:
-    """Read the settings of Multi30k, or those in a file."""
-    where, content = recipe.data_settings(path)
-    return parse_options(where, Multi30k, content)
-
-
 def locate_multi30k(settings: Multi30k, downloads: Path) -> dict[str, Path]:
     """Find each raw file in $DATA_DIR/multi30k or download it; return verified paths by name."""
     names = [settings.raw_name(split, side) for split in settings.splits for side in settings.languages]
@@ -460,7 +450,8 @@ def write_smoke_multi30k(settings: Multi30k, folder: Path) -> dict[str, Path]:
 def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare Multi30k in $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or the network."""
     options = preprocess_options(prepare_multi30k.__doc__, arguments)
-    settings = read_multi30k(recipe, options.settings)
+    where, content = recipe.data_settings(options.settings)
+    settings = parse_options(where, Multi30k, content)
     if options.smoke:
         recipe = recipe.smoke()
         small: dict[str, Any] = {"bpe_operations": MERGES, "num_classes": CLASSES}

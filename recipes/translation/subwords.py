@@ -165,16 +165,11 @@ def write_sentencepiece_vocabulary(model: Path, texts: Sequence[Path], vocabular
 JOINER = "\uffed"
 
 
-def join_words(line: str) -> str:
-    """Join words of which some are marked with `JOINER`."""
-    return line.replace(f" {JOINER}", "").removeprefix(JOINER)
-
-
 def joiner(kind: str, language: str) -> Callable[[str], str]:
     """Return what joins a line of pieces of a `kind` to text."""
     if kind == "sentencepiece":
         return lambda line: "".join(line.split(" ")).replace(WORD_START, " ").strip()
     if kind == "words":
-        return join_words
+        return lambda line: line.replace(f" {JOINER}", "").removeprefix(JOINER)
     tokenizer = Tokenizer(language)
     return lambda line: tokenizer.detokenize(join_bpe(line))

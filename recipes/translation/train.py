@@ -90,7 +90,16 @@ def train_command(recipe: Recipe, arguments: Sequence[str]) -> None:
     if row.fit is not None:
         if options:
             raise UserError(f"{row.name} is fitted, not trained: {options[0]} has no effect; remove it")
-        fit_row(row, run, data, teacher_model(recipe, row), folder / "vocabulary", description["checksum"])
+        teacher = teacher_model(recipe, row)
+        with locked(run / "lock"):
+            started = time.time()
+            texts = [Path(data["data"]["train"][side]) for side in ("path_src", "path_tgt")]
+            how = (row.train.get("seed", 0), run / AVERAGED, row.fit)
+            fit_model(teacher, row.embedding, folder / "vocabulary", texts, *how)
+            log = {"settings": {"embedding": row.embedding}, "data_checksum": description["checksum"]}
+            log |= {"finished": 0, "options": [], "seconds": round(time.time() - started, 1)}
+            log |= {"peak_memory_mib": peak_memory_of_children()}
+            write_json(run / "training.json", log)
         return
     machine = 0
     if row.batch is not None:
@@ -169,6 +178,7 @@ def train_row(
     settings = {**row.train, "embedding": row.embedding}
     target = option_value(options, "train_steps") or str(row.train["train_steps"])
     folder = run / "checkpoints"
+    arguments: list[str | Path] = ["-config", run / "train.yaml", *options]
     with locked(run / "lock"):
         checkpoints = complete_checkpoints(folder)
         log: dict[str, Any] = {"settings": settings, "data_checksum": checksum}
@@ -187,55 +197,28 @@ def train_row(
         if checkpoints and str(log["finished"]) == target:
             print(f"{run.name}: already trained to step {max(checkpoints)}", flush=True)
         else:
-            _run_training(run, log, checkpoints, target, options, output)
+            segments: list[Segment] = []
+            first = max(checkpoints, default=0)
+            if checkpoints:
+                print(f"{run.name}: resuming from step {first}", flush=True)
+                arguments += ["-train_from", checkpoints[first]]
+                segments = kept_segments(log["segments"], checkpoints[first].stat().st_mtime)
+            segment: Segment = {"from_step": first, "started": time.time(), "ended": None}
+            log |= {"segments": [*segments, segment], "finished": None, "options": list(options)}
+            write_json(run / "training.json", log)
+            run_command("onmt_train", arguments, output)
+            segment["ended"] = time.time()
+            log["finished"] = int(target)
+            log["seconds"] = round(sum(part["ended"] - part["started"] for part in log["segments"]), 1)
+            log["peak_memory_mib"] = peak_memory_of_children()
+            write_json(run / "training.json", log)
         checkpoints = dict([*complete_checkpoints(folder).items()][-row.average :])
         if not checkpoints:
             raise UserError(f"{run}: training wrote no checkpoint; set save_checkpoint_steps in rows.yaml")
         print(f"averaging steps {', '.join(map(str, checkpoints))}", flush=True)
         with replacing(run / AVERAGED) as temporary:
-            arguments: list[str | Path] = ["-models", *checkpoints.values(), "-output", temporary]
+            arguments = ["-models", *checkpoints.values(), "-output", temporary]
             run_command("onmt_average_models", arguments, output)
-
-
-def _run_training(
-    run: Path,
-    log: dict[str, Any],
-    checkpoints: dict[int, Path],
-    target: str,
-    options: Sequence[str],
-    output: Path | None,
-) -> None:
-    """Run ``onmt_train``, from the last of the checkpoints if there is one, and log time and memory."""
-    arguments = ["-config", str(run / "train.yaml"), *options]
-    segments: list[Segment] = []
-    if checkpoints:
-        newest = max(checkpoints)
-        print(f"{run.name}: resuming from step {newest}", flush=True)
-        arguments += ["-train_from", str(checkpoints[newest])]
-        segments = kept_segments(log["segments"], checkpoints[newest].stat().st_mtime)
-    first = max(checkpoints, default=0)
-    segment: Segment = {"from_step": first, "started": time.time(), "ended": None}
-    log = {**log, "segments": [*segments, segment], "finished": None, "options": list(options)}
-    write_json(run / "training.json", log)
-    run_command("onmt_train", arguments, output)
-    segment["ended"] = time.time()
-    log["finished"] = int(target)
-    log["seconds"] = round(sum(part["ended"] - part["started"] for part in log["segments"]), 1)
-    log["peak_memory_mib"] = peak_memory_of_children()
-    write_json(run / "training.json", log)
-
-
-def fit_row(row: Row, run: Path, data: dict[str, Any], teacher: Path, counts: Path, checksum: str) -> None:
-    """Fit the embedding of a row to that of its teacher's model, with the word counts in a file."""
-    with locked(run / "lock"):
-        started = time.time()
-        texts = [Path(data["data"]["train"][side]) for side in ("path_src", "path_tgt")]
-        seed = row.train.get("seed", 0)
-        fit_model(teacher, row.embedding, counts, texts, seed, run / AVERAGED, row.fit or {})
-        log = {"settings": {"embedding": row.embedding}, "data_checksum": checksum, "finished": 0}
-        log |= {"options": [], "seconds": round(time.time() - started, 1)}
-        log |= {"peak_memory_mib": peak_memory_of_children()}
-        write_json(run / "training.json", log)
 
 
 def join_training(run: Path, row: Row, data: dict[str, Any], machine: int, options: Sequence[str]) -> None:
@@ -285,13 +268,7 @@ def read_machines(arguments: Sequence[str], gpus: int) -> tuple[Machines, list[s
         default: Any = gpus if field.name == "gpus" else field.default
         parser.add_argument(f"--{field.name}", type=type(default), default=default)
     known, rest = parser.parse_known_args(list(arguments))
-    machines = Machines(**vars(known))
-    if not 0 <= machines.machine < machines.machines:
-        raise UserError(
-            f"--machine is {machines.machine} of {machines.machines}; it must be between 0 and the number of "
-            "machines minus 1"
-        )
-    return machines, rest
+    return Machines(**vars(known)), rest
 
 
 def batch_size(batch: dict[str, Any], processes: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -117,9 +117,9 @@ class AdaptiveSoftmax:
         hidden: Tensor,
         targets: Tensor,
         ignore_index: int,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-        block_size: int | None = None,
+        label_smoothing: float,
+        reduction: Reduction,
+        block_size: int | None,
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the best entry of the head ``(N,)`` for every token.
 
@@ -395,34 +395,34 @@ class AdaptiveEmbedding(SharedEmbedding):
     options: AdaptiveOptions
     per_word = ("tables",)
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AdaptiveOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.has_output = options.output != "none"
+    def create_parameters(self) -> None:
+        self.has_output = self.options.output != "none"
         self.has_linear_scores = False  # words of clusters are scored within their cluster
-        self.score_dim = options.score_dim or embedding_dim
-        self.starts = (0, *options.cutoffs)
-        self.sizes = options.sizes(num_embeddings)
-        widths = options.widths(embedding_dim)
+        self.score_dim = self.options.score_dim or self.embedding_dim
+        self.starts = (0, *self.options.cutoffs)
+        self.sizes = self.options.sizes(self.num_embeddings)
+        widths = self.options.widths(self.embedding_dim)
         shapes = {str(band): shape for band, shape in enumerate(zip(self.sizes, widths, strict=True))}
         self.map: Any = None
-        if options.map is not None:
-            sizes = {"num_embeddings": num_embeddings, "embedding_dim": widths[0], "padding_idx": padding_idx}
-            self.map = build(options.map, **sizes, **options.map_options)  # type: ignore[arg-type]
+        if self.options.map is not None:
+            sizes = {
+                "num_embeddings": self.num_embeddings,
+                "embedding_dim": widths[0],
+                "padding_idx": self.padding_idx,
+            }
+            self.map = build(self.options.map, **sizes, **self.options.map_options)  # type: ignore[arg-type]
         self.expensive_rows = self.map is not None and self.map.expensive_rows
         self.tables = new_matrices(shapes if self.map is None else {})
-        self.projections = new_matrices(options.projection_shapes(embedding_dim, is_output=False))
-        self.output_tables = new_matrices(shapes) if options.tie == "none" else None
+        self.projections = new_matrices(self.options.projection_shapes(self.embedding_dim, is_output=False))
+        self.output_tables = new_matrices(shapes) if self.options.tie == "none" else None
         self.output_projections = (
             None
-            if options.tie == "all"
-            else new_matrices(options.projection_shapes(embedding_dim, is_output=True))
+            if self.options.tie == "all"
+            else new_matrices(self.options.projection_shapes(self.embedding_dim, is_output=True))
         )
-        clusters = len(options.cutoffs)
+        clusters = len(self.options.cutoffs)
         self.clusters = nn.Parameter(torch.empty(clusters, widths[0])) if self.has_output else None
-        self.cluster_bias = nn.Parameter(torch.empty(clusters)) if options.output_bias else None
-        self.reset_parameters()
+        self.cluster_bias = nn.Parameter(torch.empty(clusters)) if self.options.output_bias else None
 
     def init_weights(self) -> None:
         """Normal entries; the vectors of every band, once projected, and the clusters have std D**-0.5."""
@@ -499,7 +499,7 @@ class AdaptiveEmbedding(SharedEmbedding):
         """Return the log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
         return self._softmax().log_prob(hidden)
 
-    def cross_entropy(
+    def _loss(
         self,
         hidden: Tensor,
         targets: Tensor,
@@ -507,26 +507,15 @@ class AdaptiveEmbedding(SharedEmbedding):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
         block_size: int | None = None,
-    ) -> Tensor:
-        # Predictions would be extra work.
-        options = {"label_smoothing": label_smoothing, "reduction": reduction, "block_size": block_size}
-        return self._loss(hidden, targets, ignore_index, **options)[0]
-
-    def cross_entropy_and_predictions(
-        self, hidden: Tensor, targets: Tensor, ignore_index: int = -100, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        loss, states, best = self._loss(hidden, targets, ignore_index, **options)
-        return loss, self._softmax().predictions(states, best)[: targets.numel()].view(targets.shape)
-
-    def _loss(
-        self, hidden: Tensor, targets: Tensor, ignore_index: int, **options: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss, hidden states ``(N, S)``, and the best entry of the head ``(N,)`` for each."""
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         states, words = self._flat(hidden, targets, ignore_index)
-        loss, best = self._softmax().cross_entropy(states, words, ignore_index, **options)
-        if options.get("reduction") == "none":
-            loss = loss[: targets.numel()].view(targets.shape)
-        return loss, states, best
+        softmax, count, shape = self._softmax(), targets.numel(), targets.shape
+        loss, best = softmax.cross_entropy(
+            states, words, ignore_index, label_smoothing, reduction, block_size
+        )
+        if reduction == "none":
+            loss = loss[:count].view(shape)
+        return loss, lambda: softmax.predictions(states, best)[:count].view(shape)
 
     def inner_embedding(self) -> SharedEmbedding:
         """With factor 1, the table of all bands, which is the `map` or a copy."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -62,13 +61,6 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
             "choose a value between them",
         )
 
-    def collision_probability(self, num_embeddings: int) -> float:
-        """The probability that any two of V words share all M codes, 1 - exp(-V² / (2 c^M)) (section 2.1).
-
-        This is the paper's approximation of the birthday problem, for V much smaller than c^M.
-        """
-        return -math.expm1(-(num_embeddings**2) / (2 * self.codebook_size**self.codebooks))
-
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """D_o + D_inter (D_o + D_e), Table 1 (volatile); without D_o if the base is not trained."""
         base_dim = self.base_dim or embedding_dim
@@ -113,27 +105,23 @@ class AloneEmbedding(SharedEmbedding):
     codebooks: Tensor
     expensive_rows = True
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: AloneOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        base_dim = options.base_dim or embedding_dim
+    def create_parameters(self) -> None:
+        base_dim = self.options.base_dim or self.embedding_dim
         self.base: Tensor
-        if options.train_base:
+        if self.options.train_base:
             self.base = nn.Parameter(torch.empty(base_dim))
         else:
             self.register_buffer("base", torch.empty(base_dim))
-        self.first = nn.Parameter(torch.empty(options.hidden_dim, base_dim))
-        self.second = nn.Parameter(torch.empty(embedding_dim, options.hidden_dim))
-        self.relu_dropout = EndingDropout(options.relu_dropout, options.relu_dropout_steps)
-        number, size = options.codebooks, options.codebook_size
-        dtype = torch.bool if options.filter == "binary" else None
-        self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
+        self.first = nn.Parameter(torch.empty(self.options.hidden_dim, base_dim))
+        self.second = nn.Parameter(torch.empty(self.embedding_dim, self.options.hidden_dim))
+        self.relu_dropout = EndingDropout(self.options.relu_dropout, self.options.relu_dropout_steps)
+        number, size = self.options.codebooks, self.options.codebook_size
+        dtype = torch.bool if self.options.filter == "binary" else None
+        self.register_buffer("codes", torch.empty(self.num_embeddings, number, dtype=code_dtype(size)))
         self.register_buffer("codebooks", torch.empty(number, size, base_dim, dtype=dtype))
         self.buffer_bits["codes"] = number * code_bits(size)
-        if options.filter == "binary":
+        if self.options.filter == "binary":
             self.buffer_bits["codebooks"] = size * base_dim
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """Draw the filters with the seed, normal parameters for small hidden units, and rows of a table."""
@@ -199,24 +187,20 @@ class AloneEmbedding(SharedEmbedding):
         real filter, so it is a sum of M rows of a small ``(M * c, H)`` table.
         """
         folded = self.first * self.base
+        is_binary = self.options.filter == "binary"
+        entries = folded if is_binary else self.codebooks.flatten(0, 1) @ folded.t()
+        starts = torch.arange(self.options.codebooks, device=folded.device) * self.options.codebook_size
 
-        def of_masks(ids: Tensor) -> Tensor:
+        def hidden(ids: Tensor) -> Tensor:
             codes = self.codes.index_select(0, ids).long()
+            if not is_binary:
+                return torch.relu(F.embedding_bag(codes + starts, entries, mode="sum"))
             mask = torch.zeros((ids.size(0), folded.size(1)), dtype=torch.bool, device=codes.device)
             for number, codebook in enumerate(self.codebooks):
                 mask |= codebook.index_select(0, codes[:, number])
             return torch.relu(F.linear(mask.to(folded.dtype), folded))
 
-        if self.options.filter == "binary":
-            return of_masks
-        entries = self.codebooks.flatten(0, 1) @ folded.t()
-        starts = torch.arange(self.options.codebooks, device=folded.device) * self.options.codebook_size
-
-        def of_sums(ids: Tensor) -> Tensor:
-            codes = self.codes.index_select(0, ids).long()
-            return torch.relu(F.embedding_bag(codes + starts, entries, mode="sum"))
-
-        return of_sums
+        return hidden
 
     def layers(self, ids: Tensor) -> list[Layer]:
         codes = self.codes.index_select(0, ids).long()

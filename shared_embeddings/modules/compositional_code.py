@@ -41,9 +41,6 @@ class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
         """M * K * D trained numbers (Shu & Nakayama, section 3)."""
         return self.num_codebooks * self.codebook_size * embedding_dim
 
-    def index_entries(self, num_embeddings: int, embedding_dim: int) -> int:
-        return num_embeddings * self.num_codebooks
-
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
         """Codebooks of 16 entries, up to the size of a plain table."""
@@ -72,19 +69,11 @@ class CompositionalCodeEmbedding(SharedEmbedding):
     expensive_rows = True
     scores_in_blocks = True
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        options: CompositionalCodeOptions,
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        number, size = options.num_codebooks, options.codebook_size
-        self.codebooks = nn.Parameter(torch.empty(number, size, embedding_dim))
-        self.register_buffer("codes", torch.empty(num_embeddings, number, dtype=code_dtype(size)))
+    def create_parameters(self) -> None:
+        number, size = self.options.num_codebooks, self.options.codebook_size
+        self.codebooks = nn.Parameter(torch.empty(number, size, self.embedding_dim))
+        self.register_buffer("codes", torch.empty(self.num_embeddings, number, dtype=code_dtype(size)))
         self.buffer_bits["codes"] = number * code_bits(size)
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """Codes from the seed, and normal entries whose sums have std D**-0.5."""

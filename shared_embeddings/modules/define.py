@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -211,15 +211,6 @@ def rms_of_activations(gain: float, summands: int = 1) -> float:
     return math.sqrt(summands * square + summands * (summands - 1) * mean**2)
 
 
-def gain_for_rms(rms: float) -> float:
-    """The gain for which `rms_of_activations` is `rms`, by bisection."""
-    low, high = 0.0, 4.0 * rms + 4.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rms_of_activations(middle) < rms else (low, middle)
-    return high
-
-
 @dataclasses.dataclass(frozen=True)
 class DefineOptions(EmbeddingOptions):
     """Options of `define`; those of the map are given alongside (``map="projective", rank=32``).
@@ -325,10 +316,6 @@ class DefineOptions(EmbeddingOptions):
     def _groups(self) -> int:
         return self.max_groups or 4
 
-    def delight_entry(self, embedding_dim: int) -> LayerPlan:
-        """The first layer of unit "delight", from n to D / 2."""
-        return LayerPlan(1, self.map_dim, embedding_dim // 2)
-
     def layers(self, embedding_dim: int) -> list[LayerPlan]:
         if self.unit == "delight":
             return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups)
@@ -355,7 +342,7 @@ class DefineOptions(EmbeddingOptions):
         maps = [name for name in methods() if name != self.method]
         require(self.map in maps, f"option 'map' is '{self.map}', but it must be one of {', '.join(maps)}")
         # Checks the options of the map without building it.
-        self._count_map(num_embeddings)
+        self.count_parameters(num_embeddings, embedding_dim)
         if self.unit == "delight":
             half, most = embedding_dim // 2, max(plan_delight_groups(self._groups, self.depth))
             require(
@@ -384,12 +371,14 @@ class DefineOptions(EmbeddingOptions):
         """
         layers = self.layers(embedding_dim)
         if self.unit == "delight":
-            unit = sum(map(GroupLinear.num_parameters, [self.delight_entry(embedding_dim), *layers]))
+            entry = LayerPlan(1, self.map_dim, embedding_dim // 2)
+            unit = sum(map(GroupLinear.num_parameters, [entry, *layers]))
         else:
             unit = self.map_dim**2 + sum(map(GroupTransform.num_parameters, layers))
             unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
         projection = self.map_dim * embedding_dim if self.output_projection else 0
-        return self._count_map(num_embeddings) + unit + projection
+        sizes = {"num_embeddings": num_embeddings, "embedding_dim": self.map_dim}
+        return num_parameters(self.map, **sizes, **self.build_options_of_map()) + unit + projection
 
     def reduction_inputs(self, layers: list[LayerPlan]) -> int:
         """The inputs of the reduction, which also has the connection of the last layer to the map."""
@@ -406,10 +395,6 @@ class DefineOptions(EmbeddingOptions):
             return {**self.map_options, "output_bias": self.output_bias}
         has_output = hasattr(get_method_config(self.map), "output")
         return {**self.map_options, **({"output": "none"} if has_output else {})}
-
-    def _count_map(self, num_embeddings: int) -> int:
-        sizes = {"num_embeddings": num_embeddings, "embedding_dim": self.map_dim}
-        return num_parameters(self.map, **sizes, **self.build_options_of_map())
 
     @classmethod
     def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
@@ -456,51 +441,47 @@ class DefineEmbedding(SharedEmbedding):
     options: DefineOptions
     expensive_rows = True
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: DefineOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.ties_map = options.output == "map"
+    def create_parameters(self) -> None:
+        self.ties_map = self.options.output == "map"
         if self.ties_map:
             # The output side is that of the map, which has the bias, too.
             self.bias = None
-        width = options.map_dim
-        layers = options.layers(embedding_dim)
+        width = self.options.map_dim
+        layers = self.options.layers(self.embedding_dim)
         self.map = build(
-            options.map,
-            num_embeddings=num_embeddings,
+            self.options.map,
+            num_embeddings=self.num_embeddings,
             embedding_dim=width,
-            padding_idx=padding_idx,
-            **options.build_options_of_map(),
+            padding_idx=self.padding_idx,
+            **self.options.build_options_of_map(),
         )
         self.entry: nn.Linear | GroupLinear
         self.reducer: nn.Linear | None = None
         # Unit "paper" multiplies its activations by it.
         self.scale = 1.0
-        if options.unit == "delight":
-            self.entry = GroupLinear(options.delight_entry(embedding_dim))
-            self.expansion = Expansion(GroupLinear, layers, options.connection, options.shuffle)
+        if self.options.unit == "delight":
+            self.entry = GroupLinear(LayerPlan(1, width, self.embedding_dim // 2))
+            self.expansion = Expansion(GroupLinear, layers, self.options.connection, self.options.shuffle)
         else:
             self.entry = nn.Linear(width, width, bias=False)
-            self.expansion = Expansion(GroupTransform, layers, options.connection, options.shuffle)
+            self.expansion = Expansion(GroupTransform, layers, self.options.connection, self.options.shuffle)
             rms = rms_of_activations(1.0, self.expansion.summands)
-            if options.reduce:
-                inputs, expanded = options.reduction_inputs(layers), self.expansion.width
-                self.reducer = nn.Linear(inputs, embedding_dim, bias=False)
+            if self.options.reduce:
+                inputs, expanded = self.options.reduction_inputs(layers), self.expansion.width
+                self.reducer = nn.Linear(inputs, self.embedding_dim, bias=False)
                 # All words share the reduction: with inputs of norm one, a step moves a row about as far as
                 # in a plain table. With larger ones, the first steps make all rows alike.
                 self.scale = (expanded * rms**2 + inputs - expanded) ** -0.5
             else:
-                self.scale = entry_std(embedding_dim) / rms
+                self.scale = entry_std(self.embedding_dim) / rms
         self.output_projection = (
-            nn.Linear(embedding_dim, width, bias=False) if options.output_projection else None
+            nn.Linear(self.embedding_dim, width, bias=False) if self.options.output_projection else None
         )
-        self.has_output = options.output != "none"
+        self.has_output = self.options.output != "none"
         self.has_linear_scores = self.map.has_linear_scores if self.ties_map else self.has_output
-        if self.ties_map and not options.output_projection:
+        if self.ties_map and not self.options.output_projection:
             self.score_dim = self.map.score_dim
             self.width_advice = "project them first, or build the embedding with output_projection=True"
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """The map as its method does; the rest such that the unit's outputs have std D**-0.5."""
@@ -511,7 +492,12 @@ class DefineEmbedding(SharedEmbedding):
             layer.reset_parameters()
         if isinstance(self.entry, GroupLinear):
             self.entry.reset_parameters()
-            nn.init.constant_(layers[-1].norm.weight, gain_for_rms(std))
+            # The gain for which `rms_of_activations` is `std`, by bisection.
+            low, high = 0.0, 4.0 * std + 4.0
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (middle, high) if rms_of_activations(middle) < std else (low, middle)
+            nn.init.constant_(layers[-1].norm.weight, high)
         else:
             # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)
@@ -601,17 +587,12 @@ class DefineEmbedding(SharedEmbedding):
     def log_prob(self, hidden: Tensor) -> Tensor:
         return self.map.log_prob(self._projected(hidden)) if self.ties_map else super().log_prob(hidden)
 
-    def cross_entropy(self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any) -> Tensor:
+    def _loss(
+        self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         if not self.ties_map:
-            return super().cross_entropy(hidden, targets, *settings, **options)
-        return self.map.cross_entropy(self._projected(hidden), targets, *settings, **options)
-
-    def cross_entropy_and_predictions(
-        self, hidden: Tensor, targets: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.ties_map:
-            return super().cross_entropy_and_predictions(hidden, targets, **options)
-        return self.map.cross_entropy_and_predictions(self._projected(hidden), targets, **options)
+            return super()._loss(hidden, targets, *settings, **options)
+        return self.map._loss(self._projected(hidden), targets, *settings, **options)
 
     def output_table(self) -> Tensor:
         if not self.ties_map:

@@ -365,18 +365,16 @@ class GroupReduceEmbedding(SharedEmbedding):
     per_word = ("groups",)
     scores_in_blocks = True
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: GroupReduceOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.layout = options.layout(num_embeddings, embedding_dim)
+    def create_parameters(self) -> None:
+        self.layout = self.options.layout(self.num_embeddings, self.embedding_dim)
         self.codes = nn.ParameterList(torch.empty(shape) for shape in zip(*self.layout))
-        self.bases = nn.ParameterList(torch.empty(rank, embedding_dim) for rank in self.layout.ranks)
-        self.register_buffer("groups", torch.empty(num_embeddings, dtype=code_dtype(len(self.layout.sizes))))
+        self.bases = nn.ParameterList(torch.empty(rank, self.embedding_dim) for rank in self.layout.ranks)
+        self.register_buffer(
+            "groups", torch.empty(self.num_embeddings, dtype=code_dtype(len(self.layout.sizes)))
+        )
         self.buffer_bits["groups"] = code_bits(len(self.layout.sizes))
         # The groups, torch's count of their changes, and the places that they determine.
         self._order: tuple[Tensor, int | None, Tensor] | None = None
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """Groups by id, and normal codes and bases that give products of std D**-0.5."""

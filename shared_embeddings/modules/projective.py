@@ -71,13 +71,9 @@ class ProjectiveEmbedding(SharedEmbedding):
     options: ProjectiveOptions
     per_word = ("codes",)
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: ProjectiveOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.codes = nn.Parameter(torch.empty(num_embeddings, options.rank))
-        self.basis = nn.Parameter(torch.empty(options.rank, embedding_dim))
-        self.reset_parameters()
+    def create_parameters(self) -> None:
+        self.codes = nn.Parameter(torch.empty(self.num_embeddings, self.options.rank))
+        self.basis = nn.Parameter(torch.empty(self.options.rank, self.embedding_dim))
 
     def init_weights(self) -> None:
         """Small normal codes and a large normal basis, whose product has std D**-0.5."""

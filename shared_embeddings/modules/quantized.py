@@ -172,14 +172,11 @@ class QuantizedEmbedding(SharedEmbedding):
     widths: Tensor
     signs: Tensor
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: QuantizedOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.codec = options.codec_for(embedding_dim)
-        self.word_counts = options.word_counts(num_embeddings)
+    def create_parameters(self) -> None:
+        self.codec = self.options.codec_for(self.embedding_dim)
+        self.word_counts = self.options.word_counts(self.num_embeddings)
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
-        scales = torch.empty(num_embeddings, self.codec.num_scales)
+        scales = torch.empty(self.num_embeddings, self.codec.num_scales)
         self.register_parameter(self.scales_name, nn.Parameter(scales))
         for name, shape in self.codec.book_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
@@ -190,10 +187,9 @@ class QuantizedEmbedding(SharedEmbedding):
         self.buffer_bits.update(widths=4, signs=1)
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
-            self.register_buffer("widths", torch.empty(num_embeddings, dtype=torch.uint8))
+            self.register_buffer("widths", torch.empty(self.num_embeddings, dtype=torch.uint8))
         if self.codec.rotates:
-            self.register_buffer("signs", torch.empty(embedding_dim, dtype=torch.uint8))
-        self.reset_parameters()
+            self.register_buffer("signs", torch.empty(self.embedding_dim, dtype=torch.uint8))
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -231,18 +227,16 @@ class QuantizedEmbedding(SharedEmbedding):
         scales: Tensor = getattr(self, self.scales_name)
         return scales
 
-    def _codebooks(self) -> Books:
-        # Packed ones are decoded each time, since dense ones would take more memory than in the file.
-        names = self.codec.book_shapes(list(self.word_counts))
-        return {name: dense(getattr(self, name)) for name in names}
-
     def _shared(self) -> _Shared:
         """What all look-ups and scores need; all but the codebooks is computed once in inference."""
-        if not self._is_mixed and not self.codec.book_shapes(list(self.word_counts)):
+        names = self.codec.book_shapes(list(self.word_counts))
+        if not self._is_mixed and not names:
             return _Shared({})  # looking into the cache takes a part of the time of a look-up
+        # Packed ones are decoded each time, since dense ones would take more memory than in the file.
+        codebooks = {name: dense(getattr(self, name)) for name in names}
 
         def make() -> _Shared:
-            derived = self.codec.derived(self._codebooks(), list(self.word_counts))
+            derived = self.codec.derived(codebooks, list(self.word_counts))
             if not self._is_mixed:
                 return _Shared(derived)
             slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
@@ -256,7 +250,7 @@ class QuantizedEmbedding(SharedEmbedding):
             return _Shared(derived, slots.to(dtype), words.to(dtype))
 
         shared: _Shared = self.cached("shared", make)
-        return shared._replace(books=self._codebooks() | shared.books)
+        return shared._replace(books=codebooks | shared.books)
 
     def codes(self, rate: float) -> Tensor:
         """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""

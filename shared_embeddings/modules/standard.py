@@ -44,14 +44,10 @@ class StandardEmbedding(SharedEmbedding):
     options: StandardOptions
     per_word = ("weight",)
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StandardOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
+    def create_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.empty(self.num_embeddings, self.embedding_dim))
         # After the table, the order in the optimizer states of older checkpoints.
         self.register_parameter("bias", self._parameters.pop("bias"))
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         nn.init.normal_(self.weight, std=entry_std(self.embedding_dim))

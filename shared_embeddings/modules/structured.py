@@ -55,12 +55,8 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
         )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """K * D trained numbers; Distilled Embedding's tables list K * D + V * G, see `index_entries`."""
+        """K * D trained numbers; Distilled Embedding's tables also count the V * G entries of `codes`."""
         return self.num_clusters * embedding_dim
-
-    def index_entries(self, num_embeddings: int, embedding_dim: int) -> int:
-        """V * G, the entries of the index matrix, which the papers' tables count as parameters."""
-        return num_embeddings * self.num_groups
 
     def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
         """Parameters, and 32 bits of the codes for one more."""
@@ -86,7 +82,7 @@ class StructuredEmbedding(SharedEmbedding):
 
     Parameters: `centroids` ``(G, K, D / G)``. The index matrix `codes` ``(V, G)`` is fixed: drawn with
     ``options.seed`` or fitted, and saved with the parameters; loaded codes replace drawn ones. `stored_bits`
-    of `counts` includes log2(K) bits for each; the papers count every code as a parameter (`index_entries`).
+    of `counts` includes log2(K) bits for each; the papers count every code as a parameter.
     """
 
     options: StructuredOptions
@@ -94,15 +90,11 @@ class StructuredEmbedding(SharedEmbedding):
     per_word = ("codes",)
     codes: Tensor
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: StructuredOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        groups, clusters = options.num_groups, options.num_clusters
-        self.centroids = nn.Parameter(torch.empty(groups, clusters, embedding_dim // groups))
-        self.register_buffer("codes", torch.empty(num_embeddings, groups, dtype=code_dtype(clusters)))
+    def create_parameters(self) -> None:
+        groups, clusters = self.options.num_groups, self.options.num_clusters
+        self.centroids = nn.Parameter(torch.empty(groups, clusters, self.embedding_dim // groups))
+        self.register_buffer("codes", torch.empty(self.num_embeddings, groups, dtype=code_dtype(clusters)))
         self.buffer_bits["codes"] = groups * code_bits(clusters)
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)

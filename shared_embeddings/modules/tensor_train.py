@@ -110,14 +110,10 @@ class TensorTrainEmbedding(SharedEmbedding):
     vocabulary_size: Tensor
     expensive_rows = True
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: TensorTrainOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        self.cores = nn.ParameterList(torch.empty(shape) for shape in options.core_shapes())
+    def create_parameters(self) -> None:
+        self.cores = nn.ParameterList(torch.empty(shape) for shape in self.options.core_shapes())
         # The cores do not determine V: without this, a checkpoint of another vocabulary would load silently.
         self.register_buffer("vocabulary_size", torch.empty((), dtype=torch.int64))
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """Normal entries, with the same std in all cores, whose products sum to entries of std D**-0.5."""
@@ -133,29 +129,30 @@ class TensorTrainEmbedding(SharedEmbedding):
             # Which products are needed depends on the ids.
             return F.embedding(ids, self._all_rows())
         if ids.device.type == "cpu" and ids.numel():  # elsewhere, checking would wait for the device
-            for word in (int(ids.min()), int(ids.max())):
-                if not 0 <= word < self.num_embeddings:
-                    raise IndexError(f"index {word} is out of range: there are {self.num_embeddings} words")
-        products, beginning = deque(self._products(self._digits(ids)), maxlen=1).pop()
+            if int(ids.min()) < 0 or int(ids.max()) >= self.num_embeddings:
+                raise IndexError(f"a word id is out of range: there are {self.num_embeddings} words")
+        products, beginning = deque(self._products(ids), maxlen=1).pop()
         return products.squeeze(-1).index_select(0, beginning)
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """The products of the first k cores ``(n, d_1 * ... * d_k * r_k)`` for each k, then the output."""
-        *inner, output = (
-            products.flatten(1).index_select(0, beginning)
-            for products, beginning in self._products(self._digits(ids))
-        )
-        return [
-            *(Layer(f"cores 1 to {number}", part) for number, part in enumerate(inner, 1)),
-            Layer("output", output),
+        layers = [
+            Layer(f"cores 1 to {number}", products.flatten(1).index_select(0, beginning))
+            for number, (products, beginning) in enumerate(self._products(ids), 1)
         ]
+        return [*layers[:-1], layers[-1]._replace(name="output")]
 
-    def _products(self, digits: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _products(self, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """After each digit, the products of the cores so far, and the product that each word uses.
 
         The products are ``(m, d_1 * ... * d_k, r_k)`` for the m distinct prefixes of words; each of the n
         words has the number of its prefix in the second tensor ``(n,)``.
         """
+        digits: list[Tensor] = []
+        rest = ids.long()
+        for factor in reversed(self.options.vocab_shape):
+            digits.insert(0, rest % factor)
+            rest = rest.div(factor, rounding_mode="floor")
         products, beginning = self.cores[0].squeeze(0), digits[0]
         yield products, beginning
         for core, digit in zip(list(self.cores)[1:], digits[1:]):
@@ -181,14 +178,6 @@ class TensorTrainEmbedding(SharedEmbedding):
             longer = longer.view(*products.shape[:2], number, width, next_rank).transpose(1, 2)
             products = longer.reshape(products.size(0) * number, products.size(1) * width, next_rank)
         return products.squeeze(-1)[: self.num_embeddings]
-
-    def _digits(self, ids: Tensor) -> list[Tensor]:
-        digits: list[Tensor] = []
-        rest = ids.long()
-        for number in reversed(self.options.vocab_shape):
-            digits.insert(0, rest % number)
-            rest = rest.div(number, rounding_mode="floor")
-        return digits
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         stored = state_dict.get(prefix + "vocabulary_size")

@@ -19,6 +19,7 @@ from shared_embeddings.loss import SCORES, Gradients, LossSettings, ScoreTerms, 
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.utils.options import (
     STORED,
@@ -27,14 +28,14 @@ from shared_embeddings.utils.options import (
     parse_options,
     plain_options,
     require,
+    require_effect,
 )
 from shared_embeddings.words.classes import WordClasses
 
 Source = str | tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Level:
+class Level(NamedTuple):
     """One level of classes: how many there are, and the class ``(V,)`` of every word."""
 
     num_classes: int
@@ -59,18 +60,15 @@ def load_level(
         named = f"the class file {source}"
         try:
             loaded = WordClasses.load(source)
-            require(
-                num_classes in (None, loaded.num_classes),
-                f"option 'num_classes' is {num_classes}, but {source} has {loaded.num_classes} classes; "
-                "remove it",
-            )
-            if words is not None:
-                loaded = loaded.for_vocabulary(words)
-        except OptionError:
-            raise
-        except ValueError as error:
+            loaded = loaded if words is None else loaded.for_vocabulary(words)
+        except UserError as error:
             reason = str(error) if source in str(error) else f"{source}: {error}"
             raise OptionError(f"option 'classes': {reason}") from None
+        require(
+            num_classes in (None, loaded.num_classes),
+            f"option 'num_classes' is {num_classes}, but {source} has {loaded.num_classes} classes; "
+            "remove it",
+        )
         assignment, known = loaded.classes, loaded.num_classes
     else:
         named = "option 'classes'"
@@ -90,28 +88,12 @@ def load_level(
 
 
 def plain_classes(value: Any) -> object:
-    """The option `classes` in plain types; values that are neither files nor indices are returned unchanged.
-
-    OptionError for class indices that are not whole numbers.
-    """
-    levels = (str, os.PathLike, list, tuple, np.ndarray, Tensor)
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], levels):
-        return [plain_classes(level) for level in value]
+    """The option `classes` in plain types: paths as strings, arrays and tensors as lists."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if not isinstance(value, levels[2:]):
-        return value
-    try:
-        indices = np.asarray(value.tolist() if isinstance(value, Tensor) else value)
-    except ValueError:
-        indices = np.zeros(1)
-    if indices.size and (indices.dtype.kind not in "iu" or indices.ndim != 1):
-        # A message with all values would be as long as the vocabulary.
-        raise OptionError(
-            "uncle: option 'classes' contains something other than one whole number for each word; give a "
-            "class file, or a list of class indices for each level"
-        )
-    return indices.tolist()
+    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+        return value.tolist()
+    return [plain_classes(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # Words whose scores are added at a time if there are several levels of classes.
@@ -287,10 +269,8 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             self.classes is None or not self.random_classes,
             "option 'random_classes' contradicts 'classes'; remove one of them",
         )
-        require(
-            self.random_classes or self.seed == 0,
-            "option 'seed' has no effect without 'random_classes'; remove it",
-        )
+        if not self.random_classes:
+            require_effect(self, ("seed",), "without 'random_classes'")
         known = "'random_classes'" if self.random_classes else "classes 'stored'"
         require(
             self.num_classes is not None or not (self.random_classes or self.classes == STORED),
@@ -421,25 +401,21 @@ class UncleEmbedding(SharedEmbedding):
     scores_in_blocks = True
     classes: Tensor
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None, options: UncleOptions
-    ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx, options)
-        levels = options.assignments(num_embeddings)
+    def create_parameters(self) -> None:
+        levels = self.options.assignments(self.num_embeddings)
         self.num_classes = tuple(level.num_classes for level in levels)
         # The smallest type that NCCL supports, which excludes int16.
         dtype = torch.uint8 if max(self.num_classes) <= 2**8 else torch.int32
         # Kept until classes are loaded, so that parameters can be reset without the class file.
         assignment = np.stack([level.assignment for level in levels], axis=1)
         self._assignment: Tensor | None = torch.tensor(assignment, dtype=dtype, device="cpu")
-        self.widths = (options.unique_dim, *options.widths(embedding_dim))
-        self.unique = nn.Parameter(torch.empty(num_embeddings, options.unique_dim))
+        self.widths = (self.options.unique_dim, *self.options.widths(self.embedding_dim))
+        self.unique = nn.Parameter(torch.empty(self.num_embeddings, self.options.unique_dim))
         self.class_tables = nn.ParameterList(
             torch.empty(count, width) for count, width in zip(self.num_classes, self.widths[1:])
         )
         self.register_buffer("classes", torch.empty(assignment.shape, dtype=dtype))
         self.buffer_bits["classes"] = sum(map(code_bits, self.num_classes))
-        self.reset_parameters()
 
     def init_weights(self) -> None:
         """Normal entries of std D**-0.5; the classes of the options, or those that were loaded."""

@@ -296,8 +296,16 @@ def _write(classes: WordClasses, output: AnyPath, figure: AnyPath | None) -> str
     if unseen := int((~classes.vectors.any(axis=1)).sum()):
         number = class_of_unseen(classes.centers)
         lines.append(f"words that do not occur in the texts: {unseen:,}, in class {number}")
-    if figure is not None:
-        draw_sizes(classes, figure)
+    if figure is not None:  # the class sizes, largest first (Figure 2)
+        sizes = np.sort(classes.sizes())[::-1]
+        plot = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
+        axes = plot.add_subplot()
+        axes.bar(np.arange(len(sizes)), sizes, width=1.0)
+        axes.set_xlabel("class, by size")
+        axes.set_ylabel("words")
+        axes.set_title(f"{len(classes.words):,} words in {len(sizes):,} classes")
+        with replacing(figure) as temporary:
+            plot.savefig(temporary, format="png", dpi=150)
         lines.append(f"figure: {figure}")
     classes.save(output)
     return "\n".join([*lines, f"classes: {output}"])
@@ -319,19 +327,6 @@ def describe_sizes(word_classes: WordClasses) -> str:
         if count or power:
             lines.append(f"{label:>15} words  {count:>7,} classes  {bar}".rstrip())
     return "\n".join(lines)
-
-
-def draw_sizes(word_classes: WordClasses, path: AnyPath) -> None:
-    """Plot the class sizes, largest first (Figure 2), to a PNG file."""
-    sizes = np.sort(word_classes.sizes())[::-1]
-    figure = require("matplotlib.figure").Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.bar(np.arange(len(sizes)), sizes, width=1.0)
-    axes.set_xlabel("class, by size")
-    axes.set_ylabel("words")
-    axes.set_title(f"{len(word_classes.words):,} words in {len(sizes):,} classes")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
 
 
 def train_word_vectors(

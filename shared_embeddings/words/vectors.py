@@ -8,8 +8,6 @@ from __future__ import annotations
 import gzip
 import math
 import string
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,10 +50,11 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}, but must be at least 1; raise it")
-    kind, announced = _kind_of(path)
-    if kind in ("lines", "lines below a header"):
-        _check_lines(path, has_header=kind != "lines", limit=limit)
+    kind, announced = "word vectors", 0
     try:
+        kind, announced = _kind_of(path)
+        if kind in ("lines", "lines below a header"):
+            _check_lines(path, has_header=kind != "lines", limit=limit)
         if kind == "a fastText model":
             keyed = require("gensim.models.fasttext").load_facebook_vectors(str(path))
         else:
@@ -63,7 +62,7 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
                 keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
                     str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
                 )
-    except ImportError:
+    except (ImportError, UserError, FileNotFoundError):
         raise
     except Exception as error:  # gensim's binary readers raise many kinds for other files
         raise UserError(
@@ -82,16 +81,13 @@ def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
             f"vectors {path}: the vector of {words[int(broken.argmax())]!r} contains NaN or infinity; "
             "replace the file"
         )
-    spanning = next((word for word in words if "\n" in word), None)
-    if spanning is not None:
-        raise UserError(f"vectors {path}: the word {spanning!r} spans lines; remove it")
     return WordVectors(words, vectors)
 
 
 def looks_like_vectors(path: Path) -> bool:
     """Return whether a file starts like one that `read_vectors` reads, or like a pickle of gensim."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with _opened(path) as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     except (OSError, EOFError):
         return False
@@ -184,11 +180,6 @@ def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
         )
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a file that may be gzipped; UserError if it is truncated."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield file
-    except EOFError as error:
-        raise UserError(f"vectors {path}: cannot be read ({first_line(error)}); replace it") from error
+def _opened(path: Path) -> Any:
+    """Open a file that may be gzipped."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")

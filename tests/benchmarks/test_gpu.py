@@ -7,16 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_cases
+from benchmarks import gpu
 
 Run = Callable[[], dict[str, Any]]
 
@@ -48,7 +46,6 @@ def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: 
     cases = {
         "large": raising(torch.OutOfMemoryError("CUDA out of memory")),
         "wrong": raising(ValueError("no such\nthing")),
-        "slow": raising(gpu_cases.OutOfTime()),
         "good": lambda: {"ms": 2.0},
     }
     slice_of(monkeypatch, **cases)
@@ -56,7 +53,6 @@ def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: 
     assert {name: record.get("failed") for name, record in found.items()} == {
         "large": "out of memory",
         "wrong": "ValueError: no such",
-        "slow": "not finished",
         "good": None,
     }
     assert found["good"]["measured"] == {"ms": 2.0}
@@ -104,43 +100,6 @@ def test_no_case_starts_with_little_time(tmp_path: Path, monkeypatch: pytest.Mon
     slice_of(monkeypatch, d=note)
     run(tmp_path, minutes=0.1)
     assert len(given) == 2
-
-
-def test_remaining_cases_run_in_a_new_process_after_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = ("a", "b", "c")
-    slice_of(monkeypatch, **dict.fromkeys(cases, lambda: {"ms": 1.0}))
-    started: list[list[str]] = []
-
-    class Dying:
-        """A process that dies in its first case, or has no cases left."""
-
-        def __init__(self, command: list[str], cwd: Path) -> None:
-            case = cases[len(started)]
-            gpu.save_case(tmp_path, "one", case, failed="interrupted", done=False)
-            started.append(command)
-            self.returncode = -11
-
-        def __enter__(self) -> Dying:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def wait(self, timeout: float) -> None:
-            assert timeout > 60
-
-    fake = SimpleNamespace(Popen=Dying, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(gpu, "subprocess", fake)
-    gpu.run_apart("one", argparse.Namespace(tiny=False, folder=tmp_path, minutes=8.0))
-    assert len(started) == 3 and "--here" in started[0]
-
-
-def test_timeout_is_raised_inside_the_running_code() -> None:
-    with pytest.raises(gpu_cases.OutOfTime), gpu_cases.time_limit(0.01):
-        time.sleep(60)
-    with gpu_cases.time_limit(60):
-        pass
 
 
 def test_tables_show_ratios_to_the_first_case_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from lm.data import corpus
 from lm.data import vocabulary as reading
 from lm.data.corpus import SPLITS, Published, load_corpus, prepare
 from lm.data.datasets import SOURCES
-from lm.data.prepare import parse_fractions, share_lines
+from lm.data.prepare import share_lines
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
@@ -168,13 +168,10 @@ def test_published_sizes_are_checked(texts: dict[str, list[Path]], tmp_path: Pat
         (lambda path: path.write_bytes(path.read_bytes()[:-4]), "no token file"),
         (lambda path: path.write_bytes(b""), "no token file"),
         (lambda path: np.save(path, np.array([{}] * 9, dtype=object)), "no token file"),
-        (lambda path: np.save(path, np.zeros(9)), r"float64 of shape \(9,\); expected int32 of shape \(9,\)"),
-        (lambda path: np.save(path, np.zeros(3, np.int32)), r"int32 of shape \(3,\); expected int32 of"),
-        (
-            lambda path: np.save(path, np.full(9, 7, np.int32)),
-            "ids from 7 to 7, .* has 0 to 6",
-        ),
-        (lambda path: np.save(path, np.full(9, -1, np.int32)), "ids from -1 to -1"),
+        (lambda path: np.save(path, np.zeros(9)), "is not of this corpus"),
+        (lambda path: np.save(path, np.zeros(3, np.int32)), "is not of this corpus"),
+        (lambda path: np.save(path, np.full(9, 7, np.int32)), "of 7 words"),
+        (lambda path: np.save(path, np.full(9, -1, np.int32)), "of 7 words"),
     ],
 )
 def test_damaged_token_files_fail_in_one_line(
@@ -247,7 +244,7 @@ def test_corpus_is_written_and_described() -> None:
         (f"{ALL} -dataset ptb", "-train cannot be combined with -dataset"),
         ("-output data", "-train is missing"),
         (f"{ALL} -dataset wikitext", "invalid choice: 'wikitext'"),
-        (ALL.replace("data", "train.txt"), "is a file; name a folder"),
+        (ALL.replace("data", "train.txt"), "Not a directory"),
         ("-output data -train train.txt -split 0.9,0.1", "three fractions"),
         ("-output data -train train.txt -split 0.5,0.4,0.2", "sum to 1"),
         ("-output data -train train.txt -split nan,0.5,0.5", "is 'nan,0.5,0.5'"),
@@ -309,7 +306,7 @@ def test_a_single_text_is_split_by_lines(tmp_path: Path) -> None:
     ],
 )
 def test_every_split_has_a_line(fractions: str, lines: int, wanted: tuple[int, ...]) -> None:
-    counts = share_lines(parse_fractions(fractions), lines)
+    counts = share_lines(fractions, lines)
     assert tuple(counts[name] for name in SPLITS) == wanted
 
 

@@ -23,6 +23,7 @@ from lm.evaluate.evaluation import (
     Score,
     evaluate,
     evaluate_with_pointer,
+    perplexity,
 )
 from lm.evaluate.generate import Sampling, choose, generate, write
 from shared_embeddings.utils.errors import UserError
@@ -124,7 +125,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-target_length", 0], "target_length is 0"),
+        (["-target_length", 0], "argument -target_length"),
         (["-context_length", -1], "context_length is -1"),
         (["-context_length", 5], "context_length is 5, which has no effect on a single chunk"),
         (["-batch_size", "many"], "batch_size"),
@@ -133,7 +134,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-same_length"], "has no same_length"),
         (["-pointer", "{window: 3}"], "pointer: option 'theta' is missing"),
         (["-pointer", "{window: ["], "-pointer"),
-        (["-words", 0], "words is 0"),
+        (["-words", 0], "argument -words"),
         (["-words", 3, "-reference", __file__], "remove one of them"),
         (["-output", "."], "already exists"),
         (["-data", __file__, "-split", "test"], "remove -split"),
@@ -152,7 +153,7 @@ def test_invalid_settings(home: Path, arguments: list[object], message: str) -> 
         (b"caf\xe9 au lait\n", "UTF-8"),
         (".", "lm_prepare"),
         ("absent", "absent"),
-        ("a b c d e f h", "words) at word"),
+        ("a b c d e f h", "is not the model's"),
         ("a b c d e f g h", "10 words"),
     ],
 )
@@ -222,7 +223,7 @@ def test_other_softmaxes(method: str) -> None:
 def test_perplexity_by_hand() -> None:
     score = Score(nats=6 * math.log(2.0), tokens=3)
     assert score.perplexity == pytest.approx(4.0)
-    assert score.perplexity_per(2) == pytest.approx(8.0)
+    assert perplexity(score.nats / 2) == pytest.approx(8.0)
     assert Score(1e9, 1).perplexity == math.inf
 
 
@@ -396,14 +397,12 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-length", 0, "-prompt", "a b"], "length is 0"),
-        (["-seed", 2**63], "seed is 9223372036854775808"),
-        (["-prompt", "a \udcff"], "is not UTF-8"),
+        (["-length", 0, "-prompt", "a b"], "argument -length"),
         (["-temperature", -1], "temperature is -1"),
         (["-temperature", "nan"], "temperature is nan"),
         (["-top_k", 0], "top_k is 0"),
         (["-top_k", 3, "-temperature", 0], "top_k has no effect"),
-        (["-samples", 0], "samples is 0"),
+        (["-samples", 0], "argument -samples"),
         (["-samples", 2, "-temperature", 0], "samples has no effect"),
         (["-topk", 2], "-topk"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -25,11 +24,13 @@ from lm.train.optim import (
     CosineOptions,
     NTASGDOptions,
     PlateauOptions,
-    Progress,
     SGDOptions,
     StepOptions,
+    build_optimizer,
     draw_length,
     is_stalled,
+    rate_factor,
+    starts_averaging,
 )
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError, parse_options
@@ -44,7 +45,7 @@ def parameter(*values: float) -> nn.Parameter:
 @pytest.mark.parametrize("name", ["sgd", "asgd", "ntasgd"])
 def test_descent_with_weight_decay_by_hand(name: str) -> None:
     weight = parameter(2.0)
-    optimizer = OPTIMIZERS[name](learning_rate=0.5, weight_decay=0.1).build([weight])
+    optimizer = build_optimizer(OPTIMIZERS[name](learning_rate=0.5, weight_decay=0.1), [weight])
     weight.grad = torch.tensor([3.0])
     optimizer.step()
     assert weight.item() == pytest.approx(2.0 - 0.5 * (3.0 + 0.1 * 2.0))
@@ -52,7 +53,7 @@ def test_descent_with_weight_decay_by_hand(name: str) -> None:
 
 def test_momentum_by_hand() -> None:
     weight = parameter(0.0)
-    optimizer = SGDOptions(learning_rate=1.0, momentum=0.5).build([weight])
+    optimizer = build_optimizer(SGDOptions(learning_rate=1.0, momentum=0.5), [weight])
     for _ in range(2):
         weight.grad = torch.tensor([1.0])
         optimizer.step()
@@ -61,7 +62,7 @@ def test_momentum_by_hand() -> None:
 
 def test_first_step_of_adam_is_the_learning_rate() -> None:
     weight = parameter(1.0, 1.0)
-    optimizer = AdamOptions(learning_rate=0.01, betas=(0.5, 0.9), eps=1e-12).build([weight])
+    optimizer = build_optimizer(AdamOptions(learning_rate=0.01, betas=(0.5, 0.9), eps=1e-12), [weight])
     weight.grad = torch.tensor([4.0, -0.2])
     optimizer.step()
     assert weight.tolist() == pytest.approx([0.99, 1.01])
@@ -106,13 +107,13 @@ def test_values_out_of_range_fail_by_name(kind: type, options: dict[str, object]
 )
 def test_validation_stall_criterion(scores: list[float], nonmono: int, stalled: bool) -> None:
     assert is_stalled(scores, nonmono) is stalled
-    assert NTASGDOptions(learning_rate=1.0, nonmono=nonmono).starts_averaging(scores) is stalled
+    assert starts_averaging(NTASGDOptions(learning_rate=1.0, nonmono=nonmono), scores) is stalled
 
 
 def test_only_asgd_averages_from_the_start() -> None:
-    assert ASGDOptions(learning_rate=1.0).starts_averaging([])
-    assert not SGDOptions(learning_rate=1.0).starts_averaging([1.0, 2.0, 3.0])
-    assert not AdamOptions(learning_rate=1.0).starts_averaging([1.0, 2.0, 3.0])
+    assert starts_averaging(ASGDOptions(learning_rate=1.0), [])
+    assert not starts_averaging(SGDOptions(learning_rate=1.0), [1.0, 2.0, 3.0])
+    assert not starts_averaging(AdamOptions(learning_rate=1.0), [1.0, 2.0, 3.0])
 
 
 def test_averages_cover_the_steps_since_their_start() -> None:
@@ -157,20 +158,22 @@ def test_segment_lengths_have_the_published_distribution() -> None:
     assert min(draw_length(2, generator) for _ in range(500)) == 2
 
 
-def at(done: float = 0.0, epochs: float = 0.0, scores: tuple[float, ...] = ()) -> Progress:
-    return Progress(done, epochs, scores)
+def at(
+    done: float = 0.0, epochs: float = 0.0, scores: tuple[float, ...] = ()
+) -> tuple[float, float, tuple[float, ...]]:
+    return done, epochs, scores
 
 
 @pytest.mark.parametrize(
     ("done", "factor"), [(0.0, 1.0), (1 / 3, 0.775), (0.5, 0.55), (1.0, 0.1), (1.2, 0.1)]
 )
 def test_cosine_falls_to_its_minimum(done: float, factor: float) -> None:
-    assert CosineOptions(min_lr_ratio=0.1).factor(at(done)) == pytest.approx(factor)
+    assert rate_factor(CosineOptions(min_lr_ratio=0.1), *at(done)) == pytest.approx(factor)
 
 
 def test_step_divides_after_each_of_its_epochs() -> None:
     schedule = StepOptions(decay_epochs=(2.0, 3.5), decay_factor=4.0)
-    factors = [schedule.factor(at(epochs=epochs)) for epochs in (0, 1.9, 2.0, 3.4, 3.5, 9)]
+    factors = [rate_factor(schedule, *at(epochs=epochs)) for epochs in (0, 1.9, 2.0, 3.4, 3.5, 9)]
     assert factors == pytest.approx([1, 1, 1 / 4, 1 / 4, 1 / 16, 1 / 16])
 
 
@@ -185,7 +188,7 @@ def test_plateau_divides_whenever_validation_does_not_improve(
     factor: float, patience: int, scores: tuple[float, ...], wanted: list[float]
 ) -> None:
     schedule = PlateauOptions(decay_factor=factor, decay_patience=patience)
-    factors = [schedule.factor(at(scores=scores[:count])) for count in range(len(scores) + 1)]
+    factors = [rate_factor(schedule, *at(scores=scores[:count])) for count in range(len(scores) + 1)]
     assert factors == pytest.approx(wanted)
 
 
@@ -280,21 +283,6 @@ def test_a_single_process_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.gather("x") == ["x"]
         assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
         assert group.largest(15)() == 15
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("WORLD_SIZE", "2", "$WORLD_SIZE is 2, but $RANK is not set; use torchrun"),
-    ],
-)
-def test_variables_of_torchrun_are_checked(
-    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=re.escape(message)), joined("cpu"):
-        pass
 
 
 def test_more_processes_than_devices_fail(monkeypatch: pytest.MonkeyPatch) -> None:

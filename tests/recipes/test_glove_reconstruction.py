@@ -217,16 +217,10 @@ def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixt
     setting.configure(words=50)
     assert setting.run(train, "alone_real-16-0") == 2
     assert "60 words are prepared, but the grid has 'words: 50'" in capsys.readouterr().err
-    setting.configure(alone={"alone_real": {"filter": "reel"}})
-    assert setting.run(train, "alone_real-16-0") == 2
-    assert "must be one of real, binary" in capsys.readouterr().err
     # DeFINE's smallest unit is larger than such a small ALONE.
     setting.configure(hidden=[4])
     assert setting.run(train, "define-4-0") == 2
     assert "needs at least" in capsys.readouterr().err
-    setting.vectors.write_text("a 1 2\nb 3\n")
-    assert setting.prepare() == 2
-    assert "line 2 has 1 numbers" in capsys.readouterr().err
 
 
 def test_the_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,10 +36,8 @@ from shared_embeddings.words.classes import WordClasses, train_word_vectors
 from tests.lm.runs import write_corpus
 from tests.recipes.sizes import times_fewer
 
-PTB, WIKITEXT2, LSTM, XL = (
-    *("ptb_awd_lstm", "wikitext2_awd_lstm"),
-    *("wikitext103_lstm", "wikitext103_transformer_xl"),
-)
+PTB, WIKITEXT2 = "ptb_awd_lstm", "wikitext2_awd_lstm"
+LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"
 ALL_ROWS = [(name, row) for name in (PTB, WIKITEXT2, LSTM, XL) for row in find_recipe(name).rows]
 CODES = [(name, row) for name, row in ALL_ROWS if row.endswith("_codes")]
 PUBLISHED = [(name, row) for name, row in ALL_ROWS if row.startswith("table") and (name, row) not in CODES]
@@ -412,30 +410,20 @@ def test_second_training_starts_from_the_best_of_the_first(recipe: Recipe, comma
     assert read_results(recipe.home)[0]["metrics"]["training_seconds"] == 14.0
 
 
-def test_files_of_an_embedding_are_relative_to_the_runs(recipe: Recipe, commands: Commands) -> None:
+def test_files_and_data_of_a_row_and_the_first_process(
+    recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(recipe, ["small_uncle"])
     settings = yaml.safe_load(Path(commands.calls[0][1][1]).read_text())
     assert settings["embedding"]["classes"] == str(recipe.home / "data" / "c.npz")
-
-
-def test_only_the_first_torchrun_process_records_results(
-    recipe: Recipe, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("RANK", "1")  # of torchrun; only the first process records results
     train(recipe, ["table1"])
-    assert len(commands.calls) == 1
-    assert not (recipe.home / "table1" / "training.json").exists()
-
-
-def test_changed_data_is_detected(recipe: Recipe, commands: Commands) -> None:
-    row = recipe.row("table1")
-    train(recipe, [row.name])
+    assert len(commands.calls) == 2 and not (recipe.home / "table1" / "training.json").exists()
+    monkeypatch.delenv("RANK")
+    train(recipe, ["table1"])
     (recipe.data / "data.json").write_text('{"checksum": "other"}')
     with pytest.raises(UserError, match="different data"):
-        evaluate(recipe, [row.name])
-
-
-def test_missing_prepared_data_is_reported(recipe: Recipe) -> None:
+        evaluate(recipe, ["table1"])
     (recipe.data / "data.json").unlink()
     with pytest.raises(UserError, match="no prepared data; run recipes/recipe/preprocess.sh"):
         train(recipe, ["table1"])
@@ -472,12 +460,6 @@ def test_an_interrupted_command_can_save_first(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "saved"
 
 
-def prepare_small(recipe: Recipe, folder: Path) -> None:
-    """Put a corpus of random lines in place of the recipe's data."""
-    (recipe.data / "data.json").unlink()
-    write_corpus(folder / "corpus").rename(recipe.data)
-
-
 SMALL_MODEL = """
     train: {model: awd_lstm, embedding_dim: 8, hidden_dim: 12, num_layers: 2, steps: 3, seed: 3,
             batch_size: 2, sequence_length: 5, learning_rate: 1.0, valid_batch_size: 1}
@@ -506,7 +488,8 @@ rows:
 
 @pytest.mark.slow
 def test_distilled_language_model_starts_from_the_fit(recipe: Recipe, tmp_path: Path) -> None:
-    prepare_small(recipe, tmp_path)
+    (recipe.data / "data.json").unlink()
+    write_corpus(tmp_path / "corpus").rename(recipe.data)
     # Without learning, the first step of the finetuned row changes nothing.
     text = STARTED.format(common=SMALL_MODEL, finetuned="{steps: 1, learning_rate: 1.0e-30}")
     (recipe.folder / "rows.yaml").write_text(text)

@@ -263,11 +263,7 @@ def test_filters_and_parts_of_the_transformer() -> None:
     assert sizes["attention"] == 3 * 3 * 72 and sizes["linear"] == 3 * 72
 
 
-def test_printed_figures_are_read_rounded_and_truncated() -> None:
-    assert paper_sizes.read_figure("23.36", "M") == (pytest.approx(23.36e6), 2, "M")
-    assert paper_sizes.read_figure("516k", "M") == (516e3, 0, "k")
-    with pytest.raises(ValueError):
-        paper_sizes.read_figure("4.0MM", "")
+def test_printed_figures_may_be_rounded_or_truncated() -> None:
     agreement = paper_sizes.agreement_of
     for value in (2.0649e6, 2.065e6, 2.055e6):
         assert agreement(value, 2.06e6, 1e4) == "agrees"

@@ -115,10 +115,6 @@ def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
         ("{embedding: {}, embeding: {}}", "embeding"),
         ("{embedding: funnel}", "funnel"),
         ("{embedding: {}, average: true}", "average"),
-        ("{embedding: {}, group: big}", "'big'; there are: common, small, far"),
-        ("{embedding: {}, variants: [halved]}", "'halved'; there are: distilled, fitted"),
-        ("{embedding: {}, distill: {teacher: row}}", "'row'; it must be one of standard, funnel"),
-        ("{embedding: {}, fit: {teacher: none}}", "row: teacher is 'none'"),
     ],
 )
 def test_invalid_rows_are_named(folder: Path, change: str, message: str) -> None:

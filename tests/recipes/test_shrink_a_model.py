@@ -157,6 +157,17 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
         rel=1e-4,
     )
     assert found["kl"] > 0.001
+    # Its own predictions are kept.
+    found = text_of(original, original, WINDOWS)
+    assert found["kl"] == pytest.approx(0, abs=1e-6) and found["kept"] == 1
+    assert found["perplexity"] == pytest.approx(found["original_perplexity"], rel=1e-6)
+    # Decoders share what is equal.
+    first = read_dense(original)
+    second = read_dense(small, first)
+    own, theirs = dict(second.model.named_parameters()), dict(first.model.named_parameters())
+    apart = [name for name in own if own[name].data_ptr() != theirs[name].data_ptr()]
+    assert apart == ["model.embed_tokens.weight"]
+    assert isinstance(second, Decoder) and second.table is second.model.get_input_embeddings().weight
 
 
 def text_of(folder: Path, original: Path, windows: torch.Tensor) -> dict[str, float]:
@@ -167,17 +178,6 @@ def text_of(folder: Path, original: Path, windows: torch.Tensor) -> dict[str, fl
     return found
 
 
-def test_decoders_share_what_is_equal(tmp_path: Path) -> None:
-    original, small = read_dense(write_decoder(tmp_path / "original")), tmp_path / "small"
-    shrink("gemma3", small)
-    add_tokenizer(small, bos_token="w299")
-    found = read_dense(small, original)
-    own, theirs = dict(found.model.named_parameters()), dict(original.model.named_parameters())
-    apart = [name for name in own if own[name].data_ptr() != theirs[name].data_ptr()]
-    assert apart == ["model.embed_tokens.weight"]
-    assert isinstance(found, Decoder) and found.table is found.model.get_input_embeddings().weight
-
-
 def test_an_interrupted_pass_goes_on(tmp_path: Path) -> None:
     original = read_dense(write_decoder(tmp_path / "original"))
     fresh, half = (Sums(tmp_path / f"{name}.json", {"model": "a"}) for name in ("fresh", "half"))
@@ -186,13 +186,6 @@ def test_an_interrupted_pass_goes_on(tmp_path: Path) -> None:
     compare_predictions(original, [original, original], "text", WINDOWS, [fresh, half])
     assert len(half.texts["text"]) == 2 and half.texts == fresh.texts
     assert Sums(half.path, {"model": "b"}).texts == {}
-
-
-def test_a_decoder_keeps_its_own_predictions(tmp_path: Path) -> None:
-    folder = write_decoder(tmp_path / "original")
-    found = text_of(folder, folder, WINDOWS)
-    assert found["kl"] == pytest.approx(0, abs=1e-6) and found["kept"] == 1
-    assert found["perplexity"] == pytest.approx(found["original_perplexity"], rel=1e-6)
 
 
 def test_a_decoder_with_other_words_has_a_perplexity_per_token_of_the_original(tmp_path: Path) -> None:
@@ -238,13 +231,10 @@ def test_a_table_in_types_of_llama_cpp(tmp_path: Path) -> None:
     assert 0 < found["kl"] < 0.001
 
 
-def test_blocks_in_q2_0_of_llama_cpp() -> None:
+def test_blocks_of_llama_cpp() -> None:
     block = torch.zeros(1, 64)
     block[0, :5] = torch.tensor([-2.0, 1.0, -1.0, 0.9, 2.0])
     assert q2_0(block)[0, :6].tolist() == [-2, 2, -2, 0, 2, 0]
-
-
-def test_blocks_in_iq4_nl_of_llama_cpp() -> None:
     levels = torch.tensor(IQ4_NL_LEVELS, dtype=torch.float32)
     exact = torch.cat([levels, levels.flip(0)]) * torch.tensor([[0.5], [-0.25]])
     halves = [place | 15 - place << 4 for place in range(16)]
@@ -295,12 +285,7 @@ def test_the_picture_of_decoders(tmp_path: Path) -> None:
         "gemma_gguf_q4_0": {**compressed, "peer": {"package": "gguf", "kind": "Q4_0"}},
         "gemma_int4": {**compressed, "given": {"codec": "uniform", "bits": 4}, "calibrate": "none"},
         "smollm_a": {**compressed, "given": {"codec": "spectral", "bits": 1.5}},
-        "smollm_b": {
-            **compressed,
-            "given": {"codec": "spectral", "bits": 2},
-            "calibrate": None,
-            "recover": 20,
-        },
+        "smollm_b": {**compressed, "given": {"codec": "spectral", "bits": 2}, "recover": 20},
     }
     counts = {"stored_bits": 160, "weights": 80}
     records: list[dict[str, Any]] = [

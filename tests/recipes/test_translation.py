@@ -350,8 +350,7 @@ def test_a_step_has_as_many_tokens_on_any_number_of_gpus_and_machines() -> None:
     assert options[options.index("-world_size") + 1] == "4"
     assert int(options[options.index("-timeout") + 1]) > 60
     assert "-timeout" not in Machines(2).options({"tokens": 4096, "per_gpu": 1024})
-    with pytest.raises(UserError, match="--machine is 2 of 2"):
-        read_machines(["--machines", "2", "--machine", "2"], gpus=1)
+    assert read_machines(["--machine", "1", "-seed", "2"], gpus=3) == (Machines(3, 1, 1), ["-seed", "2"])
 
 
 def test_archive_formats_are_read(tmp_path: Path) -> None:

@@ -178,13 +178,6 @@ def test_repeated_words_of_binary_files(tmp_path: Path) -> None:
     assert read_vectors(path, limit=1).words == ["the"]
 
 
-def test_words_of_binary_files_that_span_lines(tmp_path: Path) -> None:
-    path = write_binary(tmp_path / "vectors")
-    path.write_bytes(path.read_bytes().replace("\u00e9".encode() + b" ", b"e\nf "))
-    with pytest.raises(ValueError, match=r"the word 'e\\nf' spans lines"):
-        read_vectors(path)
-
-
 def test_only_white_space_of_ascii_separates(tmp_path: Path) -> None:
     """GloVe has words such as a no-break space."""
     path, numbers = tmp_path / "vectors", np.eye(3, dtype=np.float32)

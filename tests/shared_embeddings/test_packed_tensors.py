@@ -126,13 +126,6 @@ def test_packing_again_gives_the_same_bytes(store: str, shape: tuple[int, ...]) 
     assert all(torch.equal(one, zeros[name]) for name, one in unpack(pack(zeros, zeros, store)).items())
 
 
-def test_fp16_is_that_of_torch() -> None:
-    table = numbers(30, 30)
-    packed = pack({"t": table}, ["t"], "fp16")
-    assert stored(packed) == 2 * 900
-    assert torch.equal(unpack(packed)["t"], table.half().float())
-
-
 def test_tensors_that_are_not_packed() -> None:
     state = {
         "e.bias": torch.full((500,), -math.inf),
@@ -155,6 +148,9 @@ def test_biases_are_in_fp16(store: str) -> None:
     packed = pack(state, ["e"], store)
     assert torch.equal(packed["e.bias"], state["e.bias"].half())
     assert packing_of(packed) == (["e.bias", "e.weight"], store)
+    if store == "fp16":
+        assert stored(packed) == 2 * 500 * 41
+        assert torch.equal(unpack(packed)["e.weight"], state["e.weight"].half().float())
     assert pack(state, ["e"], "fp32") == state
     module = torch.nn.Linear(40, 500)
     install(module, {name.removeprefix("e."): tensor for name, tensor in hold(packed).items()})
@@ -197,28 +193,24 @@ def described(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-SHAPES = ("[]", "[30]", "[30,0]", "[31,30]", "[30,40]", "[-30,-30]", '"x"', "null")
-NO_WIDTHS = '{"version":1,"tensors":{"codes":{"as":"bits","type":"int64","shape":[300],"widths":[]}}}'
-MISMATCHES = [f'{{"version":1,"tensors":{{"t":{{"as":"int8","shape":{one}}}}}}}' for one in SHAPES]
-MISMATCHES += ['{"version":1,"tensors":{"t":{"as":"int2"}}}', '{"version":1,"tensors":{"t":7}}', NO_WIDTHS]
 HEADERS = {
     '{"version": 2, "tensors": {}}': "packed in version 2, but this program supports 1",
-    **dict.fromkeys(("", "[]", "{", '{"version": 1}', '{"version": 1, "tensors": 3}'), "does not describe"),
-    **dict.fromkeys(MISMATCHES, "does not match"),
+    **dict.fromkeys(("", "[]", "{", '{"version": 1, "tensors": 3}'), "does not describe"),
+    '{"version":1,"tensors":{"t":{"as":"int8","shape":[31,30]}}}': "does not match",
+    '{"version":1,"tensors":{"t":{"as":"int8","shape":[-30,-30]}}}': "does not match",
+    '{"version":1,"tensors":{"t":{"as":"int2"}}}': "does not match",
+    '{"version":1,"tensors":{"codes":{"as":"bits","type":"int8","shape":[9],"widths":[]}}}': "does not match",
 }
 Edit = Callable[[dict[str, Tensor]], object]
 EDITS: list[Edit] = [
     lambda state: state.pop("t"),
     lambda state: state.pop("t.scale"),
     lambda state: state.update({"t": state["t"].float()}),
-    lambda state: state.update({"t": state["t"][1:]}),
-    lambda state: state.update({"t.scale": state["t.scale"].float()}),
     lambda state: state.update({"t.scale": state["t.scale"][:7]}),
     lambda state: state.update({"codes": state["codes"][:7]}),
 ]
 
 
-@pytest.mark.parametrize("store", ["int8"])
 @pytest.mark.parametrize(
     ("message", "edit"),
     [
@@ -229,8 +221,8 @@ EDITS: list[Edit] = [
         *(("the packed tensor .* does not match its description", edit) for edit in EDITS),
     ],
 )
-def test_damaged_and_newer_states_fail(message: str, edit: Edit, store: str) -> None:
-    packed = pack({"t": numbers(30, 30), "codes": torch.arange(300) % 7}, ["t", "codes"], store)
+def test_damaged_and_newer_states_fail(message: str, edit: Edit) -> None:
+    packed = pack({"t": numbers(30, 30), "codes": torch.arange(300) % 7}, ["t", "codes"], "int8")
     edit(packed)
     with pytest.raises(StorageError, match=message):
         unpack(packed)
@@ -425,7 +417,7 @@ def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Options of all methods, with more of `quantized`, and storages."""
     for method in se.methods():
         for options in se.get_method_config(method).examples(words, dim).values():
-            yield from ((method, options, store) for store in ("int8",))
+            yield method, options, "int8"
     for codec in codecs():
         for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
             yield "quantized", {"bits": bits, "codec": codec}, "fp16"

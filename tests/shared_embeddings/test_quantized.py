@@ -269,6 +269,9 @@ def test_bits_of_words_worked_by_hand() -> None:
     fractions = [0, 0.5, 3, 4], [0, 1, 2, 4], [1.0, 0.875, 0.375, 0.25]
     found = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
     assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
+    assert even_counts(10, 3.0) == {3: 10}
+    assert even_counts(10, 2.3) == {2: 7, 3: 3}
+    assert even_counts(10, 0.5) == {0: 5, 1: 5}
 
 
 def test_bits_of_words_are_optimal() -> None:
@@ -278,12 +281,6 @@ def test_bits_of_words_are_optimal() -> None:
         found = allocated(importance.tolist(), limit, *WHOLE).double()
         least = (importance * 4.0 ** -every[every.sum(dim=1) <= limit]).sum(dim=1).min()
         assert float((importance * 4.0**-found).sum()) == pytest.approx(float(least))
-
-
-def test_even_bits() -> None:
-    assert even_counts(10, 3.0) == {3: 10}
-    assert even_counts(10, 2.3) == {2: 7, 3: 3}
-    assert even_counts(10, 0.5) == {0: 5, 1: 5}
 
 
 def test_principal_directions_get_bits_by_their_variance() -> None:
