@@ -48,7 +48,7 @@ def output_path(text: str) -> Path:
 
 
 def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) -> None:
-    """Raise `UserError` if an output is an input or another output, or exists without `force`."""
+    """Raise `UserError` if an output is an input or another output, or cannot be written, or exists."""
     used = [path.resolve() for path in inputs]
     for output in outputs:
         target = output.resolve()
@@ -57,6 +57,10 @@ def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) 
             is_same = path.exists() and target.exists() and path.samefile(target)
             if is_same or path.is_relative_to(target):
                 raise UserError(f"{output} would replace an input or another output; name another path")
+        parent = next(folder for folder in target.parents if folder.exists())
+        is_stream = output.exists() and not output.is_file() and not output.is_dir()
+        if not is_stream and not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise UserError(f"{output} cannot be written; name a path in a writable folder")
         if output.exists() and not force:
             raise UserError(f"{output} already exists; add --force to replace it, or name another path")
         used.append(target)

@@ -181,7 +181,7 @@ def test_dense_export_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert export(model, other, *DENSE, "--force") == 2 and "is not replaced" in capsys.readouterr().err
     assert (other / "thesis.txt").is_file()
     assert export(model, plain, "--force") == 2
-    assert "is a folder" in capsys.readouterr().err
+    assert "Is a directory" in capsys.readouterr().err
 
 
 def gguf_file(

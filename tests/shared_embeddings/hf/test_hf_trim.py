@@ -109,7 +109,7 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
     for written, given, reason in (
         (output, ["--text", empty], "has no word of the vocabulary 'tokens'"),
         (output, ["--text", tmp_path / "none"], "no such file"),
-        (output, ["--text", text, "--keep", tmp_path / "words"], "word to keep 'Kato to'"),
+        (output, ["--text", text, "--keep", tmp_path / "words"], "to keep 'Kato to'"),
         (model, ["--text", text], "would replace an input"),
         (text / "trimmed", ["--text", text], "cannot be written"),
         (output, ["--text", text, "--dry-run"], "give either --output or --dry-run"),
@@ -263,10 +263,6 @@ def test_trim_and_compress_in_one_step(
     capsys.readouterr()
     assert main(list(map(str, [*asked, *writing]))) == 2
     assert "already exists; add --force" in capsys.readouterr().err
-    (output / "diary.doc").write_text("")
-    assert main(list(map(str, [*asked, *writing, "--force"]))) == 2
-    assert "contains diary.doc" in capsys.readouterr().err
-    (output / "diary.doc").unlink()
     assert main(list(map(str, [*asked, *writing, "--force"]))) == 0
 
 
