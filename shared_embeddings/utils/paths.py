@@ -53,9 +53,9 @@ def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) 
     for output in outputs:
         target = output.resolve()
         for path in used:
-            # A folder is replaced as a whole, with any input in it.
+            # A folder is replaced as a whole, with any input in it; files in a folder that is read stay.
             is_same = path.exists() and target.exists() and path.samefile(target)
-            if is_same or path.is_relative_to(target):
+            if is_same or path.is_relative_to(target) or (target.is_relative_to(path) and target.exists()):
                 raise UserError(f"{output} would replace an input or another output; name another path")
         parent = next(folder for folder in target.parents if folder.exists())
         is_stream = output.exists() and not output.is_file() and not output.is_dir()

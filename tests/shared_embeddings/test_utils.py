@@ -220,7 +220,6 @@ def test_plain_values_become_options() -> None:
         ({"rank": object()}, ["here"]),
         ([1], ["[1]", "not a mapping"]),
     ],
-    ids=str,
 )
 def test_wrong_values_are_named(values: object, words: list[str]) -> None:
     with pytest.raises(OptionError) as error:

