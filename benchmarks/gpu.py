@@ -145,10 +145,10 @@ def as_text(results: Results) -> str:
         first = records.get(cases[0], {}).get("measured") or {}
         rows = []
         for case, record in records.items():
-            numbers = record.get("measured")
+            numbers: dict[str, Any] = record.get("measured") or {}
             cells = [] if numbers else [record["failed"], *["–"] * (len(part.columns) - 1)]
             for key, (_, digits) in part.columns.items() if numbers else ():
-                value, base = numbers.get(key.rstrip("/")), first.get(key.rstrip("/"))
+                value, base = (measured.get(key.rstrip("/")) for measured in (numbers, first))
                 if key.endswith("/"):
                     value = value / base if value is not None and base else None
                 cells.append("–" if value is None else f"{value:,.{digits}f}")

@@ -144,7 +144,7 @@ def layer_step(
     if row.method == DENSE or row.method in FUSED:
         module = Dense(row.method, vocab_size, dim)
     else:
-        sizes = {"num_embeddings": vocab_size, "embedding_dim": dim, "padding_idx": PADDING}
+        sizes: dict[str, Any] = {"num_embeddings": vocab_size, "embedding_dim": dim, "padding_idx": PADDING}
         module = se.build(row.method, **sizes, **row.options)
     module.to(device)
     ids = words(setting).to(device)

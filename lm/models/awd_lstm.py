@@ -130,9 +130,9 @@ class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
 
     def initial_state(self, batch_size: int) -> State:
         """Zeros."""
-        zeros = self.layers[0].weight_hh_l0.new_zeros  # type: ignore[union-attr]
-        widths = [layer.hidden_size for layer in self.layers for _ in ("hidden", "cell")]
-        return tuple(zeros(1, batch_size, width) for width in widths)  # type: ignore[operator]
+        like: Tensor = self.layers[0].weight_hh_l0  # type: ignore[assignment]
+        widths = [int(layer.hidden_size) for layer in self.layers for _ in ("hidden", "cell")]  # type: ignore[arg-type]
+        return tuple(like.new_zeros(1, batch_size, width) for width in widths)
 
     def forward(self, ids: Tensor, state: State) -> Output:
         """See the base class; the penalty is AR + TAR of the last layer.

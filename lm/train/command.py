@@ -201,7 +201,7 @@ class Student:
             states.append(
                 {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in inner}
             )
-        copy_network(*states, remedy)
+        copy_network(states[0], states[1], remedy)
 
     def fit(self, teacher: Trained, steps: int | None) -> None:
         settings: dict[str, Any] = dict(self.options.embedding)

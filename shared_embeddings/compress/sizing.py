@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,13 +145,12 @@ def options_within(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """The options of one method for a budget."""
 
     method: str  # the method
     options: Options | None  # its options, or None if none meet the budget
-    count: int | None  # the parameters with these options, or the smallest possible number
+    parameters: int | None  # their number with these options, or the smallest possible number
     remark: str  # how the options were chosen, or why there are none
 
 

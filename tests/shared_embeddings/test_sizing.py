@@ -158,8 +158,8 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     grids = list(se.get_method_config(method).search_grids(VOCABULARY, DIMENSION))
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
-        assert found.count == min(count(method, grid.options_at(0)) for grid in grids) > budget
-        assert f"{found.count:,}" in found.remark
+        assert found.parameters == min(count(method, grid.options_at(0)) for grid in grids) > budget
+        assert f"{found.parameters:,}" in found.remark
         return
     with torch.device("meta"):
         built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **found.options)
@@ -168,7 +168,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
     )
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)
-    assert parameters == found.count <= budget
+    assert parameters == found.parameters <= budget
     grid = next(grid for grid in grids if count(method, grid.options_at(0)) <= budget)
     step = max(step for step in range(grid.steps) if grid.options_at(step) == found.options)
     assert step + 1 == grid.steps or count(method, grid.options_at(step + 1)) > budget
@@ -192,7 +192,7 @@ def test_ranks_by_hand(method: str, budget: int, rank: int) -> None:
 def test_grids_by_hand() -> None:
     """R (3000 + 64); 64 + H * 128; the last of three bands has 4 dimensions per word, with factor 8 one."""
     found = suggestion("funnel", 3_063)
-    assert found.options is None and found.count == 3_064
+    assert found.options is None and found.parameters == 3_064
     assert suggestion("projective", 10**9).options == {"rank": DIMENSION}
     assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
     assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
