@@ -318,9 +318,10 @@ def _walk(
             of_bias.sub_(smoothing * weights.sum())
             of_bias.narrow(*masked).zero_()
             gradients.append(of_bias.flatten())
-    nothing = factors[0].new_empty(0)
     gradients += [None] * (len(wants) - len(gradients))
-    return losses, predictions, [nothing if gradient is None else gradient for gradient in gradients]
+    # The results of an operator share no memory.
+    results = [factors[0].new_empty(0) if gradient is None else gradient for gradient in gradients]
+    return losses, predictions, results
 
 
 _operator = torch.library.custom_op(

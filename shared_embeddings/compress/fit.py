@@ -109,6 +109,8 @@ def fit(
     spec, given = spec_of(method, options)
     if steps is not None and steps < 1:
         raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
+    if not isinstance(seed, int):
+        raise UserError(f"seed is {seed!r}; give a whole number")
     table = _check_teacher(teacher, padding_idx)
     counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
     if words is not None:

@@ -283,7 +283,7 @@ def test_options_of_another_type_fail_before_the_fit(method: str) -> None:
             with pytest.raises(ValueError, match=option.name):
                 se.fit(method, table, steps=1, **{**example(method, 60, 16), option.name: value})
     if method == "uncle":
-        with pytest.raises(se.OptionError, match="option 'unique_dim' is '2', but it must be a whole number"):
+        with pytest.raises(se.OptionError, match="option 'unique_dim' is '2', but it must be int"):
             se.fit(method, table, unique_dim="2")
 
 
