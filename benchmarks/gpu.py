@@ -29,7 +29,6 @@ from recipes.common.table import NOT_RUN, update_readme
 from recipes.common.tools import python_path, run_main
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.paths import output_path
 
 BENCHMARK = "gpu"
 FILE = "results.jsonl"
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="try everything on the CPU, with tiny sizes")
     parser.add_argument("--list", action="store_true", help="list the slices and how far they are")
     parser.add_argument("--publish", action="store_true", help="put the results into benchmarks/README.md")
-    parser.add_argument("--folder", type=output_path, help="of results (default: runs/gpu)")
+    parser.add_argument("--folder", type=Path, help="of results (default: runs/gpu)")
     options = parser.parse_args(arguments)
     runs = Path(os.environ.get("RUNS") or REPOSITORY / "runs")
     options.folder = (options.folder or runs / ("gpu_tiny" if options.tiny else "gpu")).absolute()

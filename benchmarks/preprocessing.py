@@ -30,7 +30,6 @@ from recipes.translation.preprocess import read_settings
 from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_lines
-from shared_embeddings.utils.paths import output_path
 
 # Parts of syllables. They differ between the two languages, so the languages share no long words.
 ONSETS = {0: "b c d f g h l m n p r s t v w st".split(), 1: "b d f g h k l m n r s t w z sch br".split()}
@@ -136,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--pairs", type=positive, default=4_500_000, help="sentences (default: %(default)s)")
     parser.add_argument("--words", type=positive, default=12, help="mean words of a sentence (default: 12)")
     parser.add_argument("--vocab-size", type=positive, default=3_000_000, help="(default: %(default)s)")
-    parser.add_argument("--folder", type=output_path, required=True, help="holds all data, several GB")
+    parser.add_argument("--folder", type=Path, required=True, help="holds all data, several GB")
     options = parser.parse_args(arguments)
     settings = read_settings(find_recipe(options.recipe))
     pieces = options.pieces or list(settings.pieces)

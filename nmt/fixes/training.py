@@ -11,6 +11,7 @@ import onmt.utils.distributed
 import onmt.utils.misc
 import torch
 from onmt.inputters import dynamic_iterator
+from onmt.modules.embeddings import PositionalEncoding
 from onmt.trainer import Trainer
 from onmt.utils.earlystopping import EarlyStopping
 from torch import Tensor
@@ -93,3 +94,15 @@ def sum_gradients(
 ) -> Any:
     """Do not divide gradients by the number of processes: losses are divided by the tokens of all of them."""
     return original(tensors, 1.0, buffer_size)
+
+
+@wrap("forward", PositionalEncoding)
+def extend_sinusoids(original: Any, self: Any, emb: Tensor, step: int | None = None) -> Any:
+    """Extend the sinusoids when a sentence is longer than their table, where an error is raised."""
+    needed = (step or 0) + emb.size(1)
+    if needed > self.pe.size(0):
+        # Tables (T, 1, D) with all sines first; interleaved ones have cos(0) in column 1.
+        is_concatenated = self.pe.size(-1) > 2 and float(self.pe[0, 0, 1]) == 0.0
+        kind = "SinusoidalConcat" if is_concatenated else "SinusoidalInterleaved"
+        self.pe = type(self)(self.dim, kind, max_len=2 * needed).pe.to(self.pe)
+    return original(self, emb, step)

@@ -150,7 +150,7 @@ def test_no_module_of_opennmt_keeps_a_patched_function() -> None:
         "apply_patches()\n"
         "changed = {id(value) for module, old in zip(modules, copies) for key, value in old.items()\n"
         "           if vars(module)[key] is not value}\n"
-        "assert len(changed) > 20\n"
+        "assert len(changed) > 10\n"
         "print([(module.__name__, key) for module in modules for key, value in vars(module).items()\n"
         "       if id(value) in changed])\n"
     )
