@@ -306,7 +306,8 @@ def test_stopped_commands(
         ended.assert_one_line(128 + number, writer.program)
         after = content(old)
         assert not list(old.rglob(".*.tmp"))
-    if when == "before" and name != "lm_prepare":
+    # Files of a corpus follow each other, so that kill -9 may leave one without its description.
+    if when == "before" and (name != "lm_prepare" or number != signal.SIGKILL):
         # An old folder has just been moved aside; kill -9 leaves it in the temporary one.
         assert after == before or (name == "compress folder" and not after)
     else:

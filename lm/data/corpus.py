@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,11 +114,16 @@ def prepare(
                     f"{name} has {size:,} {what}, the published text {published_size:,}; replace the file by "
                     "the original"
                 )
-    # Without it, an unfinished corpus is not loaded.
-    (folder / DESCRIPTION).unlink(missing_ok=True)
-    unknown = {split: _write_tokens(texts, folder, split, vocabulary, tokens, lower) for split in SPLITS}
-    vocabulary.save(folder / VOCABULARY)
-    files = {file: sha256(folder / file) for file in file_names}
+    with ExitStack() as stack:
+        places = {file: stack.enter_context(replacing(folder / file)) for file in file_names}
+        unknown = {
+            split: _write_tokens(texts, places[f"{split}.npy"], split, vocabulary, tokens, lower)
+            for split in SPLITS
+        }
+        vocabulary.save(places[VOCABULARY])
+        files = {file: sha256(place) for file, place in places.items()}
+        # Without it, files that are replaced in part are not loaded.
+        (folder / DESCRIPTION).unlink(missing_ok=True)
     checksum = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     sizes_of_splits = {"tokens": tokens, "unknown": unknown, "types": len(vocabulary)}
     description = {**made_from, **sizes_of_splits, "files": files, "checksum": checksum}
@@ -175,11 +181,11 @@ def _count(texts: Texts, lower: bool) -> tuple[Counter[str], dict[str, int]]:
 
 
 def _write_tokens(
-    texts: Texts, folder: Path, split: str, vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
+    texts: Texts, path: Path, split: str, vocabulary: Vocabulary, tokens: Mapping[str, int], lower: bool
 ) -> int:
     """Write the token file of a split; return how many of its tokens are ``<unk>``."""
     unknown = 0
-    with replacing(folder / f"{split}.npy") as temporary, temporary.open("wb") as file:
+    with path.open("wb") as file:
         header = {"descr": DTYPE.str, "fortran_order": False, "shape": (tokens[split],)}
         np.lib.format.write_array_header_1_0(file, header)
         for words in _blocks(f"writing {split}", texts[split], lower):
