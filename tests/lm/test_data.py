@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from lm.data import datasets
+from lm.data import prepare as datasets
 from lm.data import vocabulary as reading
 from lm.data.corpus import SPLITS, Columns
-from lm.data.datasets import SOURCES, Source, locate
+from lm.data.prepare import SOURCES, Source, locate
 from lm.data.vocabulary import Limits, Vocabulary
 from shared_embeddings.utils import download as downloading
 from shared_embeddings.utils.download import DownloadError
