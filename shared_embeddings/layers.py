@@ -1,4 +1,4 @@
-"""Parts that methods and hosts share: cheap dropout, activations, scales of new parameters, types of codes."""
+"""Parts that methods and hosts share: dropout, activations, scales of new parameters, types of codes."""
 
 from __future__ import annotations
 
