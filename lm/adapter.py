@@ -50,7 +50,7 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
-from shared_embeddings.layers import evaluating
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError, first_line, require

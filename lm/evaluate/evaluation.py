@@ -33,7 +33,7 @@ from tqdm import tqdm
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary, word_blocks
 from lm.models import LanguageModel
-from shared_embeddings.layers import evaluating
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.options import option, parse_options, require
