@@ -19,8 +19,7 @@ import torch
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import dense
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 
 INPUT, OUTPUT = "token_embd.weight", "output.weight"

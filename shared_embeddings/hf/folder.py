@@ -14,8 +14,7 @@ from typing import Any
 from shared_embeddings.checkpoints import stamp_safetensors
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 

@@ -32,8 +32,7 @@ from shared_embeddings.hf.word_layers import (
     without_weights,
 )
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 
