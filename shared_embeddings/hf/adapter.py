@@ -58,7 +58,8 @@ class Adapter(host.TrimmingAdapter):
     def sniff(self, path: Path) -> bool:
         with contextlib.suppress(ValueError, OSError):
             config = read_json(path / folder.CONFIG)
-            return "model_type" in config or "architectures" in config
+            is_table = config.get("model_type") == "model2vec"
+            return not is_table and ("model_type" in config or "architectures" in config)
         return False
 
     def read(self, path: Path, runs: bool = True) -> FolderModel:
