@@ -39,14 +39,14 @@ from lm.cli import chosen_device
 from lm.data.corpus import SPLITS, load_corpus
 from lm.data.vocabulary import Vocabulary, word_blocks
 from lm.models import LanguageModel, count_model
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import sha256
-from shared_embeddings.utils.layers import evaluating
+from shared_embeddings.utils.files import sha256, write_text
 from shared_embeddings.utils.options import option, parse_options, require
 from shared_embeddings.utils.paths import existing_file, existing_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
-from shared_embeddings.utils.results import describe_device, provenance, write_record
+from shared_embeddings.utils.results import describe_device, encoded, provenance
 
 # Maximum number of dot products, and of query positions, that the pointer computes at a time.
 _SCORES = 2**22
@@ -381,7 +381,7 @@ def main(arguments: Sequence[str]) -> None:
         "device": describe_device(device.type),
         "config": trained.config,
     }
-    write_record(options.output, record)
+    write_text(options.output, encoded(options.output, record, indent=2) + "\n")
 
 
 def _parser() -> Parser:

@@ -1,6 +1,6 @@
 """The steps of recipes for language models: texts and class files, training (maybe under torchrun), scores.
 
-The ``data`` of ``rows.yaml`` has ``dataset``, a name in `lm.data.prepare.SOURCES`, and ``classes``: the
+The ``data`` of ``rows.yaml`` has ``dataset``, a name in `lm.data.datasets.SOURCES`, and ``classes``: the
 class files for UnClE by name, each with ``num_classes`` and the ``epochs`` of the word vectors. The optional
 ``small`` names the dataset of rows with ``data: data_small``.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.corpus import VOCABULARY, load_corpus
-from lm.data.prepare import SOURCES, locate
+from lm.data.datasets import SOURCES, locate
 from lm.data.vocabulary import EOS
 from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result

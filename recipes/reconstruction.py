@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import shared_embeddings as se
-from lm.data import prepare as datasets
+from lm.data import datasets
 from recipes.common.plot import (
     PLAIN,
     best_of_each_size,

@@ -28,6 +28,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from tqdm import tqdm
 
+from lm.data.datasets import download, verify
 from recipes.common import tools
 from recipes.common.recipe import Recipe, preprocess_parser
 from recipes.common.tools import (
@@ -46,7 +47,6 @@ from recipes.common.tools import (
 )
 from recipes.translation import subwords
 from shared_embeddings.utils.command_line import positive
-from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options

@@ -21,7 +21,7 @@ import shared_embeddings as se
 from lm import models
 from lm.data.corpus import SPLITS, VOCABULARY, load_corpus
 from lm.data.corpus import prepare as prepare_corpus
-from lm.data.prepare import SOURCES
+from lm.data.datasets import SOURCES
 from lm.evaluation import PointerOptions
 from lm.evaluation import _parser as evaluation_parser
 from lm.models import LanguageModel

@@ -15,7 +15,7 @@ import pytest
 
 import shared_embeddings as se
 from lm.data.corpus import prepare
-from lm.data.prepare import SOURCES
+from lm.data.datasets import SOURCES
 from recipes import run
 from recipes.__main__ import main
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, parse_row, recipe_names, run_step
