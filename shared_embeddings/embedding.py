@@ -31,8 +31,8 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     product_dtype,
 )
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import plain_options
 

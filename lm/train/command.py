@@ -23,8 +23,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
 from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
-from lm.train.distributed import Group, joined
-from lm.train.loop import Report, Trainer
+from lm.train.loop import Group, Report, Trainer, joined
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
     OPTION,

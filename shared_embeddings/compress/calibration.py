@@ -140,14 +140,18 @@ def read_calibration(
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
     names = [table.name for table in tables if table.name in tensors]
-    shapes = {}
+    shapes: dict[str, list[int]] = {}
     for table in tables:
         if table.name in names:
             shapes |= {table.name: [table.table.size(1)] * 2, table.name + _SHARES: [len(table.table)]}
     for name in sorted(shapes.keys() | tensors.keys()) or [tables[0].name]:
         tensor = tensors.get(name)
-        is_right = tensor is not None and list(tensor.shape) == shapes.get(name)
-        if not is_right or tensor.dtype != torch.float32 or not bool(tensor.isfinite().all()):
+        if (
+            tensor is None
+            or list(tensor.shape) != shapes.get(name)
+            or tensor.dtype != torch.float32
+            or not tensor.isfinite().all()
+        ):
             raise UserError(
                 f"calibration {path}: its {name} is not what is measured for this model; remove the file to "
                 "measure again"

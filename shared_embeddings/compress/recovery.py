@@ -353,10 +353,12 @@ class Student:
         the best values.
         """
         current = {name: part.clone() for name, part in self.tensors.items()}
-        stored = {name: self._stored(name, part) for name, part in self.tensors.items()}
-        self.copy(stored)
-        measured = self._measure()
-        self.copy(current)
+        stored, measured = current, math.inf
+        if all(bool(part.isfinite().all()) for part in current.values()):
+            stored = {name: self._stored(name, part) for name, part in current.items()}
+            self.copy(stored)
+            measured = self._measure()
+            self.copy(current)
         if measured < self.divergence:
             self.divergence = measured
             self.best = {name: part.clone() for name, part in stored.items()}

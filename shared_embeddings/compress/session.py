@@ -7,11 +7,10 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -188,15 +187,6 @@ class Session:
             "metric": None if calibration is None else calibration.metric,
             "importance": importance,
         }
-
-    @contextlib.contextmanager
-    def uncalibrated(self) -> Iterator[None]:
-        """Within this context, fits do not use the calibration."""
-        self.is_calibrated = False
-        try:
-            yield
-        finally:
-            self.is_calibrated = True
 
 
 def announce(text: str) -> None:

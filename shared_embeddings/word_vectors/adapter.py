@@ -139,10 +139,13 @@ class VectorsModel(WordTokens):
         return distinct_state(self.module)
 
     def files(self, path: Path) -> list[Path]:
-        """Return the file, and for an output the module that reads it with numpy unless it exists."""
+        """Return the file; UserError if the module beside an output would replace another file."""
         loader = path.with_name(Path(load_vectors.__file__).name)
-        is_there = path == self.path or (loader.is_file() and loader.read_bytes() == _loader())
-        return [path] if is_there else [path, loader]
+        if path != self.path and loader.exists() and loader.read_bytes() != _loader():
+            raise UserError(
+                f"output {path}: {loader} exists with other content; remove it, or use another folder"
+            )
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the module that reads vectors with numpy, and a safetensors file."""
@@ -157,9 +160,8 @@ class VectorsModel(WordTokens):
             metadata["notes"] = json.dumps(self.notes)
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        for loader in self.files(output)[1:]:
-            with replacing(loader) as temporary:
-                temporary.write_bytes(_loader())
+        with replacing(output.with_name(Path(load_vectors.__file__).name)) as temporary:
+            temporary.write_bytes(_loader())
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
