@@ -80,11 +80,12 @@ def count_tokens(original: Any, self: Any, *args: Any) -> Any:
     """Count the tokens of the best translations and of the targets to score, for their perplexities."""
     results = original(self, *args)
     batch = results["batch"]
-    counts = Counter(PRED=sum(len(best[0]) for best in results["predictions"]))
+    counts: Counter[str] = Counter(PRED=sum(len(best[0]) for best in results["predictions"]))
     if "tgt" in batch:
         targets = batch["tgt"] if isinstance(self, GeneratorLM) else batch["tgt"][:, 1:]
         counts["GOLD"] = int(targets.ne(self._tgt_pad_idx).sum())
-    self.tokens = getattr(self, "tokens", Counter()) + counts
+    counts.update(getattr(self, "tokens", {}))
+    self.tokens = counts
     return results
 
 

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import yaml
 
@@ -28,7 +28,7 @@ _Loader.add_implicit_resolver(
 
 def open_bytes(path: AnyPath) -> IO[bytes]:
     """Open a file for reading; its content is decompressed if its name ends in ``.gz``."""
-    return gzip.open(path) if os.fspath(path).endswith(".gz") else open(path, "rb")
+    return cast(IO[bytes], gzip.open(path)) if os.fspath(path).endswith(".gz") else open(path, "rb")
 
 
 def read_lines(path: AnyPath) -> Iterator[str]:
