@@ -31,10 +31,10 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     product_dtype,
 )
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import plain_options
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11

@@ -23,8 +23,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
 from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
-from lm.train.distributed import Group, joined
-from lm.train.loop import Report, Trainer
+from lm.train.loop import Group, Report, Trainer, joined
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
     OPTION,
@@ -36,8 +35,7 @@ from shared_embeddings.compress.distillation import (
 )
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.utils.command_line import USER_ERROR
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import locked, write_text
 from shared_embeddings.utils.results import WandbWriter
 

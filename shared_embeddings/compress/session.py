@@ -7,11 +7,10 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class Session:
     def __init__(self, options: CompressOptions) -> None:
         announce(f"reading {options.model}")
         self.options, self.texts = options, options.text or None
-        self.host, adapter = find_host(options.model)
+        self.host, adapter = find_host(options.model, options.skip_undecodable)
         self.trained: TrainedModel = adapter.read(options.model, runs=options.check)
         self.tables = self.trained.tables()
         self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
@@ -175,15 +174,6 @@ class Session:
             "metric": None if calibration is None else calibration.metric,
             "importance": importance,
         }
-
-    @contextlib.contextmanager
-    def uncalibrated(self) -> Iterator[None]:
-        """Within this context, fits do not use the calibration."""
-        self.is_calibrated = False
-        try:
-            yield
-        finally:
-            self.is_calibrated = True
 
 
 def announce(text: str) -> None:
