@@ -21,7 +21,7 @@ import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.evaluation import Reading, evaluate, read_data
+from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from shared_embeddings.accounting import distinct_state
