@@ -154,8 +154,10 @@ class FolderModel(host.TrainedModel):
             return completed
         words, width = self._tables[table].weight.shape
         sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **completed}
+        # Listing the tokens takes a part of a second.
+        names = self.vocabulary.words(words) if get_method_config(method).file_options else None
         with torch.device("meta"):
-            embedding = build(method, words=self.vocabulary.words(words), **sizes)
+            embedding = build(method, words=names, **sizes)
         host.check_scores(embedding, width)
         if not embedding.has_linear_scores:
             raise UserError(
