@@ -101,7 +101,10 @@ def _train(config: Configuration, group: Group) -> None:
         distillation = parse_distillation(options.embedding_distillation)
         teacher_losses = prepare_student(student, distillation, is_new)
     if options.init_from is not None and is_new:
-        start = read_checkpoint(Path(options.init_from))
+        try:
+            start = read_checkpoint(Path(options.init_from))
+        except UserError as error:
+            raise UserError(f"init_from: {error}") from error
         if start["words"] != words:
             raise UserError(
                 f"init_from: the vocabulary of {options.init_from} ({len(start['words'])} words) is not that "

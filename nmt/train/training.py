@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import sys
@@ -36,9 +37,9 @@ from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import ResumableBatches, TrackedBatches, end_workers
 from nmt.transforms import record_transforms
+from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.results import WandbWriter
-from shared_embeddings.utils.signals import StopFlag
 
 # Whether to stop training.
 MustStop = Callable[[], bool]
@@ -183,7 +184,7 @@ def _build_trainer(
     if trainer.earlystopper is not None:
         # OpenNMT-py's default scorers are global.
         stopper = trainer.earlystopper
-        stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
+        stopper.early_stopping_scorers = copy.deepcopy(stopper.early_stopping_scorers)
     return trainer
 
 

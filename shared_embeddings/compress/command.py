@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,14 +18,14 @@ from shared_embeddings.compress.options import CompressOptions, TrimOptions, par
 from shared_embeddings.compress.recovery import RecoveryContext, SavedRecovery, recover
 from shared_embeddings.compress.report import CompressionReport, RecoveryReport, Sizes, TrimReport
 from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
-from shared_embeddings.compress.session import Session, announce, footprint
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce, footprint
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.compress.trim import map_files, trim
 from shared_embeddings.quant.storage import pack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk, replacing
+from shared_embeddings.utils.files import bytes_on_disk, replacing, write_text
 from shared_embeddings.utils.options import STORED, OptionError
 from shared_embeddings.utils.paths import check_outputs
 
@@ -70,7 +71,7 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
             target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
             trials = search(session, target)
             best = trials[0]
-            session.is_calibrated = best.is_calibrated
+            session.is_calibrated = best.calibration != NOT_CALIBRATED
             fitted = best.fitted or fit_tables(session, best.method, best.options, best.store, target)
         else:
             store = options.store or get_method_config(options.method).default_store
@@ -207,6 +208,7 @@ def _finish(
         tables=fitted.reports,
         notes=[*fitted.notes, *notes],
         recovery=recovery,
+        calibration=session.calibration_of(fitted.method),
         trimmed=None if trimmed is None else trimmed.report,
     )
     files = trained.files(output)
@@ -217,7 +219,7 @@ def _finish(
     written = Sizes(report.bytes_on_disk.before, sum(map(bytes_on_disk, files)))
     report = dataclasses.replace(report, bytes_on_disk=written)
     if options.report is not None:
-        report.write(options.report)
+        write_text(options.report, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if saved is not None:
         saved.path.unlink(missing_ok=True)
     return report

@@ -14,13 +14,13 @@ import torch
 from tqdm import tqdm
 
 from shared_embeddings.compress.fit import fit
-from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as, stored_bytes
+from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as
 from shared_embeddings.compress.host import EmbeddingTable, scoring_only
 from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.options import MaxLoss
 from shared_embeddings.compress.report import Sizes
-from shared_embeddings.compress.session import Session, announce
-from shared_embeddings.compress.sizing import Target, as_yaml
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce
+from shared_embeddings.compress.sizing import Target, as_yaml, stored_bytes
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.registry import get_method_config, methods
@@ -55,7 +55,7 @@ class Trial:
     relative_error: float = 0.0  # of the first table
     chosen: Options = dataclasses.field(default_factory=dict)  # its options as fitted
     fitted: Fitted | None = None  # the embeddings of all tokens, for the best
-    is_calibrated: bool = True  # unless it was tried without the calibration of the others
+    calibration: str | None = None  # of its codes, see `Session.calibration_of`
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
@@ -110,7 +110,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
             value = f"{retention.perplexities[1]:.2f} ({retention.perplexity_increase:+.1%})"
         rows.append(
             (
-                as_yaml(trial.method, options) + ("" if trial.is_calibrated else ", not calibrated"),
+                as_yaml(trial.method, options)
+                + (f", {NOT_CALIBRATED}" if trial.calibration == NOT_CALIBRATED else ""),
                 trial.store,
                 f"{trial.sizes.after:,}",
                 f"{trial.sizes.smaller:.1f}x",
@@ -152,9 +153,8 @@ def search(session: Session, target: Target) -> list[Trial]:
         and session.calibrations
     ):
         session.is_calibrated = False
-        trial = attempt(session, best.method, Candidate(best.options, best.store), target)
+        trials.append(attempt(session, best.method, Candidate(best.options, best.store), target))
         session.is_calibrated = True
-        trials.append(dataclasses.replace(trial, is_calibrated=False))
     trials.sort(key=lambda trial: trial.rank)
     if trials[0].retention is None:
         # One reason for all is about the model.
@@ -167,14 +167,10 @@ def curve(session: Session, best: Trial) -> list[Trial]:
     """Return trials of the best candidate at other sizes, where divergences are measured."""
     if best.retention is None or best.retention.kl is None:
         return []
-    session.is_calibrated = best.is_calibrated
+    session.is_calibrated = best.calibration != NOT_CALIBRATED
     candidate = Candidate(best.options, best.store)
     trials = [attempt(session, best.method, candidate, Target(bits=bits)) for bits in _CURVE]
-    return [
-        dataclasses.replace(trial, fitted=None, is_calibrated=best.is_calibrated)
-        for trial in trials
-        if trial.retention is not None
-    ]
+    return [dataclasses.replace(trial, fitted=None) for trial in trials if trial.retention is not None]
 
 
 def try_candidates(
@@ -245,6 +241,7 @@ def attempt(
         relative_error=relative_error,
         chosen=chosen,
         fitted=fitted,
+        calibration=session.calibration_of(method),
     )
 
 

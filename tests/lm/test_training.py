@@ -251,7 +251,7 @@ def test_command_trains_and_reports(data: Path, tmp_path: Path) -> None:
     [
         ({"data": "nowhere"}, "nowhere"),
         ({"batch_size": 100000}, "batch_size"),
-        ({"init_from": "nothing.pt"}, "nothing.pt"),
+        ({"init_from": "nothing.pt"}, "init_from: checkpoint nothing.pt"),
         ({"device": "cuda"}, "cuda"),
         ({"hidden_dim": 10**8}, "not enough memory"),
     ],
