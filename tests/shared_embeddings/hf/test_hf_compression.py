@@ -1,4 +1,4 @@
-"""Compressing models of Hugging Face by the command: decoders, encoders, without naming a method, recovery."""
+"""Compressing Hugging Face models by the command: decoders, encoders, without naming a method, recovery."""
 
 from __future__ import annotations
 
