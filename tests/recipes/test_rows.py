@@ -130,18 +130,11 @@ def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
     assert {**first.settings(), "train": None} == {**second.settings(), "train": None}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("{train: {}}", "embedding"),
-        ("{embedding: {}, embeding: {}}", "embeding"),
-        ("{embedding: funnel}", "funnel"),
-        ("{embedding: {}, average: true}", "average"),
-    ],
-)
-def test_invalid_rows_are_named(folder: Path, change: str, message: str) -> None:
-    (folder / "rows.yaml").write_text(FILE.replace("  away:", f"  row: {change}\n  away:"))
-    with pytest.raises(UserError, match=message):
+def test_invalid_rows_are_named(folder: Path) -> None:
+    (folder / "rows.yaml").write_text(
+        FILE.replace("  away:", "  x: {embedding: {}, embeding: {}}\n  away:")
+    )
+    with pytest.raises(UserError, match="embeding"):
         Recipe(folder).rows  # noqa: B018
 
 
