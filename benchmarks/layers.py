@@ -117,11 +117,12 @@ class Dense(nn.Module):
 
 def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
     """The examples of each of `methods`."""
-    return [
-        Row(f"{method}, {label}" if label else method, method, options)
-        for method in methods
-        for label, options in se.get_method_config(method).examples(setting.vocab_size, setting.dim).items()
-    ]
+    examples: list[Row] = []
+    for method in methods:
+        presets = se.get_method_config(method).presets(setting.vocab_size, setting.dim)
+        for label, options in presets.examples.items():
+            examples.append(Row(f"{method}, {label}" if label else method, method, options))
+    return examples
 
 
 def words(setting: Setting) -> Tensor:

@@ -176,7 +176,7 @@ def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tenso
         return table, [table]
     left, *right = (dense(part).detach().float() for part in factors)
     product = left @ right[0] if right else left
-    product = without_padding(product, torch.arange(len(left), device=left.device), module.padding_idx)
+    product = without_padding(product, module.padding_idx)
     is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
     return table, factors if is_same else [table]
 

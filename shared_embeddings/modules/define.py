@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
-from shared_embeddings.registry import build, get_method_config, methods, num_parameters, register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.registry import build, get_method_config, methods, register
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.layers import entry_std
 from shared_embeddings.utils.options import OptionError, option, require, require_effect
 
@@ -176,11 +176,6 @@ class Expansion(nn.Module):
         # The number of activations that are summed in the output.
         self.summands = len(plans) + has_first_link if connection == "residual" else 1
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
-        # Keeps only the latest output in memory.
-        return deque(self.outputs(inputs), maxlen=1).pop()
-
     def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
         """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, in order."""
         output = inputs
@@ -324,7 +319,7 @@ class DefineOptions(EmbeddingOptions):
         )
 
     @classmethod
-    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
+    def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
         """Move the options of the map's method, given next to the unit's own, into `map_options`."""
         map_method = values.get("map", "standard")
         if map_method not in methods() or not isinstance(values.get("map_options", {}), Mapping):
@@ -377,17 +372,14 @@ class DefineOptions(EmbeddingOptions):
             unit = self.map_dim**2 + sum(map(GroupTransform.num_parameters, layers))
             unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
         projection = self.map_dim * embedding_dim if self.output_projection else 0
-        sizes = {"num_embeddings": num_embeddings, "embedding_dim": self.map_dim}
-        return num_parameters(self.map, **sizes, **self.build_options_of_map()) + unit + projection
+        sizes = num_embeddings, self.map_dim
+        of_map = get_method_config(self.map).resolve(*sizes, self.build_options_of_map())
+        return of_map.count_parameters(*sizes) + unit + projection
 
     def reduction_inputs(self, layers: list[LayerPlan]) -> int:
         """The inputs of the reduction, which also has the connection of the last layer to the map."""
         linked = self.map_dim if self.connection in ("mixer", "skip") else 0
         return layers[-1].outputs + linked
-
-    def count_bias(self, num_embeddings: int) -> int:
-        # That of the map is counted with it.
-        return 0 if self.output == "map" else super().count_bias(num_embeddings)
 
     def build_options_of_map(self) -> dict[str, Any]:
         """The options of the map, with an output side only if the unit uses it."""
@@ -397,27 +389,24 @@ class DefineOptions(EmbeddingOptions):
         return {**self.map_options, **({"output": "none"} if has_output else {})}
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Examples of about n = D / 4, k = 2 D and three layers, tied to either part.
 
-        The output is tied to the whole unit, which every host supports.
+        The grid has units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+        Their output is tied to the whole unit, which every host supports.
         """
-        if embedding_dim >= 4:
-            yield SearchGrid(embedding_dim // 4, lambda step: cls._unit(4 * (step + 1), 16 * (step + 1)))
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """About n = D / 4, k = 2 D and three layers, tied to either part."""
+        unit: Options = {"depth": 3, "max_groups": 4, "output": "table"}
         n = embedding_dim // 16 * 4
-        return {
-            "tied to its table": cls._unit(n, 8 * n),
-            "tied to its map": {**cls._unit(n, 8 * n), "output": "map", "output_projection": True},
+        example = {**unit, "map_dim": n, "expand_dim": 8 * n}
+        examples = {
+            "tied to its table": example,
+            "tied to its map": {**example, "output": "map", "output_projection": True},
         }
-
-    @staticmethod
-    def _unit(map_dim: int, expand_dim: int) -> Options:
-        sizes = {"map_dim": map_dim, "expand_dim": expand_dim, "depth": 3, "max_groups": 4}
-        return {**sizes, "output": "table"}
+        grid = SearchGrid(
+            embedding_dim // 4,
+            lambda step: {**unit, "map_dim": 4 * (step + 1), "expand_dim": 16 * (step + 1)},
+        )
+        return Presets(examples, [grid] if embedding_dim >= 4 else [])
 
 
 @register("define", DefineOptions)
@@ -506,22 +495,18 @@ class DefineEmbedding(SharedEmbedding):
         if self.output_projection is not None:
             nn.init.normal_(self.output_projection.weight, std=std)
 
-    @property
-    def _draws_per_token(self) -> bool:
-        return self.map._draws_per_token
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._deepened(self.map.rows(ids))
-
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         if not self._draws_per_token:
             return super().token_rows(words, inverse)
-        rows = self._deepened(self.map.token_rows(words, inverse))
-        return without_padding(rows, words.index_select(0, inverse), self.padding_idx)
+        tokens = words.index_select(0, inverse)
+        rows = self.rows(tokens, self.map.token_rows(words, inverse))
+        return without_padding(rows, self.padding_idx, tokens)
 
-    def _deepened(self, mapped: Tensor) -> Tensor:
-        entry = self.entry(mapped)
-        expanded = self.expansion(entry)
+    def rows(self, ids: Tensor, mapped: Tensor | None = None) -> Tensor:
+        """Return rows ``(n, D)`` for ids ``(n,)``, or for other vectors of the map ``(n, map_dim)``."""
+        entry = self.entry(self.map.rows(ids) if mapped is None else mapped)
+        # Keeps only the latest output in memory.
+        expanded = deque(self.expansion.outputs(entry), maxlen=1).pop()
         if self.reducer is None:
             return self.scale * expanded
         is_linked = self.reducer.in_features > self.expansion.width
@@ -584,9 +569,6 @@ class DefineEmbedding(SharedEmbedding):
     def _scores(self, hidden: Tensor) -> Tensor:
         return self.map.logits(self._projected(hidden)) if self.ties_map else super()._scores(hidden)
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self.map.log_prob(self._projected(hidden)) if self.ties_map else super().log_prob(hidden)
-
     def _loss(
         self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any
     ) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -614,17 +596,12 @@ class DefineEmbedding(SharedEmbedding):
         self._check_hidden(hidden)
         return hidden if self.output_projection is None else self.output_projection(hidden)
 
-    def input_parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.map.input_parameters()
+    def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        inputs, outputs = self.map.parameters_by_side()
         for part in (self.entry, self.expansion, self.reducer):
-            yield from part.parameters() if part is not None else ()
-
-    def output_parameters(self) -> Iterator[nn.Parameter]:
+            inputs += part.parameters() if part is not None else ()
         if self.options.output == "table":
-            yield from self.input_parameters()
-            if self.bias is not None:
-                yield self.bias
-        else:
-            yield from self.map.output_parameters()
+            outputs = [*inputs, self.bias] if self.bias is not None else list(inputs)
         if self.output_projection is not None:
-            yield from self.output_projection.parameters()
+            outputs += self.output_projection.parameters()
+        return inputs, outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.registry import register
-from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.layers import code_std, entry_std, zero_padding_row
 from shared_embeddings.utils.options import option, require
 
@@ -39,12 +38,9 @@ class LowRankOptions(EmbeddingOptions[EmbeddingClass]):
         return self.rank * (num_embeddings + embedding_dim)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        return {"": {"rank": embedding_dim // 8}}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        grid = SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+        return Presets({"": {"rank": embedding_dim // 8}}, [grid])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
-from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.layers import code_dtype, entry_std
 from shared_embeddings.utils.options import option, require
 from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
@@ -137,20 +137,17 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 4)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The default codec with 0.25 to 8 bits."""
-        yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
-
-    @classmethod
     def candidates(cls) -> list[Candidate]:
         others = [Candidate({"codec": name}, "fp16") for name in codecs() if name != DEFAULT_CODEC]
         return [Candidate({}, "fp16"), *others]
 
     @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """All codecs; the grid has the default one with 0.25 to 8 bits."""
         others = {name: codec for name, codec in codecs().items() if name != DEFAULT_CODEC}
         named = {name: {"bits": codec.example_bits, "codec": name} for name, codec in others.items()}
-        return {"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}
+        grid = SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
+        return Presets({"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}, [grid])
 
 
 @register("quantized", QuantizedOptions)

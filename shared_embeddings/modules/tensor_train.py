@@ -17,7 +17,7 @@ from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require
 from shared_embeddings.utils.tracing import needs_fixed_shapes
 
@@ -81,19 +81,14 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
         return sum(math.prod(shape) for shape in self.core_shapes())
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Three cores, in the example with about the rank of Distilled Embedding."""
         words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
+        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
         # A higher inner rank cannot represent more tables.
         highest = min(words[0] * dims[0], words[2] * dims[2])
-        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
-        yield SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three cores with about the rank of Distilled Embedding."""
-        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
-        rank = max(embedding_dim // 6, 4)
-        return {"": {"vocab_shape": list(words), "dim_shape": list(dims), "rank": rank}}
+        grid = SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
+        return Presets({"": {**shapes, "rank": max(embedding_dim // 6, 4)}}, [grid])
 
 
 @register("tensor_train", TensorTrainOptions)

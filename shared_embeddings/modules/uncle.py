@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.loss import SCORES, Gradients, LossSettings, ScoreTerms, sum_dtype
+from shared_embeddings.loss import (
+    SCORES,
+    Gradients,
+    LossSettings,
+    ScoreTerms,
+    blockwise_cross_entropy,
+    sum_dtype,
+)
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.utils.options import (
@@ -284,60 +291,54 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             values = getattr(self, name)
             count = len(values) if isinstance(values, tuple) else 1
             require(
-                values is None or 0 < count == self.levels(),
+                values is None or 0 < count == len(self.levels()),
                 f"option '{name}' has {count} numbers; give one for each level of classes",
             )
 
-    def levels(self) -> int:
-        """L, how many classes each word has."""
+    def levels(self) -> list[tuple[Any, Any]]:
+        """Return the class file or the class indices of each level, and its number of classes, if given."""
+        numbers = self.num_classes if isinstance(self.num_classes, tuple) else None
+        sources: Sequence[Any]
         if self.classes is None or self.classes == STORED:
-            return len(self.num_classes) if isinstance(self.num_classes, tuple) else 1
-        return len(self.sources())
-
-    def sources(self) -> tuple[Source, ...]:
-        """The class file or the class indices of each level, if they are given."""
-        assert self.classes is not None
-        if isinstance(self.classes, str) or isinstance(self.classes[0], int):
-            return (self.classes,)  # type: ignore[return-value]
-        return self.classes  # type: ignore[return-value]
-
-    def counts(self) -> tuple[Any, ...]:
-        """The option `num_classes` for every level; None if it is omitted."""
-        numbers = self.num_classes
-        return numbers if isinstance(numbers, tuple) else (numbers,) * self.levels()
+            sources = [None] * (1 if numbers is None else len(numbers))
+        elif isinstance(self.classes, str) or isinstance(self.classes[0], int):
+            sources = [self.classes]
+        else:
+            sources = self.classes
+        if numbers is None:
+            return [(source, self.num_classes) for source in sources]
+        return [(source, dict(enumerate(numbers)).get(level)) for level, source in enumerate(sources)]
 
     def assignments(self, num_embeddings: int) -> list[Level]:
         """The classes of all V words at every level."""
-        counts = self.counts()
-        if self.random_classes:
-            random = np.random.default_rng(self.seed)
-            return [Level(count, random.integers(count, size=num_embeddings)) for count in counts]
-        if self.classes == STORED:
-            # A placeholder until the stored assignment is loaded.
-            return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-        return [load_level(*level, num_embeddings) for level in zip(self.sources(), counts)]
+        random, levels = np.random.default_rng(self.seed), []
+        for source, count in self.levels():
+            if source is not None:
+                levels.append(load_level(source, count, num_embeddings))
+            elif self.random_classes:
+                levels.append(Level(count, random.integers(count, size=num_embeddings)))
+            else:  # a placeholder until the stored assignment is loaded
+                levels.append(Level(count, np.arange(num_embeddings) % count))
+        return levels
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
         if self.class_dims is not None:
             return self.class_dims
-        rest, levels = embedding_dim - self.unique_dim, self.levels()
+        rest, levels = embedding_dim - self.unique_dim, len(self.levels())
         return tuple(rest // levels + (level < rest % levels) for level in range(levels))
 
     @classmethod
-    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
-        if "classes" not in values:
+    def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
+        if "classes" in values:
+            values = {**values, "classes": plain_classes(values["classes"])}
+        if words is None:
             return values
-        return {**values, "classes": plain_classes(values["classes"])}
-
-    @classmethod
-    def for_vocabulary(cls, values: dict[str, object], words: Sequence[str]) -> dict[str, object]:
         # Words that a file lacks, such as a host's markers, are like words that never occurred.
-        options = parse_options(cls.method, UncleOptions, cls.normalize(values))
+        options = parse_options(cls.method, UncleOptions, values)
         if options.classes in (None, STORED):
             return values
-        sources = zip(options.sources(), options.counts())
         try:
-            levels = [load_level(*source, len(words), words) for source in sources]
+            levels = [load_level(*level, len(words), words) for level in options.levels()]
         except OptionError as error:
             raise OptionError(f"{cls.method}: {error}") from None
         return {
@@ -370,19 +371,15 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
         return num_embeddings * self.unique_dim + sum(level.num_classes * width for level, width in levels)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
         """V / 11 classes (appendix A.4), and all widths of the unique part."""
         classes = max(num_embeddings // 11, 1)
-        if embedding_dim > 1:
-            yield SearchGrid(
-                embedding_dim - 1,
-                lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
-            )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        classes = min(num_embeddings // 11, 1000)
-        return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
+        grid = SearchGrid(
+            embedding_dim - 1,
+            lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
+        )
+        example: Options = {"unique_dim": embedding_dim // 8, "num_classes": min(classes, 1000)}
+        return Presets({"": {**example, "random_classes": True}}, [grid] if embedding_dim > 1 else [])
 
 
 @register("uncle", UncleOptions)
@@ -445,14 +442,18 @@ class UncleEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         """Computes the scores of a class once for all of its words."""
         if self._scores_by_blocks():
-            return super()._score_terms(hidden, targets, ignore_index)
+            return super()._token_loss(hidden, targets, ignore_index, *settings)
         index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
         bias, padding = self.output_bias(), self.padding_idx
         factors = (hidden, self.unique, *self.class_tables)
-        return ScoreTerms(_ClassScores, factors, targets, ignore_index, bias, padding, index)
+        terms = ScoreTerms(_ClassScores, factors, targets, ignore_index, bias, padding, index)
+        loss, best = blockwise_cross_entropy(terms, *settings)
+        return loss, lambda: best
 
     def stored_options(self) -> dict[str, object]:
         resolved = dataclasses.replace(

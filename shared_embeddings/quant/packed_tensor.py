@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shared_embeddings.quant.formats import BitCodes, NumberFormat, Packed, format_of
+from shared_embeddings.quant.formats import NumberFormat, Packed, format_of
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
 _VALUES_AT_ONCE = 2**19
@@ -38,6 +38,8 @@ class PackedTensor(Tensor):
 
     form: NumberFormat
     packed: Packed
+    codes: Tensor
+    scales: Tensor | None
     is_transposed: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -59,21 +61,12 @@ class PackedTensor(Tensor):
                 cls, shape, strides=strides, dtype=dtype, device=packed.codes.device, requires_grad=False
             )
         made.form, made.packed, made.is_transposed = form, packed, is_transposed
+        made.codes, made.scales = packed
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The storage and the shape."""
         return f"PackedTensor({self.form.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
-
-    @property
-    def codes(self) -> Tensor:
-        """The codes."""
-        return self.packed.codes
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales, None for fp16 and integers."""
-        return self.packed.scales
 
     def decoded(self) -> Tensor:
         """The plain tensor."""
@@ -108,10 +101,6 @@ class PackedTensor(Tensor):
         for block, part in self._parts():
             scores[:, block] = self.form.scores(states, part)
         return scores
-
-    def table_scores(self, tables: Tensor) -> Tensor | None:
-        """See `BitCodes.table_scores`, for word codes."""
-        return self.form.table_scores(self.packed, tables) if isinstance(self.form, BitCodes) else None
 
     def sums(self, weights: Tensor) -> Tensor:
         """The products ``(N, R)`` of weights ``(N, V)`` with the matrix, decoded in blocks."""

@@ -155,7 +155,7 @@ def test_invalid_budgets_fail(text: str) -> None:
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
-    grids = list(se.get_method_config(method).search_grids(VOCABULARY, DIMENSION))
+    grids = list(se.get_method_config(method).presets(VOCABULARY, DIMENSION).grids)
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
         assert found.parameters == min(count(method, grid.options_at(0)) for grid in grids) > budget
@@ -177,7 +177,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
 @each_method
 @pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
 def test_grids_ascend(method: str, v: int, d: int) -> None:
-    for grid in se.get_method_config(method).search_grids(v, d):
+    for grid in se.get_method_config(method).presets(v, d).grids:
         counts = [count(method, grid.options_at(step), v, d) for step in range(grid.steps)]
         assert counts == sorted(counts) and len(counts) >= 1
 

@@ -129,7 +129,7 @@ def test_the_backward_pass_can_be_repeated(case: Case) -> None:
     hidden, targets = case.hidden(6), some_targets(case, 6)
     kept = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
     loss = emb.cross_entropy(hidden, targets)
-    tensors = [hidden, *(p for p in emb.output_parameters() if p.requires_grad)]
+    tensors = [hidden, *(p for p in emb.parameters_by_side()[1] if p.requires_grad)]
     first = torch.autograd.grad(loss * 2, tensors, retain_graph=True)
     second = torch.autograd.grad(loss * 3, tensors)
     for one, other in zip(first, second):
