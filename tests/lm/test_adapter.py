@@ -222,7 +222,8 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     rest = [name for name in before if not name.startswith("map.")]
     assert len(rest) >= 4 and all(torch.equal(after[name], before[name]) for name in rest)
     entry = new.entry(table)
-    read = new.scale * torch.cat([entry, new.expansion(entry)], dim=1)
+    *_, expanded = new.expansion.outputs(entry)
+    read = new.scale * torch.cat([entry, expanded], dim=1)
     torch.testing.assert_close(new.table(), new.reducer(read))
     bias = old.output_bias()
     assert bias is not None and torch.equal(new.output_bias(), bias)
