@@ -50,11 +50,10 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import packed_as
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.layers import evaluating
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"

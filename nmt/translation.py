@@ -57,7 +57,7 @@ def translate_file(opt: Namespace, model: nn.Module | None = None) -> None:
             changed.desired_lengths = [desired[number] for number in filled]
         for side, text in texts.items():
             path = Path(folder, side)
-            write_lines(path, (text[number] for number in filled))
+            path.write_text("".join(f"{text[number]}\n" for number in filled), encoding="utf-8", newline="")
             setattr(changed, side, str(path))
         changed.output = os.path.join(folder, "output")
         if filled:

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from shared_embeddings import accounting
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers import EndingDropout
 from shared_embeddings.loss import (
     LinearScores,
     LossOptions,
@@ -34,10 +35,9 @@ from shared_embeddings.loss import (
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
+from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import EndingDropout
 from shared_embeddings.utils.options import plain_options
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11

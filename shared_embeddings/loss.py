@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant.packed_tensor import column_sums
-from shared_embeddings.utils.tracing import autocast_dtype, has_values, without_autocast
+from shared_embeddings.tracing import autocast_dtype, has_values, without_autocast
 
 Reduction = Literal["mean", "sum", "none"]
 Gradients = list[Tensor | None]

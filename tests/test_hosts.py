@@ -308,7 +308,10 @@ def predictions(model: Any, text: Path) -> torch.Tensor:
 def test_every_method_is_loaded_as_written(
     trained: Trained, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    """What is loaded computes what was in memory, bit by bit, in every storage format."""
+    """What is loaded is what was in memory, in every storage format.
+
+    Scores may differ in the last bit: products depend on the alignment of their factors.
+    """
     kind = type(opened(trained.host).read(trained.model))
     write, computed = kind.write, []
 
@@ -326,9 +329,8 @@ def test_every_method_is_loaded_as_written(
         if status == 2:  # methods without output side, with several softmax steps, or too large for a table
             assert trained.host in ("hf", "vectors", "nmt", "lm") and error.count("\n") == 1
             return
-        assert torch.equal(
-            predictions(opened(trained.host).read(tmp_path / store), trained.text), computed[-1]
-        )
+        loaded = predictions(opened(trained.host).read(tmp_path / store), trained.text)
+        torch.testing.assert_close(loaded, computed[-1], rtol=1e-6, atol=1e-6)
 
 
 def test_the_best_candidate_is_written(

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import shared_embeddings as se
-from shared_embeddings.utils import extras
+from shared_embeddings.utils.errors import EXTRAS
 from shared_embeddings.utils.files import sha256
 
 if sys.version_info >= (3, 11):
@@ -233,7 +233,7 @@ def test_the_import_is_light() -> None:
 
 @pytest.mark.slow
 def test_commands_without_extras_run_or_name_the_extra(tmp_path: Path) -> None:
-    hidden = [*sum(extras.EXTRAS.values(), ()), "onmt", "recipes"]
+    hidden = [*sum(EXTRAS.values(), ()), "onmt", "recipes"]
     light = {"shared-embeddings", "lm_train", "lm_evaluate", "lm_generate", "lm_prepare"}
     for command in sorted(COMMANDS):
         found = run_hiding(hidden, command, "--help", "--")  # not the stored help
@@ -256,7 +256,7 @@ def test_modules_of_extras_are_their_packages() -> None:
         "fasttext": "fasttext-wheel",
         "sklearn": "scikit-learn",
     }
-    for extra, modules in extras.EXTRAS.items():
+    for extra, modules in EXTRAS.items():
         names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"huggingface-hub", "tokenizers"}
         for module in modules:
             assert packages.get(module, module.replace("_", "-")) in names, (extra, module)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import write_text
 
 UNK = "<unk>"
 EOS = "<eos>"
@@ -109,7 +108,8 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write one line ``word<TAB>count`` per word."""
-        write_text(path, "".join(f"{word}\t{count}\n" for word, count in zip(self.words, self.counts)))
+        lines = (f"{word}\t{count}\n" for word, count in zip(self.words, self.counts))
+        path.write_text("".join(lines), encoding="utf-8", newline="")
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:

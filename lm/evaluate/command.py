@@ -26,9 +26,10 @@ from lm.evaluate.evaluation import (
 from lm.models import LanguageModel, count_model
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.paths import existing_file, existing_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
-from shared_embeddings.utils.results import describe_device, provenance, write_record
+from shared_embeddings.utils.results import describe_device, encoded, provenance
 
 # Model options that evaluation may change.
 MEMORY_OPTIONS = ("memory_length", "clamp_length", "same_length")
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
         "device": describe_device(device.type),
         "config": trained.config,
     }
-    write_record(options.output, record)
+    write_text(options.output, encoded(options.output, record, indent=2) + "\n")
 
 
 def _parser() -> Parser:

@@ -33,9 +33,9 @@ from tqdm import tqdm
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary, word_blocks
 from lm.models import LanguageModel
+from shared_embeddings.layers import evaluating
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
-from shared_embeddings.utils.layers import evaluating
 from shared_embeddings.utils.options import option, parse_options, require
 
 # Maximum number of dot products, and of query positions, that the pointer computes at a time.

@@ -36,8 +36,7 @@ from shared_embeddings.compress.distillation import (
 )
 from shared_embeddings.compress.host import copy_output_bias
 from shared_embeddings.utils.command_line import USER_ERROR
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import locked, write_text
 from shared_embeddings.utils.results import WandbWriter
 

@@ -28,9 +28,9 @@ from lm.train.config import Configuration
 from lm.train.distributed import Group
 from lm.train.optim import Averages, build_optimizer, draw_length, is_stalled, rate_factor, starts_averaging
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
+from shared_embeddings.layers import set_updates
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import set_updates
-from shared_embeddings.utils.results import Writer
+from shared_embeddings.utils.results import WandbWriter
 from shared_embeddings.utils.signals import StopFlag
 
 
@@ -51,9 +51,9 @@ class Report:
         first_step: int = 0,
         total_tokens: int = 0,
         done_tokens: int = 0,
-        writers: Iterable[Writer] = (),
+        writers: Iterable[WandbWriter] = (),
     ) -> None:
-        self._log, self._writers = None, list(writers)
+        self._log, self._writers = None, list[Any](writers)
         self.is_terminal = folder is not None and sys.stderr.isatty()
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import

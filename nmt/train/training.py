@@ -36,9 +36,8 @@ from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import ResumableBatches, TrackedBatches, end_workers
 from nmt.transforms import record_transforms
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.results import WandbWriter, Writers
+from shared_embeddings.utils.errors import UserError, require
+from shared_embeddings.utils.results import WandbWriter
 from shared_embeddings.utils.signals import StopFlag
 
 # Whether to stop training.
@@ -54,8 +53,8 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
     def __init__(self, opt: Namespace, trainer: Any, first_step: int) -> None:
         writer = trainer.report_manager.tensorboard_writer
         if opt.wandb is not None and trainer.gpu_rank <= 0:
-            wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
-            writer = Writers([wandb] if writer is None else [writer, wandb])
+            others = [] if writer is None else [writer]
+            writer = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt), *others)
         super().__init__(opt.report_every, start_time=-1, tensorboard_writer=writer)
         self.trainer = trainer
         self.first_step = first_step

@@ -21,10 +21,10 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
+from lm.data.datasets import download, verify
 from recipes.common.results import REPOSITORY
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
-from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_text
 

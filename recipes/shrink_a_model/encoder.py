@@ -16,7 +16,7 @@ import torch
 
 import shared_embeddings.hf  # noqa: F401  (registers compressed models with transformers)
 from shared_embeddings.analysis import WordPairs, read_pairs, spearman, word_similarity
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import require
 
 _BATCH = 32
 # Longer sentences are cut, as the configuration of the original for sentence-transformers has it.

@@ -25,8 +25,7 @@ from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
 from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
 from recipes.translation.preprocess import Multi30k, locate_multi30k, write_smoke_multi30k
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options
 

@@ -28,6 +28,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from tqdm import tqdm
 
+from lm.data.datasets import download, verify
 from recipes.common import tools
 from recipes.common.recipe import Recipe, add_settings_option, preprocess_options
 from recipes.common.smoke import (
@@ -43,7 +44,6 @@ from recipes.common.smoke import (
 from recipes.common.tools import check_pairs, checksums_of, read_lines, run_step, stream_lines, write_json
 from recipes.translation import subwords
 from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from shared_embeddings.cli import catalog, models, words
 from shared_embeddings.utils.command_line import Parser, run
-from shared_embeddings.utils.download import hub_model
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.paths import is_hub_id
+
+# What a model's folder on the Hub may have besides safetensors, tokenizer and settings. Folders that belong
+# to the model are numbered, as 1_Pooling of sentence encoders is, or called additional_chat_templates.
+_FORMATS = "bin ckpt gguf h5 msgpack onnx ot pt pth tflite".split()
+_NOT_READ = [f"[!0-9]*.{ending}" for ending in _FORMATS] + ["[!0-9a]*/*", "a[!d]*/*"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(known.run(known, rest), flush=True)
 
     return run("shared-embeddings", print_result, arguments)
+
+
+def hub_model(name: str) -> Path:
+    """Return the folder of a model in the Hugging Face Hub's cache, downloaded if it is not there."""
+    try:
+        return Path(require("huggingface_hub").snapshot_download(name, ignore_patterns=_NOT_READ))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {name}: no such file, and it cannot be downloaded from the Hugging Face Hub "
+            f"({first_line(error)}); check the name and the connection, log in with `hf auth login`, or name "
+            "a folder"
+        ) from error
 
 
 if __name__ == "__main__":

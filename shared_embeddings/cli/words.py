@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from shared_embeddings.cli.command import Commands, add_command, add_flags, add_model
+from shared_embeddings.compress.options import SKIP_UNDECODABLE
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.paths import existing_file, new_path
@@ -58,6 +59,7 @@ def add_commands(commands: Commands) -> None:
         help="word similarity data: files with two words and a score per line",
     )
     command.add_argument("--limit", type=int, help="read only this many words of --vectors")
+    command.add_argument("--skip-undecodable", action="store_true", help=SKIP_UNDECODABLE)
     add_flags(command, "json")
 
 
@@ -92,13 +94,14 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.compress.host import find_host
     from shared_embeddings.words.vectors import WordVectors, read_vectors
 
+    skip = known.skip_undecodable
     if known.limit is not None and known.vectors is None:
         raise UserError("--limit has no effect without --vectors; remove it")
     tests = [read_pairs(path) for path in known.pairs]
     if known.vectors is not None:
-        tables = {known.vectors.name: read_vectors(known.vectors, known.limit)}
+        tables = {known.vectors.name: read_vectors(known.vectors, known.limit, skip)}
     else:
-        embeddings = find_host(known.model)[1].read(known.model).embeddings()
+        embeddings = find_host(known.model, skip)[1].read(known.model).embeddings()
         tables = {part.name: WordVectors(list(part.words), part.table().numpy()) for part in embeddings}
     results = {
         name: [word_similarity(table.words, table.vectors, test) for test in tests]

@@ -122,7 +122,10 @@ def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
     final = options.output or options.model
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / final.name
-        report = trim(TrimOptions(model=options.model, text=options.trim_to, output=small))
+        skip = options.skip_undecodable
+        report = trim(
+            TrimOptions(model=options.model, text=options.trim_to, output=small, skip_undecodable=skip)
+        )
         [vocabulary] = report.vocabularies
         place, temporary = (
             map_files(options.model, path, [vocabulary.name])[vocabulary.name] for path in (final, small)
@@ -223,7 +226,8 @@ def _finish(
 def _recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
     """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
     announce("reading the original again")
-    original = find_host(session.options.model)[1].read(session.options.model)
+    model, skip = session.options.model, session.options.skip_undecodable
+    original = find_host(model, skip)[1].read(model)
     context = RecoveryContext(
         session.trained, fitted.embeddings, fitted.store, session.held_out, session.words_of
     )

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
+from shared_embeddings.layers import evaluating
 from shared_embeddings.quant.metric import RIDGE
 from shared_embeddings.registry import build, spec_of
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import evaluating
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512

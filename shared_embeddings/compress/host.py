@@ -197,11 +197,14 @@ class WordTokens:
         return set()
 
 
-def find_host(model: Path) -> tuple[str, Any]:
+def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
     """Return the name and the `Adapter` of the host that a model belongs to.
 
+    Args:
+        skip_undecodable: leave out words that are not UTF-8 text, for word vectors.
+
     Raises:
-        UserError: the file does not exist, or no adapter recognizes it.
+        UserError: the file does not exist, or no adapter recognizes it; or it has no such words.
     """
     if not model.exists():
         raise UserError(f"model {model}: no such file; check the path")
@@ -210,8 +213,17 @@ def find_host(model: Path) -> tuple[str, Any]:
     for point in points:
         adapter = point.load()()
         if adapter.sniff(model):
+            if skip_undecodable and not hasattr(adapter, "skip_undecodable"):
+                raise UserError(f"skip_undecodable is for word vectors, but {model} is not; remove it")
+            adapter.skip_undecodable = skip_undecodable
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"
+    if model.is_dir():
+        raise UserError(
+            f"model {model}: this kind of folder is not supported (supported hosts: {known}): name one "
+            "with the config.json of a transformers model; models that are only a table of token vectors "
+            "(model2vec, StaticEmbedding, WordLlama) are not supported yet"
+        )
     raise UserError(
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"

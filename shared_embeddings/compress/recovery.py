@@ -29,7 +29,14 @@ from tqdm import tqdm
 from shared_embeddings.checkpoints import state_digest
 from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, place_plain, scoring_only
-from shared_embeddings.compress.measure import Batch, Comparison, Samples, ScoredWords, sampled_lines
+from shared_embeddings.compress.measure import (
+    Batch,
+    Comparison,
+    Samples,
+    ScoredWords,
+    in_float32,
+    sampled_lines,
+)
 from shared_embeddings.compress.options import Duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.embedding import SharedEmbedding
@@ -39,7 +46,6 @@ from shared_embeddings.registry import get_method_config
 from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UNREADABLE, UserError
 from shared_embeddings.utils.files import replacing
-from shared_embeddings.utils.layers import in_float32
 from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.utils.signals import RESUME, StopFlag
 
@@ -337,10 +343,12 @@ class Student:
         the best values.
         """
         current = {name: part.clone() for name, part in self.tensors.items()}
-        stored = {name: self._stored(name, part) for name, part in self.tensors.items()}
-        self.copy(stored)
-        measured = self._measure()
-        self.copy(current)
+        stored, measured = current, math.inf
+        if all(bool(part.isfinite().all()) for part in current.values()):
+            stored = {name: self._stored(name, part) for name, part in current.items()}
+            self.copy(stored)
+            measured = self._measure()
+            self.copy(current)
         if measured < self.divergence:
             self.divergence = measured
             self.best = {name: part.clone() for name, part in stored.items()}

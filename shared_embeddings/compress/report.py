@@ -253,6 +253,7 @@ class CompressionReport:
             )
         if self.recovery is not None:
             lines.append(f"- {self.recovery.described()}")
+        lines += [f"- note: {note}" for note in self.notes]
         return "\n".join([*lines, f"- {self.kept.described()}", ""])
 
     def summary(self) -> str:

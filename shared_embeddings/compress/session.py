@@ -45,7 +45,7 @@ class Session:
     def __init__(self, options: CompressOptions) -> None:
         announce(f"reading {options.model}")
         self.options, self.texts = options, options.text or None
-        self.host, adapter = find_host(options.model)
+        self.host, adapter = find_host(options.model, options.skip_undecodable)
         self.trained: TrainedModel = adapter.read(options.model, runs=options.check)
         self.tables = self.trained.tables()
         self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)

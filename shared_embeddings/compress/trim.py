@@ -51,7 +51,7 @@ def trim(options: TrimOptions) -> TrimReport:
         OSError: a file cannot be read or written.
     """
     model, output = options.model, options.output
-    host, adapter = find_host(model)
+    host, adapter = find_host(model, options.skip_undecodable)
     trained: TrimmableModel = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
     texts = _texts_of(options, vocabularies)

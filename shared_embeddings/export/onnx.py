@@ -38,8 +38,7 @@ from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.modules.standard import StandardEmbedding
 from shared_embeddings.modules.structured import StructuredEmbedding
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 
 

@@ -46,8 +46,7 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build, get_method_config
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json
@@ -59,7 +58,8 @@ class Adapter(host.TrimmingAdapter):
     def sniff(self, path: Path) -> bool:
         with contextlib.suppress(ValueError, OSError):
             config = read_json(path / folder.CONFIG)
-            return "model_type" in config or "architectures" in config
+            is_table = config.get("model_type") == "model2vec"
+            return not is_table and ("model_type" in config or "architectures" in config)
         return False
 
     def read(self, path: Path, runs: bool = True) -> FolderModel:

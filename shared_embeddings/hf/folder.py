@@ -14,14 +14,15 @@ from typing import Any
 from shared_embeddings.checkpoints import stamp_safetensors
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+# Of sentence encoders, names folders such as 1_Pooling.
+_SENTENCE_LAYERS = "modules.json"
 # Names code in settings.
 CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
@@ -99,7 +100,14 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; UserError if one is missing or not in the folder."""
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        index = read_json(folder / INDEX)
+        for entry in ("metadata", "weight_map"):  # transformers reads both
+            if not isinstance(index.get(entry), dict):
+                raise UserError(
+                    f"model {folder}: {INDEX} has no '{entry}'; copy it again, or write the model again with "
+                    "save_pretrained"
+                )
+        names = sorted(set(index["weight_map"].values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
@@ -142,6 +150,11 @@ def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, l
     with reading(folder), quiet():
         model, info = architecture.from_pretrained(
             folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
+        )
+    if "lm_head.weight" in info["missing_keys"] and (folder / _SENTENCE_LAYERS).is_file():
+        raise UserError(
+            f"model {folder}: is an embedding model ({_SENTENCE_LAYERS}) without the output layer of its "
+            f"class {architecture.__name__}; models of this kind are not supported yet"
         )
     _check_no_tensors(folder, "missing", info["missing_keys"])
     return model, sorted(map(str, info["unexpected_keys"]))
@@ -263,8 +276,8 @@ def other_files(source: Path) -> list[Path]:
     """
     files = {file for pattern in _COPIED for file in source.glob(pattern) if file.is_file()}
     names = ["additional_chat_templates"]
-    if (source / "modules.json").is_file():  # of sentence encoders, names folders such as 1_Pooling
-        names += [layer["path"] for layer in read_json(source / "modules.json")]
+    if (source / _SENTENCE_LAYERS).is_file():
+        names += [layer["path"] for layer in read_json(source / _SENTENCE_LAYERS)]
     return [
         *(file for file in sorted(files) if file.name not in _NOT_COPIED and not file.match("*.index.json")),
         *(folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names),
@@ -294,6 +307,11 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
     if find_entry(config) is not None:  # written by this library
         return []
     notes = []
+    if (source / _SENTENCE_LAYERS).is_file() and kind.endswith("ForCausalLM"):
+        notes.append(
+            "this is an embedding model, but predictions of the next token were compared, not vectors of "
+            "sentences; evaluate these"
+        )
     if naming := [file.name for file in sorted(source.glob("*config.json")) if _names_code(file)]:
         notes.append(f"the code that {', '.join(naming)} name ({CODE}) was neither run nor copied")
     model_type = getattr(require("transformers"), kind).config_class.model_type

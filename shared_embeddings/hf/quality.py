@@ -25,14 +25,13 @@ from shared_embeddings.compress.measure import (
     Quality,
     Samples,
     Validation,
+    in_float32,
     names_of,
     sampled_lines,
 )
 from shared_embeddings.hf.tokenizer import Vocabulary
 from shared_embeddings.hf.word_layers import first_position
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.reading import read_text
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.

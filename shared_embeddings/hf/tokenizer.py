@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.hf.folder import quiet
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.reading import read_lines
 
 TOKENIZER = "tokenizer.json"

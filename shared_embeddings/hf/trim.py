@@ -24,6 +24,7 @@ from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_token
 from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
+    check_text_only,
     entry_of,
     find_entry,
     first_position,
@@ -31,8 +32,7 @@ from shared_embeddings.hf.word_layers import (
     without_weights,
 )
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 
@@ -91,7 +91,11 @@ class TrimmableFolder(TrimmableModel):
         self.kind = architecture.__name__
         model = without_weights(architecture, self.config)
         self.first_position = first_position(model)
-        self.weights = Weights(path, word_axes(model), self.rows, config)
+        try:
+            self.weights = Weights(path, word_axes(model), self.rows, config)
+        except UserError:
+            check_text_only(self.kind, self.config)  # their tensors may have other names than in the model
+            raise
         self.settings = {name: read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
         self.named = {token for settings in self.settings.values() for token in named_ids(settings)}
         unknown = self.file.model.get("unk_token")

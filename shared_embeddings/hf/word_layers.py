@@ -99,9 +99,7 @@ def find_tables(model: Any) -> list[WordTable]:
 def _word_layers(model: Any) -> list[tuple[str, Any]]:
     """Return the input and output layers of a model, by name; encoders and classifiers have no output."""
     kind, config = type(model).__name__, model.config
-    for name in ("vision_config", "audio_config"):
-        if getattr(config, name, None) is not None:
-            raise UserError(f"{kind}: takes more than text ({name}); use a text-only model")
+    check_text_only(kind, config)
     try:
         layers = [("input", model.get_input_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
@@ -113,6 +111,13 @@ def _word_layers(model: Any) -> list[tuple[str, Any]]:
             f"{kind}: does not define where its word embeddings are; it is not supported"
         ) from error
     return layers
+
+
+def check_text_only(kind: str, config: Any) -> None:
+    """Raise UserError if a model of a class also takes pictures or sounds."""
+    for name in ("vision_config", "audio_config"):
+        if getattr(config, name, None) is not None:
+            raise UserError(f"{kind}: takes more than text ({name}); use a text-only model")
 
 
 def _find_uses(model: Any, weight: nn.Parameter) -> Placement:

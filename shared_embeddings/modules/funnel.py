@@ -17,9 +17,9 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.modules.projective import LowRankOptions
 from shared_embeddings.registry import register
-from shared_embeddings.utils.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.utils.options import option
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small

@@ -24,13 +24,14 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
 from shared_embeddings.loss import LinearScores, ScoreTerms, blockwise_cross_entropy
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
+from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
 from shared_embeddings.utils.options import (
     OptionError,
     option,
@@ -38,7 +39,6 @@ from shared_embeddings.utils.options import (
     require,
     require_effect,
 )
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 # The options that determine the groups without their sizes.
 _LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")

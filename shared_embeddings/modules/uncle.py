@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.loss import (
     SCORES,
     Gradients,
@@ -27,7 +28,6 @@ from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.utils.options import (
     STORED,
     OptionError,

@@ -14,8 +14,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from shared_embeddings.utils import paths
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import missing_module
+from shared_embeddings.utils.errors import UserError, first_line, missing_module
 from shared_embeddings.utils.signals import Terminated, raise_terminated
 
 USER_ERROR = 2

@@ -37,6 +37,7 @@ from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
+VERSION = "1"
 # The tensor with the words in UTF-8, separated by line ends.
 _WORDS = "words"
 # Bytes at the beginning of a safetensors file that contain its format.
@@ -46,13 +47,19 @@ _ROWS = 64
 
 
 class Adapter(host.TrimmingAdapter):
-    """Opens word vectors."""
+    """Opens word vectors.
+
+    Attributes:
+        skip_undecodable: an option of `read_vectors`.
+    """
+
+    skip_undecodable = False
 
     def sniff(self, path: Path) -> bool:
         return path.is_file() and (_is_compressed(path) or looks_like_vectors(path))
 
     def read(self, path: Path, runs: bool = True) -> VectorsModel:
-        return VectorsModel(path)
+        return VectorsModel(path, self.skip_undecodable)
 
     read_trimmable = read
 
@@ -60,14 +67,16 @@ class Adapter(host.TrimmingAdapter):
 class VectorsModel(WordTokens):
     """Word vectors read from a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
         self.path = path
+        self.notes: list[str] = []  # what a file of another program has, but not the model
         self.module: Any  # a SharedEmbedding
         self.packing: Packing | None = None
         if _is_compressed(path):
-            self.words, self.module, self.packing = _read_compressed(path)
+            self.words, self.module, self.packing, self.notes = _read_compressed(path)
         else:
-            self.words, vectors = read_vectors(path)
+            self.words, vectors, notes = read_vectors(path, skip_undecodable=skip_undecodable)
+            self.notes = list(notes)
             with torch.device("meta"):
                 count, dim = vectors.shape
                 self.module = build("standard", num_embeddings=count, embedding_dim=dim).eval()
@@ -124,31 +133,35 @@ class VectorsModel(WordTokens):
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         self.module = fitted[NAME]
-        return []
+        return self.notes
 
     def tensors(self) -> dict[str, Tensor]:
         return distinct_state(self.module)
 
     def files(self, path: Path) -> list[Path]:
-        """Return the file, and for an output the module that reads it with numpy unless it exists."""
+        """Return the file; UserError if the module beside an output would replace another file."""
         loader = path.with_name(Path(load_vectors.__file__).name)
-        is_there = path == self.path or (loader.is_file() and loader.read_bytes() == _loader())
-        return [path] if is_there else [path, loader]
+        if path != self.path and loader.exists() and loader.read_bytes() != _loader():
+            raise UserError(
+                f"output {path}: {loader} exists with other content; remove it, or use another folder"
+            )
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the module that reads vectors with numpy, and a safetensors file."""
         settings = {"method": self.module.method, **self.module.stored_options()}
         metadata = {
             "format": load_vectors.FORMAT,
-            "version": "1",
+            "version": VERSION,
             "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
             "embedding": json.dumps(settings),
         }
+        if self.notes:
+            metadata["notes"] = json.dumps(self.notes)
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        for loader in self.files(output)[1:]:
-            with replacing(loader) as temporary:
-                temporary.write_bytes(_loader())
+        with replacing(output.with_name(Path(load_vectors.__file__).name)) as temporary:
+            temporary.write_bytes(_loader())
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
@@ -161,7 +174,7 @@ class VectorsModel(WordTokens):
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
         self.words = [self.original[word] for word in kept[NAME].tolist()]
-        return []
+        return self.notes
 
     def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return _encode(self.words, lines)
@@ -183,11 +196,13 @@ def _is_compressed(path: Path) -> bool:
         return f'"{load_vectors.FORMAT}"'.encode() in file.read(_SEARCHED_BYTES)
 
 
-def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
+def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None, list[str]]:
     tensors = load_tensors(path, f"vectors {path}")
     try:
         with safe_open(path, "pt") as file:
             settings = file.metadata() or {}
+        if settings["version"] != VERSION:
+            raise ValueError(f"it is of version {settings['version']}, but this program supports {VERSION}")
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
@@ -199,9 +214,10 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
         embedding.load_state_dict(install(embedding, state), strict=False)
     except Exception as error:  # each method raises its own errors
         raise UserError(
-            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
+            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged, or of another "
+            "version of this program; copy it again, or use that version"
         ) from error
-    return words, embedding.eval(), packing
+    return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
 
 
 def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import AnyPath, replacing
 from shared_embeddings.utils.paths import check_outputs
 from shared_embeddings.utils.reading import read_lines

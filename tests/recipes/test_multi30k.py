@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import shared_embeddings as se
+from lm.data import datasets
 from recipes.common.recipe import find_recipe
 from recipes.common.results import SEED, read_results
 from recipes.common.table import records_of
@@ -22,7 +23,6 @@ from recipes.common.tools import run_main
 from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe, joiner
 from recipes.translation.train import AVERAGED, complete_row
-from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
 from tests.recipes.sizes import times_fewer
 
@@ -149,7 +149,7 @@ def test_wrong_files_and_settings_are_named_on_one_line(
     damage: dict[str, Any],
     printed: list[str],
 ) -> None:
-    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(datasets.time, "sleep", lambda seconds: None)
     content = damage.pop("file", None)
     if isinstance(content, str):
         small.write("train.de.gz", content)

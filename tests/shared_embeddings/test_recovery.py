@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.compress.distillation import divergence
-from shared_embeddings.compress.measure import LINES, Batch, Samples, sampled_lines
+from shared_embeddings.compress.measure import LINES, Batch, Samples, in_float32, sampled_lines
 from shared_embeddings.compress.options import parse_duration
 from shared_embeddings.compress.recovery import (
     SavedRecovery,
@@ -23,7 +23,6 @@ from shared_embeddings.compress.recovery import (
 )
 from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import in_float32
 
 
 @pytest.mark.parametrize("text", ["0min", "-1min", "nanmin", "20", "0steps", "1.5steps", "2 hours"])

@@ -32,7 +32,7 @@ from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_win
 from shared_embeddings.quant.codec import RATES, Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
-from shared_embeddings.utils.tracing import cache_tensor, has_values
+from shared_embeddings.tracing import cache_tensor, has_values
 
 STATE_BITS = 11
 _STATES = 2**STATE_BITS
