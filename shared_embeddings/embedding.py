@@ -547,13 +547,12 @@ def scores_of_codes(hidden: Tensor, codes: Tensor, entry_scores: Callable[[], Te
     Returns:
         None if decoding rows is faster, or the codes are not packed.
     """
-    is_packed = isinstance(codes, PackedTensor) and isinstance(codes.form, BitCodes)
-    if len(hidden) > _FEW_TOKENS or not is_packed:
+    if len(hidden) > _FEW_TOKENS or not isinstance(codes, PackedTensor):
         return None
-    tables = entry_scores()
-    if not kernels.usable(codes.packed.codes, tables):
+    form, tables = codes.form, entry_scores()
+    if not isinstance(form, BitCodes) or not kernels.usable(codes.codes, tables):
         return None
-    return kernels.field_scores(codes.packed.codes, codes.form.widths, codes.form.rows, tables)
+    return kernels.field_scores(codes.codes, form.widths, form.rows, tables)
 
 
 @dataclasses.dataclass(frozen=True)

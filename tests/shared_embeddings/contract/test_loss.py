@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings import loss as loss_module
+from shared_embeddings import embedding as embedding_module
 from tests.shared_embeddings.cases import PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     MemoryMeter,
@@ -337,7 +337,7 @@ def test_tokens_that_even_out_the_number_do_not_count(case: Case, monkeypatch: p
         hidden, targets = case.hidden(*shape), some_targets(case, *shape)
         results = []
         for even in (64, 1):
-            monkeypatch.setattr(loss_module, "_CPU_EVEN_TOKENS", even)
+            monkeypatch.setattr(embedding_module, "_CPU_EVEN_TOKENS", even)
             with torch.autocast("cpu", torch.bfloat16):
                 losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
                 mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))
