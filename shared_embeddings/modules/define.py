@@ -35,13 +35,6 @@ class LayerPlan(NamedTuple):
     outputs: int
 
 
-def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
-    """The number of groups of each layer: halved from layer to layer (Eq. 1), constant, or one."""
-    if transform == "hgt":
-        return [max(max_groups // 2**layer, 1) for layer in range(depth)]
-    return [max_groups if transform == "glt" else 1] * depth
-
-
 def plan_layers(
     input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
 ) -> list[LayerPlan]:
@@ -51,7 +44,9 @@ def plan_layers(
     rounded down to a multiple of all groups; with residual connections k / 2 (section 4.4). A direct link to
     the input widens the inputs of all layers but the first by n.
     """
-    groups = plan_groups(transform, max_groups, depth)
+    groups = [max_groups if transform == "glt" else 1] * depth
+    if transform == "hgt":  # halved from layer to layer (Eq. 1)
+        groups = [max(max_groups // 2**layer, 1) for layer in range(depth)]
     step = math.lcm(*groups)
     linked = input_dim if connection in ("mixer", "skip") else 0
     plans: list[LayerPlan] = []
@@ -64,23 +59,17 @@ def plan_layers(
     return plans
 
 
-def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
-    """The number of groups of each layer in the authors' later code.
-
-    From the last layer back they are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again.
-    """
-    cycle = [2**power for power in range(max_groups.bit_length())]
-    return [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
-
-
 def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
     """The sizes of all layers after the first in the authors' later code, for inputs of D / 2.
 
+    From the last group transform back, the numbers of groups are 1, 2, 4 and so on up to g_max, then 1, 2, 4
+    again.
     Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
     dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
     transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
     """
-    groups = plan_delight_groups(max_groups, depth)
+    cycle = [2**power for power in range(max_groups.bit_length())]
+    groups = [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
     inputs = embedding_dim // 2
     outputs = []
     for layer in range(1, depth):
@@ -107,15 +96,6 @@ class GroupTransform(nn.Module):
         self.groups = plan.groups
         self.weight = nn.Parameter(torch.empty(plan.inputs // plan.groups, plan.outputs // plan.groups))
 
-    @staticmethod
-    def num_parameters(plan: LayerPlan) -> int:
-        """in out / g**2."""
-        return plan.inputs * plan.outputs // plan.groups**2
-
-    def reset_parameters(self) -> None:
-        # Keeps the variance.
-        nn.init.normal_(self.weight, std=self.weight.size(0) ** -0.5)
-
     def forward(self, vectors: Tensor) -> Tensor:
         transformed = (vectors.unflatten(1, (self.groups, -1)) @ self.weight).flatten(1)
         return F.gelu(F.layer_norm(transformed, transformed.shape[1:]))
@@ -133,16 +113,6 @@ class GroupLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, plan.inputs // groups, width))
         self.bias = nn.Parameter(torch.empty(groups, 1, width))
         self.norm = nn.LayerNorm(width)
-
-    @staticmethod
-    def num_parameters(plan: LayerPlan) -> int:
-        """in out / g weights, a bias for each output, gain and shift."""
-        return plan.inputs * plan.outputs // plan.groups + plan.outputs + 2 * (plan.outputs // plan.groups)
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
-        nn.init.zeros_(self.bias)
-        self.norm.reset_parameters()
 
     def forward(self, vectors: Tensor) -> Tensor:
         chunks = vectors.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
@@ -267,12 +237,13 @@ class DefineOptions(EmbeddingOptions):
         )
         if self.transform == "linear":
             require_effect(self, ("max_groups", "shuffle"), "with transform 'linear', which has one group")
+        max_groups = self.max_groups or 4
         if self.unit == "paper":
-            for layer, count in enumerate(plan_groups(self.transform, self._groups, self.depth), start=1):
+            for layer, plan in enumerate(self.layers(self.map_dim), start=1):
                 require(
-                    self.map_dim % count == 0,
-                    f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer "
-                    f"{layer}; change it or 'max_groups' ({self._groups})",
+                    self.map_dim % plan.groups == 0,
+                    f"option 'map_dim' is {self.map_dim}, not divisible by the {plan.groups} groups of layer "
+                    f"{layer}; change it or 'max_groups' ({max_groups})",
                 )
         else:
             require_effect(self, ("transform", "shuffle", "connection", "reduce"), "with unit 'delight'")
@@ -282,8 +253,8 @@ class DefineOptions(EmbeddingOptions):
                 "another; choose at least 2",
             )
             require(
-                self._groups.bit_count() == 1,
-                f"option 'max_groups' is {self._groups}, but with unit 'delight' it must be a power of 2",
+                max_groups.bit_count() == 1,
+                f"option 'max_groups' is {max_groups}, but with unit 'delight' it must be a power of 2",
             )
         if self.output != "map":
             require_effect(self, ("output_projection",), f"with output '{self.output}'")
@@ -307,16 +278,12 @@ class DefineOptions(EmbeddingOptions):
             return map_options[name]
         raise AttributeError(f"'define' has no option '{name}'")
 
-    @property
-    def _groups(self) -> int:
-        return self.max_groups or 4
-
     def layers(self, embedding_dim: int) -> list[LayerPlan]:
+        """Return the plans of the layers; those of unit "paper" do not depend on D."""
+        sizes = self.expand_dim, self.depth, self.max_groups or 4
         if self.unit == "delight":
-            return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups)
-        return plan_layers(
-            self.map_dim, self.expand_dim, self.depth, self._groups, self.transform, self.connection
-        )
+            return plan_delight_layers(embedding_dim, *sizes)
+        return plan_layers(self.map_dim, *sizes, self.transform, self.connection)
 
     @classmethod
     def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
@@ -339,7 +306,8 @@ class DefineOptions(EmbeddingOptions):
         # Checks the options of the map without building it.
         self.count_parameters(num_embeddings, embedding_dim)
         if self.unit == "delight":
-            half, most = embedding_dim // 2, max(plan_delight_groups(self._groups, self.depth))
+            half = embedding_dim // 2
+            most = max(plan.groups for plan in self.layers(embedding_dim))
             require(
                 half >= most and half % most == 0,
                 f"option 'max_groups' leads to {most} groups, but with unit 'delight' half of the dimension, "
@@ -362,14 +330,15 @@ class DefineOptions(EmbeddingOptions):
         """The map, the first layer, the group transforms, reduction and projection.
 
         The first layer has n**2, the group transforms in out / g**2 each, the reduction (k + n) D, or k D if
-        it does not read the map. All layers of unit "delight" are `GroupLinear`.
+        it does not read the map. All layers of unit "delight" are `GroupLinear`, with in out / g weights, a
+        bias for each output, and gain and shift of a group.
         """
         layers = self.layers(embedding_dim)
         if self.unit == "delight":
             entry = LayerPlan(1, self.map_dim, embedding_dim // 2)
-            unit = sum(map(GroupLinear.num_parameters, [entry, *layers]))
+            unit = sum(i * o // g + o + 2 * (o // g) for g, i, o in (entry, *layers))
         else:
-            unit = self.map_dim**2 + sum(map(GroupTransform.num_parameters, layers))
+            unit = self.map_dim**2 + sum(i * o // g**2 for g, i, o in layers)
             unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
         projection = self.map_dim * embedding_dim if self.output_projection else 0
         sizes = num_embeddings, self.map_dim
@@ -477,16 +446,21 @@ class DefineEmbedding(SharedEmbedding):
         self.map.reset_parameters()
         std = entry_std(self.embedding_dim)
         layers: list[Any] = list(self.expansion.layers)
-        for layer in layers:
-            layer.reset_parameters()
         if isinstance(self.entry, GroupLinear):
-            self.entry.reset_parameters()
+            layers.append(self.entry)
+        for layer in layers:
+            # Keeps the variance.
+            nn.init.normal_(layer.weight, std=layer.weight.size(-2) ** -0.5)
+            if isinstance(layer, GroupLinear):
+                nn.init.zeros_(layer.bias)
+                layer.norm.reset_parameters()
+        if isinstance(self.entry, GroupLinear):
             # The gain for which `rms_of_activations` is `std`, by bisection.
             low, high = 0.0, 4.0 * std + 4.0
             for _ in range(60):
                 middle = (low + high) / 2
                 low, high = (middle, high) if rms_of_activations(middle) < std else (low, middle)
-            nn.init.constant_(layers[-1].norm.weight, high)
+            nn.init.constant_(layers[-2].norm.weight, high)
         else:
             # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)

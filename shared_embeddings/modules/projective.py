@@ -79,13 +79,16 @@ class ProjectiveEmbedding(SharedEmbedding):
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.codes) @ self.basis
+        return self._activated(F.embedding(ids, self.codes)) @ self.basis
+
+    def _activated(self, codes: Tensor) -> Tensor:
+        return codes
 
     def layers(self, ids: Tensor) -> list[Layer]:
         return [Layer("codes", F.embedding(ids, self.codes)), *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
-        return OutputFactors(self.codes, self.basis)
+        return OutputFactors(self._activated(self.codes), self.basis)
 
     @classmethod
     def fit(cls, task: FitTask) -> ProjectiveEmbedding:

@@ -167,7 +167,7 @@ class QuantizedEmbedding(SharedEmbedding):
     scores_in_blocks = True
     _is_packed = True
     widths: Tensor
-    signs: Tensor
+    signs: Tensor | None
 
     def create_parameters(self) -> None:
         self.codec = self.options.codec_for(self.embedding_dim)
@@ -185,8 +185,8 @@ class QuantizedEmbedding(SharedEmbedding):
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
             self.register_buffer("widths", torch.empty(self.num_embeddings, dtype=torch.uint8))
-        if self.codec.rotates:
-            self.register_buffer("signs", torch.empty(self.embedding_dim, dtype=torch.uint8))
+        signs = torch.empty(self.embedding_dim, dtype=torch.uint8) if self.codec.rotates else None
+        self.register_buffer("signs", signs)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -264,7 +264,7 @@ class QuantizedEmbedding(SharedEmbedding):
         if slots is None:
             rate = next(iter(self.word_counts))
             rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
-            return self._restored(rows, books)
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
@@ -274,7 +274,7 @@ class QuantizedEmbedding(SharedEmbedding):
                 decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 has_rate = (places >= end - count) & (places < end)
                 rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
-            return self._restored(rows, books)
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -284,18 +284,22 @@ class QuantizedEmbedding(SharedEmbedding):
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
         rows = torch.cat(parts)
-        return self._restored(torch.empty_like(rows).index_copy(0, order, rows), books)
+        rows = torch.empty_like(rows).index_copy(0, order, rows)
+        return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
 
     def _all_rows(self) -> Tensor:
-        books = self._shared().books
-        return torch.cat([self._restored(rows, books) for rows in self._decoded_rows().split(BLOCK)])
+        books, signs, parts = self._shared().books, self.signs, []
+        for rows in self._decoded_rows().split(BLOCK):
+            parts.append(rotate(self.codec.project(rows, books, is_inverted=True), signs, is_inverted=True))
+        return torch.cat(parts)
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
         rows = self._decoded_rows()
-        is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
-        eye = torch.eye(rows.size(1)).to(rows)
-        return OutputFactors(rows, None if is_plain else self._restored(eye, self._shared().books))
+        if self.signs is None and type(self.codec).project is Codec.project:
+            return OutputFactors(rows, None)
+        eye = self.codec.project(torch.eye(rows.size(1)).to(rows), self._shared().books, is_inverted=True)
+        return OutputFactors(rows, rotate(eye, self.signs, is_inverted=True))
 
     def _decoded(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         return self.codec.decode(codes, scales, rate, books) if rate else self.codec.uncoded(scales, books)
@@ -310,14 +314,10 @@ class QuantizedEmbedding(SharedEmbedding):
         rows = torch.cat(blocks)
         return rows if slots is None else rows.index_select(0, slots.int())
 
-    def _restored(self, rows: Tensor, books: Books) -> Tensor:
-        rows = self.codec.restore(rows, books)
-        return rotate(rows, self.signs, is_inverted=True) if self.codec.rotates else rows
-
     def _block_scores(self, hidden: Tensor) -> Tensor:
         codec, shared, parts = self.codec, self._shared(), []
         books, slots = shared.books, shared.slots
-        states = codec.project(self._rotated(hidden), books)
+        states = codec.project(rotate(hidden, self.signs), books)
         for rate, scales in self._parts(shared.words):
             if rate:
                 parts.append(codec.scores(states, self.codes(rate), scales, rate, books))
@@ -333,9 +333,6 @@ class QuantizedEmbedding(SharedEmbedding):
             return
         scales = self.word_scales.index_select(0, words.int())
         yield from zip(self.word_counts, scales.split(list(self.word_counts.values())))
-
-    def _rotated(self, rows: Tensor) -> Tensor:
-        return rotate(rows, self.signs) if self.codec.rotates else rows
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         state = self.state_dict()
@@ -394,13 +391,13 @@ class QuantizedEmbedding(SharedEmbedding):
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([made._rotated(table[block]) for block in ids.split(BLOCK)])
+        sample = torch.cat([rotate(table[block], made.signs) for block in ids.split(BLOCK)])
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
         books, metric = made._shared().books, None
         if task.metric is not None:
-            rotated = Metric(task.metric).seen_by(made._rotated)
+            rotated = Metric(task.metric).seen_by(lambda states: rotate(states, made.signs))
             metric = rotated.seen_by(lambda states: codec.project(states, books))
         is_encoded = torch.ones(len(table), dtype=torch.bool)
         if task.only is not None:
@@ -411,7 +408,7 @@ class QuantizedEmbedding(SharedEmbedding):
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(BLOCK):
                 ids = words[places].to(table.device)
-                rows = made._rotated(table[ids])
+                rows = rotate(table[ids], made.signs)
                 if rate:
                     codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes
@@ -434,13 +431,17 @@ def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     return codes + books + (sum(used.values()) // 2 if len(used) > 1 else 0)
 
 
-def rotate(values: Tensor, signs: Tensor, is_inverted: bool = False) -> Tensor:
+def rotate(values: Tensor, signs: Tensor | None, is_inverted: bool = False) -> Tensor:
     """Return rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
+
+    Without signs, vectors stay as they are.
 
     After it, the entries of any row are close to normal with one variance, so that one codebook fits all
     tables. Dimensions with a 1 in the signs ``(D,)``, which are 0 or 1, are negated first. The product of the
     matrices is their Kronecker product. The inverse has their transposes, and the signs last.
     """
+    if signs is None:
+        return values
     factors = 1 - 2 * signs.to(values.dtype)
     mixed, done = values if is_inverted else values * factors, 1
     for sizes in _groups(values.size(1)):

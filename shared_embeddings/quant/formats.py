@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -49,13 +49,7 @@ class Packed(NamedTuple):
     """
 
     codes: Tensor
-    scales: Tensor | None
-
-    @property
-    def factors(self) -> Tensor:
-        """The scales in float32."""
-        assert self.scales is not None
-        return self.scales.float()
+    scales: Any  # a tensor, or None
 
 
 class NumberFormat(ABC):
@@ -158,11 +152,11 @@ class Int8(NumberFormat):
         return Packed(integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales)
 
     def decode(self, packed: Packed) -> Tensor:
-        return packed.codes.float().mul_(packed.factors)
+        return packed.codes.float().mul_(packed.scales.float())
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The scales multiply the scores, which are fewer than the values."""
-        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.factors.t())
+        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.scales.float().t())
 
 
 class Logarithms(NumberFormat):
@@ -186,7 +180,7 @@ class Logarithms(NumberFormat):
         return Packed(codes.to(torch.uint8), top.exp2().to(_SCALE_TYPE).reshape(1, 1))
 
     def decode(self, packed: Packed) -> Tensor:
-        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.factors
+        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.scales.float()
         return numbers.masked_fill(packed.codes == 0, 0.0)
 
 

@@ -275,12 +275,6 @@ def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = No
     return PackedTensor(form, tensor.form.rows_of(tensor.packed, itemgetter(rows)), tensor.dtype)
 
 
-def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
-    if axis != 0 or not isinstance(tensor, PackedTensor) or tensor.is_transposed:
-        return NotImplemented
-    return tensor.select_rows(dense(ids))
-
-
 def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     if not isinstance(tensor, PackedTensor) or tensor.is_transposed or tensor.dim() != 2:
         return NotImplemented
@@ -288,8 +282,13 @@ def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     return rows if ids.dim() == 1 else rows.unflatten(0, ids.shape)
 
 
-def _select(tensor: PackedTensor, axis: int, place: int) -> Any:
-    if axis != 0 or tensor.is_transposed or not -len(tensor) <= place < len(tensor):
+def _select(tensor: PackedTensor, axis: int, place: Any) -> Any:
+    """For `select` of one row, and `index_select` of ids."""
+    if axis != 0 or not isinstance(tensor, PackedTensor) or tensor.is_transposed:
+        return NotImplemented
+    if isinstance(place, Tensor):
+        return tensor.select_rows(dense(place))
+    if not -len(tensor) <= place < len(tensor):
         return NotImplemented
     with torch.inference_mode(False):  # as in `PackedTensor.__new__`
         return tensor.select_rows(torch.tensor([place % len(tensor)], device=tensor.device))[0]
@@ -321,7 +320,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.permute.default: _transpose,
     _aten.slice.Tensor: _slice,
     _aten.select.int: _select,
-    _aten.index_select.default: _index_select,
+    _aten.index_select.default: _select,
     _aten.embedding.default: _embedding,
     _aten.mm.default: _mm,
     _aten.mm.out: _mm,

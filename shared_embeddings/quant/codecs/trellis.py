@@ -18,6 +18,7 @@ Axes: ``n`` rows, ``D`` dimensions, ``T`` states of a row.
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -444,7 +445,8 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
 
 def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
-    plan = lane_plan(steps) if kernels.has_lanes() else entry_plan(steps)
+    lanes = importlib.import_module("shared_embeddings.quant.lanes")  # slow to import
+    plan = entry_plan(steps) if lanes.INSTRUCTIONS is None else lane_plan(steps)
     return kernels.path_scores(hidden, codes, scales, plan)
 
 
