@@ -456,9 +456,15 @@ class SharedEmbedding(CachingModule):
         needs_table = torch.is_grad_enabled() or torch.compiler.is_compiling()
         return self.scores_in_blocks and not needs_table and self._is_packed
 
-    def _block_scores(self, hidden: Tensor) -> Tensor:
-        """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
-        return scores_of_blocks(hidden, self.row_function(), self.num_embeddings)
+    def _block_scores(self, hidden: Tensor, rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows.
+
+        Args:
+            rows: a function of word ids that gives other rows, for hidden states of their width.
+        """
+        rows = self.row_function() if rows is None else rows
+        blocks = torch.arange(self.num_embeddings, device=hidden.device).split(_SCORED_ROWS)
+        return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
 
     def _loss(
         self,
@@ -528,12 +534,6 @@ def without_padding(rows: Tensor, padding_idx: int | None, ids: Tensor | None = 
         return rows
     ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
     return rows.masked_fill((ids == padding_idx).unsqueeze(-1), 0.0)
-
-
-def scores_of_blocks(hidden: Tensor, rows: Callable[[Tensor], Tensor], num_words: int) -> Tensor:
-    """Return the products ``(N, V)`` of hidden states with blocks of `rows`, a function of word ids."""
-    blocks = torch.arange(num_words, device=hidden.device).split(_SCORED_ROWS)
-    return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
 
 
 def scores_of_codes(hidden: Tensor, codes: Tensor, entry_scores: Callable[[], Tensor]) -> Tensor | None:

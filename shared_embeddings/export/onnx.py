@@ -87,20 +87,6 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     return TableGraph(graph, form, {"vectors": dim, "scores": module.num_embeddings}, module.score_dim)
 
 
-def serialized(table: TableGraph) -> bytes:
-    """The graph of an embedding as an ONNX model."""
-    helper = table.builder.helper
-    make = helper.make_tensor_value_info
-    inputs = [make("ids", 7, ["n"])]
-    outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
-    if "scores" in table.widths:
-        inputs.append(make("hidden", 1, ["m", table.score_dim]))
-        outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
-    nodes, initializers = table.builder.nodes, table.builder.initializers
-    graph = helper.make_graph(nodes, "shared_embedding", inputs, outputs, initializers)
-    return finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
-
-
 def _add_centroids(
     graph: GraphBuilder, module: StructuredEmbedding | CompositionalCodeEmbedding, has_output: bool
 ) -> str:
@@ -151,7 +137,10 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
         right = graph.matrix("right", factors[1])
         form = f"two factors of rank {left.width}" + (f" in {left.form}" if left.bits else "")
         graph.gathered(left, "ids", "codes")
-        graph.node("MatMul", f"codes {graph.whole(right)}", "vectors")
+        if right.bits:  # the dense matrix
+            graph.constant(f"{right.name}_all", np.arange(right.rows, dtype=np.int32))
+            graph.gathered(right, f"{right.name}_all", right.name)
+        graph.node("MatMul", f"codes {right.name}", "vectors")
     if has_output:
         assert isinstance(module, SharedEmbedding)
         scored = module.output_table().detach().float()
@@ -223,15 +212,16 @@ class StandIn(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors ``(..., D)`` of ids ``(...)``."""
-        return self._node(_LOOKUP, ids, [*ids.shape, self.embedding_dim])
+        shape = [*ids.shape, self.embedding_dim]
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{_LOOKUP}", [ids], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores ``(..., V)`` of hidden states ``(..., S)``."""
-        return self._node(_SCORES, hidden, [*hidden.shape[:-1], self.num_embeddings])
-
-    def _node(self, kind: str, given: Tensor, shape: list[int]) -> Tensor:
+        kind, shape = f"{DOMAIN}::{_SCORES}", [*hidden.shape[:-1], self.num_embeddings]
         return torch.onnx.ops.symbolic(
-            f"{DOMAIN}::{kind}", [given], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
+            kind, [hidden], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
         )
 
 
@@ -497,13 +487,6 @@ class GraphBuilder:
             self.constant(key, np.array([value]))
         return self.node("Slice", f"{output}.filled zero {name}_width axis", output)
 
-    def whole(self, matrix: Matrix) -> str:
-        """The name of the dense matrix ``(N, K)``."""
-        if not matrix.bits:
-            return matrix.name
-        self.constant(f"{matrix.name}_all", np.arange(matrix.rows, dtype=np.int32))
-        return self.gathered(matrix, f"{matrix.name}_all", matrix.name)
-
     def products(self, hidden: str, matrix: Matrix, output: str) -> str:
         """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
         if not matrix.bits:
@@ -643,14 +626,23 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
     inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
+    helper = table.builder.helper
+    make = helper.make_tensor_value_info
+    named_inputs = [make("ids", 7, ["n"])]
+    named_outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
     if "scores" in table.widths:
         assert isinstance(module, SharedEmbedding)
+        named_inputs.append(make("hidden", 1, ["m", table.score_dim]))
+        named_outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
         hidden = torch.randn(_STATES, module.score_dim, generator=generator)
         scores = module.logits(hidden).float().numpy()
         if module.padding_idx is not None:
             scores[:, module.padding_idx] = np.nan  # they do not matter
         inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
-    return _write(serialized(table), output, table.form, [Example(inputs, outputs)])
+    nodes, initializers = table.builder.nodes, table.builder.initializers
+    graph = helper.make_graph(nodes, "shared_embedding", named_inputs, named_outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    return _write(finished(model), output, table.form, [Example(inputs, outputs)])
 
 
 def export_model(body: OnnxBody, output: Path) -> Exported:

@@ -280,10 +280,6 @@ class AdaptiveOptions(EmbeddingOptions):
                 f"option 'map_options' has {name!r}, which is not an option of maps; remove it",
             )
 
-    def sizes(self, num_embeddings: int) -> list[int]:
-        """The number of words in each band."""
-        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
-
     def widths(self, embedding_dim: int) -> list[int]:
         """The width d_i of the vectors of each band."""
         first = self.width or embedding_dim
@@ -346,7 +342,8 @@ class AdaptiveOptions(EmbeddingOptions):
         if self.map is not None:
             counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
             return num_parameters(self.map, **counted, **self.map_options) + others
-        tables = sum(size * width for size, width in zip(self.sizes(num_embeddings), widths, strict=True))
+        ends = pairwise((0, *self.cutoffs, num_embeddings))
+        tables = sum((end - start) * width for (start, end), width in zip(ends, widths, strict=True))
         return (2 * tables if self.tie == "none" else tables) + others
 
     @classmethod
@@ -388,7 +385,8 @@ class AdaptiveEmbedding(SharedEmbedding):
         self.has_linear_scores = False  # words of clusters are scored within their cluster
         self.score_dim = self.options.score_dim or self.embedding_dim
         self.starts = (0, *self.options.cutoffs)
-        self.sizes = self.options.sizes(self.num_embeddings)
+        ends = pairwise((*self.starts, self.num_embeddings))
+        self.sizes = [end - start for start, end in ends]
         widths = self.options.widths(self.embedding_dim)
         shapes = {str(band): shape for band, shape in enumerate(zip(self.sizes, widths, strict=True))}
         self.map: Any = None
@@ -547,7 +545,7 @@ class AdaptiveEmbedding(SharedEmbedding):
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
         self._check_output()
-        bands = zip(self._output_codes(), self._output_projections())
+        bands = self._output_bands()
         table = torch.cat([codes if basis is None else codes @ basis for codes, basis in bands])
         return without_padding(table, self.padding_idx)
 
@@ -569,24 +567,21 @@ class AdaptiveEmbedding(SharedEmbedding):
         if self.bias is not None and self.cluster_bias is not None:
             of_head, *of_tails = self.bias.split(self.sizes)
             biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
-        bands = zip(self._output_codes(), self._output_projections(), biases, strict=True)
+        bands = zip(self._output_bands(), biases, strict=True)
         head, *tails = (
             SoftmaxPart((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
-            for band, (codes, basis, bias) in enumerate(bands)
+            for band, ((codes, basis), bias) in enumerate(bands)
         )
         return AdaptiveSoftmax(head, tails, self.options.cutoffs, self.num_embeddings)
 
-    def _output_codes(self) -> Sequence[Tensor]:
-        """The vectors ``(V_i, d_i)`` of the words of every band on the output side."""
-        if self.map is not None:
-            return self.map.table().split(self.sizes)
-        return list((self.tables if self.output_tables is None else self.output_tables).values())
-
-    def _output_projections(self) -> list[nn.Parameter | None]:
-        """The projection of every band on the output side, if it has one."""
+    def _output_bands(self) -> list[tuple[Tensor, nn.Parameter | None]]:
+        """Return the output vectors ``(V_i, d_i)`` of every band, and its projection, if it has one."""
+        tables = self.tables if self.output_tables is None else self.output_tables
+        codes = tables.values() if self.map is None else self.map.table().split(self.sizes)
         projections = self.projections if self.output_projections is None else self.output_projections
         shapes = self.options.projection_shapes(self.embedding_dim, is_output=True)
-        return [projections[str(band)] if str(band) in shapes else None for band in range(len(self.sizes))]
+        names = [str(band) if str(band) in shapes else None for band in range(len(self.sizes))]
+        return [(part, projections[name] if name else None) for part, name in zip(codes, names, strict=True)]
 
     def _padding_in(self, band: int) -> int | None:
         """The position of the padding word within a band, or None if it is in another one."""
@@ -598,8 +593,11 @@ class AdaptiveEmbedding(SharedEmbedding):
     def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         of_map = [] if self.map is None else list(self.map.parameters())
         tables = self.tables if self.output_tables is None else self.output_tables
-        others = (*self._output_projections(), self.clusters, self.bias, self.cluster_bias)
-        outputs = [*of_map, *tables.values(), *(part for part in others if part is not None)]
+        projections = self.projections if self.output_projections is None else self.output_projections
+        shapes = self.options.projection_shapes(self.embedding_dim, is_output=True)
+        others = (self.clusters, self.bias, self.cluster_bias)
+        outputs = [*of_map, *tables.values(), *(projections[band] for band in shapes)]
+        outputs += [parameter for parameter in others if parameter is not None]
         return [*of_map, *self.tables.values(), *self.projections.values()], outputs
 
     @classmethod

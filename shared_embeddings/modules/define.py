@@ -35,55 +35,6 @@ class LayerPlan(NamedTuple):
     outputs: int
 
 
-def plan_layers(
-    input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
-) -> list[LayerPlan]:
-    """The sizes of the N = `depth` layers that expand n = `input_dim` to k = `expand_dim` (section 3.2).
-
-    The space between n and k is sampled linearly, so that the outputs of layer l are n + (k - n) l / N,
-    rounded down to a multiple of all groups; with residual connections k / 2 (section 4.4). A direct link to
-    the input widens the inputs of all layers but the first by n.
-    """
-    groups = [max_groups if transform == "glt" else 1] * depth
-    if transform == "hgt":  # halved from layer to layer (Eq. 1)
-        groups = [max(max_groups // 2**layer, 1) for layer in range(depth)]
-    step = math.lcm(*groups)
-    linked = input_dim if connection in ("mixer", "skip") else 0
-    plans: list[LayerPlan] = []
-    for layer, count in enumerate(groups):
-        width = (input_dim * depth + (expand_dim - input_dim) * (layer + 1)) // depth
-        if connection == "residual":
-            width = max(expand_dim // 2, step)
-        inputs = plans[-1].outputs + linked if plans else input_dim
-        plans.append(LayerPlan(count, inputs, width // step * step))
-    return plans
-
-
-def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
-    """The sizes of all layers after the first in the authors' later code, for inputs of D / 2.
-
-    From the last group transform back, the numbers of groups are 1, 2, 4 and so on up to g_max, then 1, 2, 4
-    again.
-    Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
-    dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
-    transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
-    """
-    cycle = [2**power for power in range(max_groups.bit_length())]
-    groups = [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
-    inputs = embedding_dim // 2
-    outputs = []
-    for layer in range(1, depth):
-        most = max(groups[layer - 1 : layer + 1])
-        step = most * math.ceil(8 / most)
-        outputs.append(step * math.ceil((inputs + layer * (expand_dim - inputs) // (depth - 1)) / step))
-    outputs.append(embedding_dim)
-    plans = [
-        LayerPlan(count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer])
-        for layer, count in enumerate(groups)
-    ]
-    return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
-
-
 class GroupTransform(nn.Module):
     """The group transform of unit "paper" (Eq. 1, appendix A.1), then layer normalization and GELU.
 
@@ -279,11 +230,45 @@ class DefineOptions(EmbeddingOptions):
         raise AttributeError(f"'define' has no option '{name}'")
 
     def layers(self, embedding_dim: int) -> list[LayerPlan]:
-        """Return the plans of the layers; those of unit "paper" do not depend on D."""
-        sizes = self.expand_dim, self.depth, self.max_groups or 4
-        if self.unit == "delight":
-            return plan_delight_layers(embedding_dim, *sizes)
-        return plan_layers(self.map_dim, *sizes, self.transform, self.connection)
+        """Return the sizes of the layers.
+
+        Unit "paper": N = `depth` layers expand n to k (section 3.2), whatever D is. The space between n and k
+        is sampled linearly, so that the outputs of layer l are n + (k - n) l / N, rounded down to a multiple
+        of all groups; with residual connections k / 2 (section 4.4). A direct link to the input widens the
+        inputs of all layers but the first by n.
+
+        Unit "delight": all layers after the first in the authors' later code, for inputs of D / 2. From the
+        last group transform back, the groups are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again. Outputs
+        are spaced linearly from D / 2 to k, without the first of them. Fractions are dropped, and the rest is
+        rounded up to a multiple of 8 and of the groups on both sides. The last group transform reduces to D;
+        a linear layer to D follows it. All layers but the first read the inputs, too.
+        """
+        n, k, depth, most = self.map_dim, self.expand_dim, self.depth, self.max_groups or 4
+        plans: list[LayerPlan] = []
+        if self.unit == "paper":
+            groups = [most if self.transform == "glt" else 1] * depth
+            if self.transform == "hgt":  # halved from layer to layer (Eq. 1)
+                groups = [max(most // 2**layer, 1) for layer in range(depth)]
+            step = math.lcm(*groups)
+            linked = n if self.connection in ("mixer", "skip") else 0
+            for layer, count in enumerate(groups):
+                width = (n * depth + (k - n) * (layer + 1)) // depth
+                if self.connection == "residual":
+                    width = max(k // 2, step)
+                inputs = plans[-1].outputs + linked if plans else n
+                plans.append(LayerPlan(count, inputs, width // step * step))
+            return plans
+        cycle = [2**power for power in range(most.bit_length())]
+        groups = [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
+        inputs = embedding_dim // 2
+        for layer, count in enumerate(groups, start=1):
+            outputs = embedding_dim
+            if layer < depth:
+                larger = max(groups[layer - 1 : layer + 1])
+                step = larger * math.ceil(8 / larger)
+                outputs = step * math.ceil((inputs + layer * (k - inputs) // (depth - 1)) / step)
+            plans.append(LayerPlan(count, inputs + (plans[-1].outputs if plans else 0), outputs))
+        return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
 
     @classmethod
     def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
@@ -339,16 +324,13 @@ class DefineOptions(EmbeddingOptions):
             unit = sum(i * o // g + o + 2 * (o // g) for g, i, o in (entry, *layers))
         else:
             unit = self.map_dim**2 + sum(i * o // g**2 for g, i, o in layers)
-            unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
+            # The reduction has the connection of the last layer to the map, too.
+            linked = self.map_dim if self.connection in ("mixer", "skip") else 0
+            unit += (layers[-1].outputs + linked) * embedding_dim if self.reduce else 0
         projection = self.map_dim * embedding_dim if self.output_projection else 0
         sizes = num_embeddings, self.map_dim
         of_map = get_method_config(self.map).resolve(*sizes, self.build_options_of_map())
         return of_map.count_parameters(*sizes) + unit + projection
-
-    def reduction_inputs(self, layers: list[LayerPlan]) -> int:
-        """The inputs of the reduction, which also has the connection of the last layer to the map."""
-        linked = self.map_dim if self.connection in ("mixer", "skip") else 0
-        return layers[-1].outputs + linked
 
     def build_options_of_map(self) -> dict[str, Any]:
         """The options of the map, with an output side only if the unit uses it."""
@@ -425,7 +407,8 @@ class DefineEmbedding(SharedEmbedding):
             self.expansion = Expansion(GroupTransform, layers, self.options.connection, self.options.shuffle)
             rms = rms_of_activations(1.0, self.expansion.summands)
             if self.options.reduce:
-                inputs, expanded = self.options.reduction_inputs(layers), self.expansion.width
+                expanded = self.expansion.width
+                inputs = expanded + (width if self.options.connection in ("mixer", "skip") else 0)
                 self.reducer = nn.Linear(inputs, self.embedding_dim, bias=False)
                 # All words share the reduction: with inputs of norm one, a step moves a row about as far as
                 # in a plain table. With larger ones, the first steps make all rows alike.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, scores_of_blocks
+from shared_embeddings.embedding import Layer
 from shared_embeddings.fitting.factorization import (
+    distances,
     least_mean_distance,
-    mean_distance,
     restore_scale,
     without_negatives,
 )
@@ -74,11 +75,9 @@ class FunnelEmbedding(ProjectiveEmbedding):
         codes, *others = super().layers(ids)
         return [codes, Layer("activated codes", self._activated(codes.values)), *others]
 
-    def _block_scores(self, hidden: Tensor) -> Tensor:
+    def _block_scores(self, hidden: Tensor, rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         projected = F.linear(hidden, self.basis)
-        return scores_of_blocks(
-            projected, lambda ids: self._activated(F.embedding(ids, self.codes)), self.num_embeddings
-        )
+        return super()._block_scores(projected, lambda ids: self._activated(F.embedding(ids, self.codes)))
 
     def _activated(self, codes: Tensor) -> Tensor:
         return ACTIVATIONS[self.options.activation](codes)
@@ -92,7 +91,7 @@ class FunnelEmbedding(ProjectiveEmbedding):
         is_good = False
         if activation == "relu":
             codes, basis = least_mean_distance(table, embedding.options.rank, task.progress)
-            best = mean_distance(table, codes, basis)
+            best = float(distances(table, codes, basis).mean())
             codes, basis = without_negatives(codes, basis)
             with torch.no_grad():
                 embedding.codes.copy_(codes)
@@ -100,7 +99,7 @@ class FunnelEmbedding(ProjectiveEmbedding):
                 # The row of padding is zero and does not count.
                 zero_padding_row(embedding.codes, task.padding_idx)
             allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
-            is_good = mean_distance(table, codes, basis) <= allowed
+            is_good = float(distances(table, codes, basis).mean()) <= allowed
         if not is_good:
             reconstruct(embedding, scaled)
         restore_scale(scale, activation, embedding.codes, embedding.basis)

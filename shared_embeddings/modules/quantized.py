@@ -18,7 +18,6 @@ import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.layers import code_dtype, entry_std
-from shared_embeddings.quant.allocation import even_counts
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
@@ -106,14 +105,18 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
             f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
         )
 
-    def codec_for(self, embedding_dim: int) -> Codec:
-        return codecs()[self.codec](embedding_dim, self.group_size, self.directions)
+    def layout(self, num_embeddings: int, embedding_dim: int) -> tuple[Codec, dict[float, int]]:
+        """Return the codec, and the number of words of every rate, without rates that have none.
 
-    def word_counts(self, num_embeddings: int) -> dict[float, int]:
-        """The number of words of every rate; rates without words are left out."""
-        if not self.words_per_width:
-            return even_counts(num_embeddings, self.bits)
-        return {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
+        Before a fit, words have whole bits that differ by at most one.
+        """
+        codec = codecs()[self.codec](embedding_dim, self.group_size, self.directions)
+        if self.words_per_width:
+            return codec, {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
+        low = int(self.bits)
+        high = round((self.bits - low) * num_embeddings)
+        counts = {float(low): num_embeddings - high, float(low + 1): high}
+        return codec, {rate: count for rate, count in counts.items() if count}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         counts = self.words_per_width
@@ -125,15 +128,14 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """The trained numbers: the scales, and the codebooks of the codec."""
-        codec = self.codec_for(embedding_dim)
-        shapes = codec.book_shapes(list(self.word_counts(num_embeddings))).values()
+        codec, counts = self.layout(num_embeddings, embedding_dim)
+        shapes = codec.book_shapes(list(counts)).values()
         return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
 
     def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
         """Parameters, and 32 bits of the codes for one more."""
-        codec = self.codec_for(embedding_dim)
-        counts = self.word_counts(num_embeddings).items()
-        codes = sum(codec.row_bytes(rate) * count for rate, count in counts if rate)
+        codec, counts = self.layout(num_embeddings, embedding_dim)
+        codes = sum(codec.row_bytes(rate) * count for rate, count in counts.items() if rate)
         return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 4)
 
     @classmethod
@@ -170,8 +172,7 @@ class QuantizedEmbedding(SharedEmbedding):
     signs: Tensor | None
 
     def create_parameters(self) -> None:
-        self.codec = self.options.codec_for(self.embedding_dim)
-        self.word_counts = self.options.word_counts(self.num_embeddings)
+        self.codec, self.word_counts = self.options.layout(self.num_embeddings, self.embedding_dim)
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
         scales = torch.empty(self.num_embeddings, self.codec.num_scales)
         self.register_parameter(self.scales_name, nn.Parameter(scales))

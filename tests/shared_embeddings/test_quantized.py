@@ -20,7 +20,7 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.allocation import even_counts, rates_within
+from shared_embeddings.quant.allocation import rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
 from shared_embeddings.quant.codec import Codec, codecs
 from shared_embeddings.quant.codecs import trellis
@@ -269,9 +269,8 @@ def test_bits_of_words_worked_by_hand() -> None:
     fractions = [0, 0.5, 3, 4], [0, 1, 2, 4], [1.0, 0.875, 0.375, 0.25]
     found = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
     assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
-    assert even_counts(10, 3.0) == {3: 10}
-    assert even_counts(10, 2.3) == {2: 7, 3: 3}
-    assert even_counts(10, 0.5) == {0: 5, 1: 5}
+    for bits, counts in ((3.0, {3: 10}), (2.3, {2: 7, 3: 3}), (0.5, {0: 5, 1: 5})):
+        assert se.QuantizedOptions(bits=bits).layout(10, 8)[1] == counts
 
 
 def test_bits_of_words_are_optimal() -> None:

@@ -14,7 +14,6 @@ import shared_embeddings as se
 from shared_embeddings import accounting
 from shared_embeddings.cli.catalog import storage_breakdown
 from shared_embeddings.compress import sizing
-from shared_embeddings.modules import tensor_train
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
 
@@ -245,8 +244,8 @@ def test_json() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
 def test_factors_are_similar_and_waste_little(number: int) -> None:
-    factors = tensor_train.three_factors_above(number)
-    assert list(factors) == sorted(factors)
+    factors = se.TensorTrainOptions.presets(number, 8).examples[""]["vocab_shape"]
+    assert factors == sorted(factors)
     assert number <= math.prod(factors) <= max(1.005 * number, number + 3)
     assert factors[2] <= 3 * factors[0] or number < 40
 
@@ -263,4 +262,4 @@ def test_factors_are_similar_and_waste_little(number: int) -> None:
     ],
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
-    assert tensor_train.three_factors(number) == expected
+    assert tuple(se.TensorTrainOptions.presets(8, number).examples[""]["dim_shape"]) == expected

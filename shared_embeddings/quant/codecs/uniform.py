@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.bits import pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, register
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
@@ -46,7 +46,7 @@ class UniformCodec(Codec):
     standalone = (decode_uniform,)
 
     def row_bytes(self, rate: float) -> int:
-        return bytes_for(int(rate) * self.dim)
+        return -(-(int(rate) * self.dim) // 8)
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         zero, shape = zero_point(rate), (self.num_scales, self.group_size)
