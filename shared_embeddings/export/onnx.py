@@ -19,6 +19,7 @@ Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import time
 import warnings
@@ -242,88 +243,79 @@ def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
     """The serialized model of a body and the graphs of its embeddings; UserError if it is too large."""
     model = require("onnx").ModelProto()
     model.CopyFrom(body.program)
-    inliner, nodes = _Inliner(tables), []
+    nodes: list[Any] = []
+    constant_nodes: list[Any] = []  # which depend on no input, each once
+    initializers: dict[str, Any] = {}  # of the nodes of embeddings, by name
+    uses = itertools.count(1)
     for node in model.graph.node:
-        nodes += inliner.inline(node) if node.domain == DOMAIN else [node]
-    replace_nodes(model.graph, [*inliner.constant_nodes, *nodes])
-    model.graph.initializer.extend(inliner.initializers.values())
+        if node.domain == DOMAIN:
+            prefix = f"{DOMAIN}.{next(uses)}"
+            nodes += _inlined(node, tables, prefix, constant_nodes, initializers)
+        else:
+            nodes.append(node)
+    replace_nodes(model.graph, [*constant_nodes, *nodes])
+    model.graph.initializer.extend(initializers.values())
     opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(opsets)
     return finished(model)
 
 
-class _Inliner:
-    """Copies nodes of embeddings into a model, under names that are unique in it.
+def _inlined(
+    call: Any,
+    tables: Mapping[str, TableGraph],
+    prefix: str,
+    constant_nodes: list[Any],
+    initializers: dict[str, Any],
+) -> list[Any]:
+    """Return the nodes that replace a node of `DOMAIN`, between nodes that reshape its input and its output.
 
     Args:
-        tables: the graphs.
-
-    Attributes:
-        constant_nodes: nodes that depend on no input, each once.
-        initializers: those of the nodes that were copied, by name.
+        call: the node.
+        tables: the graphs of the embeddings.
+        prefix: of names that depend on the input.
+        constant_nodes, initializers: what the nodes need besides is added.
     """
-
-    def __init__(self, tables: Mapping[str, TableGraph]) -> None:
-        self.tables = tables
-        self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
-        self.constant_nodes: list[Any] = []
-        self.initializers: dict[str, Any] = {}
-        self._uses = 0
-
-    def inline(self, call: Any) -> list[Any]:
-        """The nodes that replace a node of `DOMAIN`, between nodes that flatten its input and unflatten its
-        output.
-        """
-        name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
-        table, (source, result) = self.tables[name], _SIDES[call.op_type]
-        self._uses += 1
-        use = f"{DOMAIN}.{self._uses}"
-        nodes = self._copied(name, use, source, result)
-        given, found = f"{use}.{source}", f"{use}.{result}"
-        flat = [-1] if is_lookup else [-1, table.score_dim]
-        for own, values in ((f"{given}_shape", flat), (f"{found}_width", [table.widths[result]])):
-            self.initializers[own] = self.numpy_helper.from_array(np.array(values), own)
-        make, outer = self.helper.make_node, {} if is_lookup else {"end": -1}
-        return [
-            make("Reshape", [call.input[0], f"{given}_shape"], [given]),
-            *nodes,
-            make("Shape", [call.input[0]], [f"{found}_axes"], **outer),
-            make("Concat", [f"{found}_axes", f"{found}_width"], [f"{found}_shape"], axis=0),
-            make("Reshape", [found, f"{found}_shape"], [call.output[0]]),
-        ]
-
-    def _copied(self, table: str, use: str, source: str, result: str) -> list[Any]:
-        """The nodes from an input to an output of a table, for one use of it."""
-        builder = self.tables[table].builder
-        wanted, needed = {result}, []
-        for node in reversed(builder.nodes):
-            if wanted & set(node.output):
-                wanted.update(node.input)
-                needed.append(node)
-        weights = {one.name: one for one in builder.initializers}
-        # Names in the graph of the embedding -> names in the model; at first, those that depend on the input.
-        names = {source: f"{use}.{source}"}
-        nodes = []
-        for node in reversed(needed):
-            is_constant = not names.keys() & set(node.input)
-            for name in node.input:
-                own = f"{table}.{name}"
-                if name in weights and own not in self.initializers:
-                    self.initializers[own] = copied = type(weights[name])()
-                    copied.CopyFrom(weights[name])
-                    copied.name = own
-            if not is_constant:
-                names.update({name: f"{use}.{name}" for name in node.output})
-            copy = type(node)()
-            copy.CopyFrom(node)
-            copy.input[:] = [names.get(name, f"{table}.{name}") for name in node.input]
-            copy.output[:] = [names.get(name, f"{table}.{name}") for name in node.output]
-            if not is_constant:
-                nodes.append(copy)
-            elif copy not in self.constant_nodes:
-                self.constant_nodes.append(copy)
-        return nodes
+    helper, from_array = require("onnx.helper"), require("onnx.numpy_helper").from_array
+    table_name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
+    table, (source, result) = tables[table_name], _SIDES[call.op_type]
+    wanted, needed = {result}, []
+    for node in reversed(table.builder.nodes):
+        if wanted & set(node.output):
+            wanted.update(node.input)
+            needed.append(node)
+    weights = {weight.name: weight for weight in table.builder.initializers}
+    # Names in the graph of the embedding -> names in the model, of values that depend on the input.
+    names, nodes = {source: f"{prefix}.{source}"}, []
+    for node in reversed(needed):
+        is_constant = not names.keys() & set(node.input)
+        for name in node.input:
+            unique = f"{table_name}.{name}"
+            if name in weights and unique not in initializers:
+                initializers[unique] = copied = type(weights[name])()
+                copied.CopyFrom(weights[name])
+                copied.name = unique
+        if not is_constant:
+            names.update({name: f"{prefix}.{name}" for name in node.output})
+        copy = type(node)()
+        copy.CopyFrom(node)
+        copy.input[:] = [names.get(name, f"{table_name}.{name}") for name in node.input]
+        copy.output[:] = [names.get(name, f"{table_name}.{name}") for name in node.output]
+        if not is_constant:
+            nodes.append(copy)
+        elif copy not in constant_nodes:
+            constant_nodes.append(copy)
+    inner, outer = f"{prefix}.{source}", f"{prefix}.{result}"
+    flat = [-1] if is_lookup else [-1, table.score_dim]
+    for name, values in ((f"{inner}_shape", flat), (f"{outer}_width", [table.widths[result]])):
+        initializers[name] = from_array(np.array(values), name)
+    return [
+        helper.make_node("Reshape", [call.input[0], f"{inner}_shape"], [inner]),
+        *nodes,
+        helper.make_node("Shape", [call.input[0]], [f"{outer}_axes"], **({} if is_lookup else {"end": -1})),
+        helper.make_node("Concat", [f"{outer}_axes", f"{outer}_width"], [f"{outer}_shape"], axis=0),
+        helper.make_node("Reshape", [outer, f"{outer}_shape"], [call.output[0]]),
+    ]
 
 
 OPSET, IR_VERSION = 18, 10
@@ -351,10 +343,6 @@ class Matrix(NamedTuple):
     width: int
     block: int = 0
     bits: int = 0
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.width // self.block)
 
     @property
     def form(self) -> str:
@@ -462,18 +450,19 @@ class GraphBuilder:
         """The rows ``(n, K)`` of ids ``(n,)``."""
         if not matrix.bits:
             return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
-        name, filled = matrix.name, matrix.blocks * matrix.block
+        name, count = matrix.name, -(-matrix.width // matrix.block)
+        filled = count * matrix.block
         settings = {"gather_axis": 0, "quantize_axis": 2, "block_size": matrix.block, "bits": 4}
         inputs, blocks = f"{name}_codes {ids} {name}_block_factors", f"{output}.blocks"
         if matrix.bits == 4:
             self.node("GatherBlockQuantized", inputs, blocks, **settings)
         else:
-            zeros = np.array([8, 0] * matrix.blocks, np.uint8).reshape(1, -1, 1)
+            zeros = np.array([8, 0] * count, np.uint8).reshape(1, -1, 1)
             self.constant(f"{name}_zero_points", zeros)
-            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * matrix.blocks, 1]))
+            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * count, 1]))
             self.node("Expand", f"{name}_zero_points {name}_zeros_shape", f"{output}.zeros")
             self.node("GatherBlockQuantized", f"{inputs} {output}.zeros", f"{output}.halves", **settings)
-            self.constant(f"{name}_pairs", np.array([-1, matrix.blocks, 2, matrix.block]))
+            self.constant(f"{name}_pairs", np.array([-1, count, 2, matrix.block]))
             self.node("Reshape", f"{output}.halves {name}_pairs", f"{output}.pairs")
             self.constant("places", np.array([[16], [1]], np.float32))
             self.node("Mul", f"{output}.pairs places", f"{output}.placed")
@@ -495,19 +484,20 @@ class GraphBuilder:
         inputs = f"{name}_codes {name}_factors"
         if matrix.bits == 4:
             return self.node("MatMulNBits", f"{hidden} {inputs}", output, K=matrix.width, **settings)
-        filled = matrix.blocks * matrix.block
+        count = -(-matrix.width // matrix.block)
+        filled = count * matrix.block
         if filled > matrix.width:
             self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
             hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
         # Each block of a hidden state for the upper halves, times 16, and for the lower ones.
-        self.constant(f"{name}_blocks", np.array([-1, matrix.blocks, 1, matrix.block]))
+        self.constant(f"{name}_blocks", np.array([-1, count, 1, matrix.block]))
         self.constant(f"{name}_states", np.array([-1, 2 * filled]))
         self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
         self.constant("places", np.array([[16], [1]], np.float32))
         self.node("Mul", f"{output}.blocks places", f"{output}.placed")
         self.node("Reshape", f"{output}.placed {name}_states", f"{output}.states")
         # The zero points of a pair of blocks, 8 and 0, are a byte.
-        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, matrix.blocks]))
+        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, count]))
         byte = self.numpy_helper.from_array(np.array([8], np.uint8))
         self.node("ConstantOfShape", f"{name}_bytes_shape", f"{output}.zeros", value=byte)
         inputs = f"{output}.states {inputs} {output}.zeros"

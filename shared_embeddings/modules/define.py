@@ -524,14 +524,18 @@ class DefineEmbedding(SharedEmbedding):
     # With output "map", the output side is that of the map.
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        return self.map.logits(self._projected(hidden)) if self.ties_map else super()._scores(hidden)
+        if not self.ties_map:
+            return super()._scores(hidden)
+        return self.map.logits(hidden if self.output_projection is None else self.output_projection(hidden))
 
     def _loss(
         self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any
     ) -> tuple[Tensor, Callable[[], Tensor]]:
         if not self.ties_map:
             return super()._loss(hidden, targets, *settings, **options)
-        return self.map._loss(self._projected(hidden), targets, *settings, **options)
+        self._check_hidden(hidden)
+        projected = hidden if self.output_projection is None else self.output_projection(hidden)
+        return self.map._loss(projected, targets, *settings, **options)
 
     def output_table(self) -> Tensor:
         if not self.ties_map:
@@ -547,11 +551,6 @@ class DefineEmbedding(SharedEmbedding):
             self.map.set_output_bias(bias)
         else:
             super().set_output_bias(bias)
-
-    def _projected(self, hidden: Tensor) -> Tensor:
-        """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""
-        self._check_hidden(hidden)
-        return hidden if self.output_projection is None else self.output_projection(hidden)
 
     def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         inputs, outputs = self.map.parameters_by_side()

@@ -42,17 +42,10 @@ from shared_embeddings.words.classes import WordClasses
 Source = str | tuple[int, ...]
 
 
-class Level(NamedTuple):
-    """One level of classes: how many there are, and the class ``(V,)`` of every word."""
-
-    num_classes: int
-    assignment: np.ndarray
-
-
 def load_level(
     source: Source, num_classes: int | None, num_embeddings: int, words: Sequence[str] | None = None
-) -> Level:
-    """The level of given class indices, or of a class file.
+) -> tuple[int, np.ndarray]:
+    """Return the number of classes at a level, and the class ``(V,)`` of every word.
 
     Args:
         source: a class file, or one index for each word.
@@ -91,7 +84,7 @@ def load_level(
         f"{named} has a class {wrong[0] if wrong.size else ''}, but classes are from 0 to {known - 1}; "
         "change it or 'num_classes'",
     )
-    return Level(known, assignment)
+    return known, assignment
 
 
 def plain_classes(value: Any) -> object:
@@ -309,16 +302,16 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             return [(source, self.num_classes) for source in sources]
         return [(source, dict(enumerate(numbers)).get(level)) for level, source in enumerate(sources)]
 
-    def assignments(self, num_embeddings: int) -> list[Level]:
-        """The classes of all V words at every level."""
+    def assignments(self, num_embeddings: int) -> list[tuple[int, np.ndarray]]:
+        """Return the number of classes at every level, and the class ``(V,)`` of every word."""
         random, levels = np.random.default_rng(self.seed), []
         for source, count in self.levels():
             if source is not None:
                 levels.append(load_level(source, count, num_embeddings))
             elif self.random_classes:
-                levels.append(Level(count, random.integers(count, size=num_embeddings)))
+                levels.append((count, random.integers(count, size=num_embeddings)))
             else:  # a placeholder until the stored assignment is loaded
-                levels.append(Level(count, np.arange(num_embeddings) % count))
+                levels.append((count, np.arange(num_embeddings) % count))
         return levels
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
@@ -343,8 +336,8 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             raise OptionError(f"{cls.method}: {error}") from None
         return {
             **values,
-            "classes": [level.assignment.tolist() for level in levels],
-            "num_classes": [level.num_classes for level in levels],
+            "classes": [assignment.tolist() for _, assignment in levels],
+            "num_classes": [count for count, _ in levels],
         }
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
@@ -359,16 +352,16 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
             f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
         )
-        for level in self.assignments(num_embeddings):
+        for count, _ in self.assignments(num_embeddings):
             require(
-                level.num_classes <= num_embeddings,
-                f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
+                count <= num_embeddings,
+                f"option 'num_classes' is {count}, more than {num_embeddings} words; lower it",
             )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
         levels = zip(self.assignments(num_embeddings), self.widths(embedding_dim))
-        return num_embeddings * self.unique_dim + sum(level.num_classes * width for level, width in levels)
+        return num_embeddings * self.unique_dim + sum(count * width for (count, _), width in levels)
 
     @classmethod
     def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
@@ -400,11 +393,11 @@ class UncleEmbedding(SharedEmbedding):
 
     def create_parameters(self) -> None:
         levels = self.options.assignments(self.num_embeddings)
-        self.num_classes = tuple(level.num_classes for level in levels)
+        self.num_classes = tuple(count for count, _ in levels)
         # The smallest type that NCCL supports, which excludes int16.
         dtype = torch.uint8 if max(self.num_classes) <= 2**8 else torch.int32
         # Kept until classes are loaded, so that parameters can be reset without the class file.
-        assignment = np.stack([level.assignment for level in levels], axis=1)
+        assignment = np.stack([assignment for _, assignment in levels], axis=1)
         self._assignment: Tensor | None = torch.tensor(assignment, dtype=dtype, device="cpu")
         self.widths = (self.options.unique_dim, *self.options.widths(self.embedding_dim))
         self.unique = nn.Parameter(torch.empty(self.num_embeddings, self.options.unique_dim))

@@ -74,7 +74,7 @@ class NumberFormat(ABC):
     scales_shape: tuple[int, ...] | None = None
     widths: tuple[int, ...] = ()
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
         self.shape = self.codes_shape = tuple(shape)
 
     @property
@@ -134,7 +134,7 @@ class Int8(NumberFormat):
     name = "int8"
     kind = torch.int8
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
         super().__init__(shape)
         # A row with its own scale spans the fewest trailing axes with at least 16 values: the vector of a
         # word or codebook entry, or all entries of a codebook if each is only a piece of a vector.
@@ -198,7 +198,7 @@ class BitCodes(NumberFormat):
     name = "bits"
     kind = torch.uint8
 
-    def __init__(self, shape: Sequence[int], widths: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
         self.shape, self.widths = tuple(shape), tuple(widths)
         self.rows = math.prod(self.shape) // len(self.widths)
         is_even = self.rows * len(self.widths) == math.prod(self.shape)
@@ -248,9 +248,4 @@ class BitCodes(NumberFormat):
         return (fields >> (starts & 7) & (1 << widths) - 1).to(kind)
 
 
-FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Logarithms)}
-
-
-def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
-    """Return the format of a name, for tensors of a shape; integers have `widths`."""
-    return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
+FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Logarithms, BitCodes)}

@@ -20,7 +20,7 @@ from shared_embeddings import accounting
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
-from shared_embeddings.quant.formats import BitCodes, format_of
+from shared_embeddings.quant.formats import FORMATS, BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, install, unfreeze
 from shared_embeddings.quant.storage import (
     HEADER,
@@ -244,7 +244,7 @@ MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 def packed(store: str, *shape: int, seed: int = 0) -> nn.Parameter:
     """A packed parameter."""
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    form = format_of(store, shape)
+    form = FORMATS[store](shape)
     return nn.Parameter(PackedTensor(form, form.encode(values)), requires_grad=False)
 
 
