@@ -48,7 +48,7 @@ Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 # block takes a millisecond of an accelerator however small it is.
 _CPU_TABLE_BLOCK, _ACCELERATOR_TABLE_BLOCK = 2048, 16_384
 # Words whose rows are decoded together for scores.
-_SCORED_ROWS = 2048
+SCORED_ROWS = 2048
 # More tokens than this are scored faster by a product with decoded rows than by sums over word codes.
 _FEW_TOKENS = 16
 # Tokens in 16 bits are padded to a multiple of this number on a CPU.
@@ -456,14 +456,10 @@ class SharedEmbedding(CachingModule):
         needs_table = torch.is_grad_enabled() or torch.compiler.is_compiling()
         return self.scores_in_blocks and not needs_table and self._is_packed
 
-    def _block_scores(self, hidden: Tensor, rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows.
-
-        Args:
-            rows: a function of word ids that gives other rows, for hidden states of their width.
-        """
-        rows = self.row_function() if rows is None else rows
-        blocks = torch.arange(self.num_embeddings, device=hidden.device).split(_SCORED_ROWS)
+    def _block_scores(self, hidden: Tensor) -> Tensor:
+        """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
+        rows = self.row_function()
+        blocks = torch.arange(self.num_embeddings, device=hidden.device).split(SCORED_ROWS)
         return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
 
     def _loss(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer
+from shared_embeddings.embedding import SCORED_ROWS, Layer
 from shared_embeddings.fitting.factorization import (
     distances,
     least_mean_distance,
@@ -75,9 +74,11 @@ class FunnelEmbedding(ProjectiveEmbedding):
         codes, *others = super().layers(ids)
         return [codes, Layer("activated codes", self._activated(codes.values)), *others]
 
-    def _block_scores(self, hidden: Tensor, rows: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def _block_scores(self, hidden: Tensor) -> Tensor:
         projected = F.linear(hidden, self.basis)
-        return super()._block_scores(projected, lambda ids: self._activated(F.embedding(ids, self.codes)))
+        ids = torch.arange(self.num_embeddings, device=hidden.device)
+        blocks = (F.embedding(block, self.codes) for block in ids.split(SCORED_ROWS))
+        return torch.cat([F.linear(projected, self._activated(codes)) for codes in blocks], dim=-1)
 
     def _activated(self, codes: Tensor) -> Tensor:
         return ACTIVATIONS[self.options.activation](codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     before it multiplies them by the codes.
     """
 
-    options: ProjectiveOptions
+    options: LowRankOptions[Any]
     per_word = ("codes",)
 
     def create_parameters(self) -> None:
