@@ -10,7 +10,7 @@ bits.
 - all others: the dense table.
 
 A model's body is traced with a `StandIn` for each embedding: look-ups and output layers are nodes ``Lookup``
-and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `joined` replaces them by the nodes of
+and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `export_model` replaces them by the nodes of
 an embedding's graph; all uses of an embedding share its initializers.
 
 Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
@@ -127,7 +127,17 @@ def _add_centroids(
 
 def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, has_output: bool) -> str:
     """The table or two factors, if both sides use the same ones, or the dense tables of the sides."""
-    table, factors = _factors(module)
+    if isinstance(module, nn.Embedding):
+        table, factors = module.weight.detach().float(), [module.weight]
+    else:
+        table = module.table().detach().float()
+        factors = [part for part in module.output_factors() if part is not None]
+        is_same = sum(part.numel() for part in factors) <= table.numel()
+        if is_same:
+            first, *second = (dense(part).detach().float() for part in factors)
+            product = without_padding(first @ second[0] if second else first, module.padding_idx)
+            is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
+        factors = factors if is_same else [table]
     left = graph.matrix("left", factors[0], module.padding_idx)
     if len(factors) == 1:
         form = f"{left.form} table"
@@ -153,21 +163,6 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
             graph.node("Gemm", f"hidden {right.name}", "projected", transB=1)
             graph.products("projected", left, "products")
     return form
-
-
-def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tensor]]:
-    """The input table, and its stored form: itself, or two smaller matrices whose product it is."""
-    if isinstance(module, nn.Embedding):
-        return module.weight.detach().float(), [module.weight]
-    table = module.table().detach().float()
-    factors = [part for part in module.output_factors() if part is not None]
-    if sum(part.numel() for part in factors) > table.numel():
-        return table, [table]
-    left, *right = (dense(part).detach().float() for part in factors)
-    product = left @ right[0] if right else left
-    product = without_padding(product, module.padding_idx)
-    is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
-    return table, factors if is_same else [table]
 
 
 DOMAIN = "shared_embeddings"
@@ -237,28 +232,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
-    """The serialized model of a body and the graphs of its embeddings; UserError if it is too large."""
-    model = require("onnx").ModelProto()
-    model.CopyFrom(body.program)
-    nodes: list[Any] = []
-    constant_nodes: list[Any] = []  # which depend on no input, each once
-    initializers: dict[str, Any] = {}  # of the nodes of embeddings, by name
-    uses = itertools.count(1)
-    for node in model.graph.node:
-        if node.domain == DOMAIN:
-            prefix = f"{DOMAIN}.{next(uses)}"
-            nodes += _inlined(node, tables, prefix, constant_nodes, initializers)
-        else:
-            nodes.append(node)
-    replace_nodes(model.graph, [*constant_nodes, *nodes])
-    model.graph.initializer.extend(initializers.values())
-    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
-    del model.opset_import[:]
-    model.opset_import.extend(opsets)
-    return finished(model)
 
 
 def _inlined(
@@ -509,8 +482,25 @@ def finished(model: Any) -> bytes:
 
     UserError if it is larger than an ONNX file can be.
     """
-    helper, graph = require("onnx.helper"), model.graph
-    _store_16_bits(graph)
+    onnx, helper, numpy_helper = (require(name) for name in ("onnx", "onnx.helper", "onnx.numpy_helper"))
+    graph, casts = model.graph, []
+    # The checkpoint has numbers in 16 bits where that loses nothing.
+    for initializer in graph.initializer:
+        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
+            continue
+        values = numpy_helper.to_array(initializer)
+        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if np.array_equal(halves.astype(np.float32), values):
+            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
+        elif not (bits & 0xFFFF).any():
+            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
+        else:
+            continue
+        initializer.CopyFrom(helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
+        casts.append(helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+    replace_nodes(graph, [*casts, *graph.node])
     # Names of the traced Python code.
     for node in graph.node:
         node.ClearField("metadata_props")
@@ -526,28 +516,6 @@ def finished(model: Any) -> bytes:
             "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
         )
     return bytes(model.SerializeToString())
-
-
-def _store_16_bits(graph: Any) -> None:
-    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
-    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
-    casts = []
-    for initializer in graph.initializer:
-        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
-            continue
-        values = numpy_helper.to_array(initializer)
-        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if np.array_equal(halves.astype(np.float32), values):
-            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
-        elif not (bits & 0xFFFF).any():
-            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
-        else:
-            continue
-        initializer.CopyFrom(onnx.helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
-        casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
-    replace_nodes(graph, [*casts, *graph.node])
 
 
 def _shorten_names(graph: Any) -> None:
@@ -644,7 +612,23 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
         OSError: the file cannot be written.
     """
     tables = {name: table_graph(module) for name, module in body.tables.items()}
-    content = joined(body, tables)
+    model = require("onnx").ModelProto()
+    model.CopyFrom(body.program)
+    nodes: list[Any] = []
+    constant_nodes: list[Any] = []  # which depend on no input, each once
+    initializers: dict[str, Any] = {}  # of the nodes of embeddings, by name
+    uses = itertools.count(1)
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            nodes += _inlined(node, tables, f"{DOMAIN}.{next(uses)}", constant_nodes, initializers)
+        else:
+            nodes.append(node)
+    replace_nodes(model.graph, [*constant_nodes, *nodes])
+    model.graph.initializer.extend(initializers.values())
+    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
+    content = finished(model)
     forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items()) or "embedding in 32 bits"
     share = f"{forms}, {len(content) / body.checkpoint_bytes:.2f} times its checkpoint"
     return _write(content, output, share, body.examples)

@@ -528,14 +528,13 @@ class DefineEmbedding(SharedEmbedding):
             return super()._scores(hidden)
         return self.map.logits(hidden if self.output_projection is None else self.output_projection(hidden))
 
-    def _loss(
-        self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
     ) -> tuple[Tensor, Callable[[], Tensor]]:
         if not self.ties_map:
-            return super()._loss(hidden, targets, *settings, **options)
-        self._check_hidden(hidden)
+            return super()._token_loss(hidden, targets, ignore_index, *settings)
         projected = hidden if self.output_projection is None else self.output_projection(hidden)
-        return self.map._loss(projected, targets, *settings, **options)
+        return self.map._token_loss(projected, targets, ignore_index, *settings)
 
     def output_table(self) -> Tensor:
         if not self.ties_map:

@@ -155,14 +155,12 @@ def group_reduce(
     groups[by_frequency] = torch.arange(num_groups, device=table.device).repeat_interleave(
         torch.tensor(layout.sizes, device=table.device)
     )
-    bases = _group_bases(table, counts, groups, layout.ranks)
-    losses = _losses(table, counts, bases)
+    bases, losses = _group_bases(table, counts, groups, layout.ranks)
     errors = [float(losses.gather(1, groups.unsqueeze(1)).sum())]
     for _ in range(refinements):
         ranks = [len(basis) for basis in bases]
         moved = _reassigned(losses, groups, ranks, min_rank or layout.ranks[-1])
-        refined = _group_bases(table, counts, moved, ranks)
-        losses = _losses(table, counts, refined)
+        refined, losses = _group_bases(table, counts, moved, ranks)
         error = float(losses.gather(1, moved.unsqueeze(1)).sum())
         if error >= errors[-1]:
             break
@@ -172,22 +170,20 @@ def group_reduce(
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], errors)
 
 
-def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: Sequence[int]) -> list[Tensor]:
-    """The best basis of each group, with at most as many rows as the group has words."""
+def _group_bases(
+    table: Tensor, counts: Tensor, groups: Tensor, ranks: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
+    """Return the best basis of each group, and the weighted squared error ``(V, G)`` of each word in each.
+
+    A basis has at most as many rows as the group has words. The products, most of the work of the fit, are in
+    the type of the table, their sums in 64 bits.
+    """
     bases = []
     for group, rank in enumerate(ranks):
         members = (groups == group).nonzero().squeeze(1)
         # If no word has a count, all count equally.
         weights = counts[members] if counts[members].any() else None
         bases.append(best_basis(table[members], min(rank, len(members)), weights))
-    return bases
-
-
-def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
-    """``(V, G)`` the weighted squared error of each word in each group's basis.
-
-    The products, most of the work of the fit, are in the type of the table, their sums in 64 bits.
-    """
     stacked, sizes = torch.cat(bases).to(table.dtype), [len(basis) for basis in bases]
     losses = []
     for rows, block in blocks(table):
@@ -195,7 +191,7 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
         captured = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
         left = (block.square().sum(dim=1, keepdim=True) - captured).clamp_(min=0.0)
         losses.append(left * counts[rows].unsqueeze(1))
-    return torch.cat(losses)
+    return bases, torch.cat(losses)
 
 
 def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int) -> Tensor:

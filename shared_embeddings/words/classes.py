@@ -370,13 +370,13 @@ def train_word_vectors(
     return vectors
 
 
+@dataclasses.dataclass
 class _Sentences:
     """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
 
-    def __init__(self, texts: Sequence[AnyPath], vocabulary: frozenset[str]) -> None:
-        self.texts = texts
-        self.vocabulary = vocabulary
-        self.bar: Any = None
+    texts: Sequence[AnyPath]
+    vocabulary: frozenset[str]
+    bar: Any = None
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts:
