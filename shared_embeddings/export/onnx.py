@@ -10,8 +10,8 @@ bits.
 - all others: the dense table.
 
 A model's body is traced with a `StandIn` for each embedding: look-ups and output layers are nodes ``Lookup``
-and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `export_model` replaces them by the nodes
-of an embedding's graph; all uses of an embedding share its initializers.
+and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `export_model` replaces them by the
+nodes of an embedding's graph; all uses of an embedding share its initializers.
 
 Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
 """
