@@ -323,14 +323,14 @@ class SharedEmbedding(CachingModule):
         }
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the input vectors ``(n, D)`` of word ids ``(n,)``; a method has this or `row_function`.
+        """Return the input vectors ``(n, D)`` of word ids ``(n,)``; a method has this or `_row_function`.
 
         Raises:
             IndexError: an id is out of range (checked on a CPU).
         """
-        return self.row_function()(ids)
+        return self._row_function()(ids)
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         """Return a faster `rows` for many calls: work that is the same for all words is done once, here."""
         return self.rows
 
@@ -429,7 +429,7 @@ class SharedEmbedding(CachingModule):
         ids = torch.arange(self.num_embeddings, device=next(self.parameters()).device)
         if not self.expensive_rows:
             return self.rows(ids)
-        rows = self.row_function()
+        rows = self._row_function()
         if torch.is_grad_enabled():
             # Deterministic layers are checkpointed: recomputed in the backward pass instead of stored.
             rows = functools.partial(checkpoint, rows, use_reentrant=False, preserve_rng_state=False)
@@ -458,7 +458,7 @@ class SharedEmbedding(CachingModule):
 
     def _block_scores(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
-        rows = self.row_function()
+        rows = self._row_function()
         blocks = torch.arange(self.num_embeddings, device=hidden.device).split(SCORED_ROWS)
         return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
 

@@ -157,7 +157,7 @@ class AloneEmbedding(SharedEmbedding):
         reconstruct(embedding, task)
         return embedding
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         hidden = self._hidden_function()
         return lambda ids: F.linear(hidden(ids), self.second)
 

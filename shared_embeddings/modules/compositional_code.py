@@ -76,7 +76,7 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         std = entry_std(self.embedding_dim * self.options.num_codebooks)
         nn.init.normal_(self.codebooks, std=std)
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         entries = dense(self.codebooks).flatten(0, 1)
         starts = torch.arange(self.options.num_codebooks, device=entries.device) * self.options.codebook_size
 

@@ -117,7 +117,7 @@ class StructuredEmbedding(SharedEmbedding):
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
 
-    def row_function(self) -> Callable[[Tensor], Tensor]:
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
         centroids = dense(self.centroids).flatten(0, 1)
         starts = torch.arange(self.options.num_groups, device=centroids.device) * self.options.num_clusters
 
