@@ -278,7 +278,7 @@ def train_shared(folder: Path, tiny: bool) -> Measured:
 @contextmanager
 def _joined_on_one_device(device: str) -> Iterator[Any]:
     """Join the group of torchrun with the first device for all; NCCL rejects that, gloo does not."""
-    from lm.train.distributed import Group
+    from lm.train.loop import Group
 
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     torch.distributed.init_process_group("gloo")

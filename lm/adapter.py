@@ -21,7 +21,7 @@ import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.vocabulary import EOS
 from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.evaluation import Reading, evaluate, read_data
+from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from shared_embeddings.accounting import distinct_state
@@ -50,7 +50,7 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
-from shared_embeddings.layers import evaluating
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError, first_line, require

@@ -27,12 +27,12 @@ def train() -> int:
 
 def evaluate() -> int:
     """Compute the perplexity of a trained model."""
-    return run("lm_evaluate", "lm.evaluate.command:main")
+    return run("lm_evaluate", "lm.evaluation:main")
 
 
 def generate() -> int:
     """Generate text with a trained model."""
-    return run("lm_generate", "lm.evaluate.generate:main")
+    return run("lm_generate", "lm.generation:main")
 
 
 def _explain(error: BaseException) -> str | None:

@@ -55,7 +55,7 @@ def train(arguments: Sequence[str]) -> None:
     from nmt.options import parse
     from nmt.train import ranks, runs
 
-    opt = parse(onmt.bin.train._get_parser())
+    opt = parse(onmt.bin.train._get_parser(), arguments)
     with runs.locked_run(opt):
         record = runs.begin(opt)
         init_logger(opt.log_file)
@@ -76,7 +76,7 @@ def translate(arguments: Sequence[str]) -> None:
     from nmt.options import parse
     from nmt.translation import translate_file
 
-    translate_file(parse(onmt.bin.translate._get_parser()))
+    translate_file(parse(onmt.bin.translate._get_parser(), arguments))
 
 
 @_command
@@ -88,7 +88,8 @@ def build_vocab(arguments: Sequence[str]) -> None:
     from nmt.corpora import build_vocabularies
     from nmt.options import option_names, parse
 
-    opt = parse(onmt.bin.build_vocab._get_parser(), option_names(onmt.bin.train._get_parser()))
+    known = option_names(onmt.bin.train._get_parser())
+    opt = parse(onmt.bin.build_vocab._get_parser(), arguments, known)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 
 

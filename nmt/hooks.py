@@ -30,7 +30,7 @@ import shared_embeddings as se
 from nmt import checkpoints, embeddings, length_control, transforms
 from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
-from shared_embeddings.layers import Dropout
+from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
 

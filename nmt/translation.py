@@ -247,7 +247,7 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> meas
 
     `model` replaces the one in the checkpoint.
     """
-    check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
+    check_parallel("validation", [source, target])
     wanted = list(read_lines(target))
     apply_patches()
     with tempfile.TemporaryDirectory() as folder:

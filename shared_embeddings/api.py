@@ -3,7 +3,6 @@
 from shared_embeddings import accounting
 from shared_embeddings.compress.fit import FitReport, fit
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.layers import set_updates
 from shared_embeddings.modules.adaptive import AdaptiveOptions
 from shared_embeddings.modules.alone import AloneOptions
 from shared_embeddings.modules.compositional_code import CompositionalCodeOptions
@@ -16,6 +15,7 @@ from shared_embeddings.modules.standard import StandardOptions
 from shared_embeddings.modules.structured import StructuredOptions
 from shared_embeddings.modules.tensor_train import TensorTrainOptions
 from shared_embeddings.modules.uncle import UncleOptions
+from shared_embeddings.nn.layers import set_updates
 from shared_embeddings.registry import build, get_method_config, methods, num_parameters
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.options import STORED, OptionError

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.nn.tracing import autocast_dtype, has_values
 from shared_embeddings.quant.packed_tensor import PackedTensor, inner_tensors
-from shared_embeddings.tracing import autocast_dtype, has_values
 
 CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 

@@ -7,6 +7,7 @@ which another program changed a part; not attackers, who can compute it, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import pickle
@@ -40,7 +41,7 @@ _SEARCHED_BYTES = 2**26
 def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
     """Return the content of a safetensors file, or of a mapping that ``torch.save`` wrote.
 
-    Tensors are mapped into memory, and no code in the file is run.
+    Tensors are mapped into memory, no code in the file is run, and nothing in it is decompressed.
 
     Args:
         name: what the file is, for the error, such as "checkpoint model.pt".
@@ -53,6 +54,11 @@ def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
             with safe_open(path, "pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}
         can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
+        if can_be_mapped:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > os.path.getsize(path):  # torch compresses nothing
+                raise UserError(f"it would be {size:,} bytes in memory")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about some files before it fails
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
@@ -160,7 +166,7 @@ def save_safetensors(
     try:
         save_file(dict(tensors), path, {"format": "pt", **(metadata or {}), KEY: checksum})
     except SafetensorError as error:  # for example on a full disk
-        raise OSError(str(error)) from error
+        raise OSError(errno.EIO, str(error), os.fspath(path)) from error
     os.chmod(path, mode)  # safetensors makes files readable by the owner only
     return checksum
 

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from shared_embeddings import accounting
 from shared_embeddings.caching import CachingModule
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers import EndingDropout
 from shared_embeddings.loss import (
     LinearScores,
     LossOptions,
@@ -32,10 +31,11 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     product_dtype,
 )
+from shared_embeddings.nn.layers import EndingDropout
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import plain_options
 

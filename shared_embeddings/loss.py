@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.nn.tracing import autocast_dtype, has_values, without_autocast
 from shared_embeddings.quant.packed_tensor import column_sums
-from shared_embeddings.tracing import autocast_dtype, has_values, without_autocast
 
 Reduction = Literal["mean", "sum", "none"]
 Gradients = list[Tensor | None]

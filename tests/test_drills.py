@@ -72,6 +72,8 @@ WRITERS = {
     "compress lm": Writer(f"{_COMPRESS} >small --model <lm.pt"),
     "compress nmt": Writer(f"{_COMPRESS} >small --model <nmt.pt"),
     "compress folder": Writer(f"{_COMPRESS} >small --model <gpt2"),
+    "compress words": Writer(f"{_COMPRESS} >small --model <words.vec"),
+    "export words": Writer("shared-embeddings export --format vec --output >small --model <words.vec"),
     "trim": Writer("shared-embeddings trim --model <lm.pt --text <text --output >small"),
 }
 NAMES = sorted(WRITERS)
@@ -91,6 +93,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(SENTENCES * 20)
     (folder / "train.txt").write_text(SENTENCES * 200)
     (folder / "words").write_text("a\nb\nc\nd\ne\nf\n")
+    rows = (f"{word} {number} 1 {number * number} 2" for number, word in enumerate("abcdef"))
+    (folder / "words.vec").write_text("\n".join(rows) + "\n")
     write_model(folder / "lm.pt", write_corpus(folder / "corpus", "a b c d e f"))
     write_folder("gpt2", folder / "gpt2")
     host = Host(folder)
@@ -238,7 +242,7 @@ def test_a_full_disk_leaves_the_old_outputs(name: str, inputs: Path, old: Path) 
         ended = run(name, words, old)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    ended.assert_one_line(2, os.strerror(27))
+    ended.assert_one_line(2, os.strerror(27), "" if writer.is_upstream else str(old))
     assert content(old) == before
 
 

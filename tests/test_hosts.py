@@ -203,11 +203,21 @@ def test_calibration_of_every_host(
             assert status == 2 and f"{more[0][2:]}: " in error and "predicts nothing" in error
         assert not file.exists()
         return
-    for more in (["--calibration", file], ["--calibration", file], ["--calibrate", "none"]):
-        status, _, error = run(capsys, *asked, *more, "--output", output, "--force")
+    report = tmp_path / "report.json"
+    for more, calibration in (
+        (["--calibration", file], f"calibrated on {trained.text.name}"),
+        (["--calibration", file], f"calibrated on what {file.name} was measured on"),
+        (["--calibrate", "none"], "not calibrated"),
+        (["--no-check"], f"calibrated on {trained.text.name}"),
+    ):
+        status, printed, error = run(capsys, *asked, *more, "--output", output, "--report", report, "--force")
         assert status == 0, error
         made.append(read_rows(output))
-    assert torch.equal(made[0], made[1])
+        assert f"codes are {calibration}\n" in printed
+        assert json.loads(report.read_text())["calibration"] == calibration
+        if trained.host == "hf":
+            assert f"- codes are {calibration}\n" in (output / "README.md").read_text()
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[3])
     assert not torch.equal(made[0], made[2])
     # On what the model generates.
     own = [*asked[:-2], "--calibrate", "output", "--output", output, "--force"]
@@ -218,7 +228,6 @@ def test_calibration_of_every_host(
         (["--calibration", tmp_path / "none"], "none: no such file"),
         (["--calibration", file, "--calibrate", "none"], "has no effect with calibrate 'none'"),
         (["--calibration", file, "--calibrate", "output"], "was not measured with calibrate 'output'"),
-        (["--calibrate", "both", "--no-check"], "remove check=False"),
     ):
         status, _, error = run(capsys, *asked[:-2], *more, "--output", output, "--force")
         assert status == 2 and reason in error.splitlines()[-1]
@@ -226,11 +235,23 @@ def test_calibration_of_every_host(
         other = ["compress", "--model", trained.model, "--method", "standard", *more]
         status, _, error = run(capsys, *other, "--output", output, "--force")
         assert status == 2 and "no effect with method standard" in error
-    content = load_file(file)
-    content["model"][0] ^= 1
-    save_file(content, file)
-    status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
-    assert status == 2 and "is of another model" in error.splitlines()[-1] and "Traceback" not in error
+    content, name = load_file(file), next(iter(sizes))
+    metric, shares = content[name], content[f"{name}.shares"]
+    others = {key: tensor for key, tensor in content.items() if not key.startswith(tuple(sizes))}
+    for wrong, reason in (
+        ({**content, "model": content["model"] ^ 1}, "is of another model"),
+        ({**content, "model": torch.ones(2, 2)}, "is of another model"),
+        ({**content, "more": metric.clone()}, "its more is not"),
+        ({**others, name: metric}, f"its {name}.shares is not"),
+        ({**others, "other": metric, "other.shares": shares}, "its other is not"),
+        (others, f"its {name} is not"),
+        ({**content, name: metric[1:]}, f"its {name} is not"),
+        ({**content, name: metric.double()}, f"its {name} is not"),
+        ({**content, f"{name}.shares": shares / 0}, f"its {name}.shares is not"),
+    ):
+        save_file(wrong, file)
+        status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
+        assert status == 2 and reason in error.splitlines()[-1] and "Traceback" not in error
 
 
 def read_rows(model: Path) -> torch.Tensor:

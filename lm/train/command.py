@@ -23,8 +23,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.models import LanguageModel
 from lm.models.awd_lstm import cpu_has_bf16
 from lm.train.config import Configuration, TrainingOptions, from_arguments, help_text, parse
-from lm.train.distributed import Group, joined
-from lm.train.loop import Report, Trainer
+from lm.train.loop import Group, Report, Trainer, joined
 from lm.train.train_state import restore_run, save_run
 from shared_embeddings.compress.distillation import (
     OPTION,
@@ -98,7 +97,10 @@ def _train(config: Configuration, group: Group) -> None:
         distillation = parse_distillation(options.embedding_distillation)
         teacher_losses = prepare_student(student, distillation, is_new)
     if options.init_from is not None and is_new:
-        start = read_checkpoint(Path(options.init_from))
+        try:
+            start = read_checkpoint(Path(options.init_from))
+        except UserError as error:
+            raise UserError(f"init_from: {error}") from error
         if start["words"] != words:
             raise UserError(
                 f"init_from: the vocabulary of {options.init_from} ({len(start['words'])} words) is not that "

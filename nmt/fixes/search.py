@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import torch
 from onmt.translate import TranslationBuilder
 from onmt.translate.beam_search import BeamSearchBase
 from onmt.translate.decode_strategy import DecodeStrategy
 from onmt.translate.greedy_search import GreedySearch
 from onmt.translate.penalties import PenaltyBuilder
+from onmt.translate.translator import GeneratorLM, Inference
 from torch import Tensor
 
 from nmt.fixes import wrap
@@ -70,6 +73,29 @@ def block_words(original: Any, self: Any, log_probs: Tensor) -> None:
 def ignore_padding(original: Any, self: Any, coverage: Tensor, beta: float = 0.0) -> Any:
     """Exclude padding from the coverage penalty: it has no attention, and log 0 is minus infinity."""
     return original(self, coverage.masked_fill(coverage == 0.0, 1.0), beta)
+
+
+@wrap("report_results", Inference)
+def count_tokens(original: Any, self: Any, *args: Any) -> Any:
+    """Count the tokens of the best translations and of the targets to score, for their perplexities."""
+    results = original(self, *args)
+    batch = results["batch"]
+    counts: Counter[str] = Counter(PRED=sum(len(best[0]) for best in results["predictions"]))
+    if "tgt" in batch:
+        targets = batch["tgt"] if isinstance(self, GeneratorLM) else batch["tgt"][:, 1:]
+        counts["GOLD"] = int(targets.ne(self._tgt_pad_idx).sum())
+    counts.update(getattr(self, "tokens", {}))
+    self.tokens = counts
+    return results
+
+
+@wrap("_report_score", Inference)
+def report_per_token(original: Any, self: Any, name: str, total: Any, sentences: int) -> Any:
+    """Report sums of log probabilities per token; the perplexity of a sentence is a huge number."""
+    if sentences == 0 or (name == "PRED" and self.global_scorer.has_len_pen):
+        return original(self, name, total, sentences)
+    score = torch.as_tensor(float(total) / self.tokens.pop(name))
+    return f"{name} SCORE: {score:.4f}, {name} PPL: {(-score).exp():.2f} NB SENTENCES: {sentences}"
 
 
 class Score(float):

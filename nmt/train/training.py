@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import sys
@@ -183,7 +184,7 @@ def _build_trainer(
     if trainer.earlystopper is not None:
         # OpenNMT-py's default scorers are global.
         stopper = trainer.earlystopper
-        stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
+        stopper.early_stopping_scorers = copy.deepcopy(stopper.early_stopping_scorers)
     return trainer
 
 

@@ -19,10 +19,13 @@ from pathlib import Path
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import Recipe, Row
 from recipes.common.results import BASELINE, SMOKE_FOLDER, find_result, read_results
-from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
 from recipes.common.table import markdown_table
 from recipes.common.tools import (
+    LINES,
     RUNNING,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
     checksums_of,
     read_json,
     read_lines,

@@ -17,7 +17,7 @@ from shared_embeddings.compress.options import CompressOptions, TrimOptions, par
 from shared_embeddings.compress.recovery import RecoveryContext, SavedRecovery, recover
 from shared_embeddings.compress.report import CompressionReport, RecoveryReport, Sizes, TrimReport
 from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
-from shared_embeddings.compress.session import Session, announce, footprint
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce, footprint
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.compress.trim import map_files, trim
 from shared_embeddings.quant.storage import pack
@@ -70,7 +70,7 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
             target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
             trials = search(session, target)
             best = trials[0]
-            session.is_calibrated = best.is_calibrated
+            session.is_calibrated = best.calibration != NOT_CALIBRATED
             fitted = best.fitted or fit_tables(session, best.method, best.options, best.store, target)
         else:
             store = options.store or get_method_config(options.method).default_store
@@ -207,6 +207,7 @@ def _finish(
         tables=fitted.reports,
         notes=[*fitted.notes, *notes],
         recovery=recovery,
+        calibration=session.calibration_of(fitted.method),
         trimmed=None if trimmed is None else trimmed.report,
     )
     files = trained.files(output)

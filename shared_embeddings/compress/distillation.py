@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.embedding import SharedEmbedding
-from shared_embeddings.tracing import without_autocast
+from shared_embeddings.nn.tracing import without_autocast
 from shared_embeddings.utils.options import OptionError, option, parse_options, require, require_at_least
 
 OPTION = "embedding_distillation"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
-from shared_embeddings.layers import evaluating
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.metric import RIDGE
 from shared_embeddings.registry import build, spec_of
 from shared_embeddings.spec import EmbeddingOptions

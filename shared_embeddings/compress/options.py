@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shared_embeddings.compress.sizing import Target
 
 SKIP_UNDECODABLE = "leave out word vectors whose words are not UTF-8 text, instead of failing"
-_MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
+MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
 # How the numbers of embeddings may be stored by `compress`; None is the default of a method.
 Store = Literal["fp32", "fp16", "int8"]
 Sides = Literal["both", "output", "none"]
@@ -75,7 +75,7 @@ def parse_duration(text: str) -> Duration:
 class CompressOptions:
     """What to compress and how; without `method`, several are tried and the best one is kept."""
 
-    model: Path = option(_MODEL, parse=model_path)
+    model: Path = option(MODEL, parse=model_path)
     output: Path | None = option("output path, in the format of the model", None, parse=new_path)
     skip_undecodable: bool = option(SKIP_UNDECODABLE, False)
     compare: bool = option("only compare the candidates, also at other sizes; write no model", False)
@@ -196,7 +196,7 @@ class CompressOptions:
 class TrimOptions:
     """Which tokens of a trained model to keep."""
 
-    model: Path = option(_MODEL, parse=model_path)
+    model: Path = option(MODEL, parse=model_path)
     skip_undecodable: bool = option(SKIP_UNDECODABLE, False)
     text: tuple[Path, ...] = option(
         "texts whose tokens to keep: raw for Hugging Face models, otherwise tokenized as in training",

@@ -228,6 +228,7 @@ class CompressionReport:
     tables: list[TableReport]  # one per replaced table
     notes: list[str]  # other changes
     recovery: RecoveryReport | None = None  # if the model was trained
+    calibration: str | None = None  # whether and on what codes are calibrated; None without codes
     # How the model was trimmed before; sizes and quality before compression are then those of the
     # trimmed model.
     trimmed: TrimReport | None = None
@@ -247,6 +248,8 @@ class CompressionReport:
         lines += [f"- table {table.name}: `{table.method()}`" for table in self.tables]
         lines += [f"- table {table.name}: {table.decoding.described()}" for table in self.tables]
         lines.append(f"- numbers are stored as {self.store}")
+        if self.calibration is not None:
+            lines.append(f"- codes are {self.calibration}")
         if (found := self.quality) is not None:
             lines.append(
                 f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
@@ -281,6 +284,8 @@ class CompressionReport:
             )
         if (found := self.quality) is not None:
             lines.append(f"{found.measure} {found.after:.2f}, {found.before:.2f} before ({found.how})")
+        if self.calibration is not None:
+            lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
             lines.append(self.recovery.described())
         lines += [f"note: {note}" for note in self.notes]

@@ -202,7 +202,7 @@ def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, a
             {
                 "method": method,
                 "options": options,
-                "count": count,
+                "parameters": count,
                 "compression": factor and round(factor, 2),
                 "remark": remark,
             }

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.fitting.task import BAR_DELAY
-from shared_embeddings.layers import CODE_SCALE
+from shared_embeddings.nn.layers import CODE_SCALE
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers import entry_std, zero_padding_row
 from shared_embeddings.loss import LinearScores, Reduction, ScoreTerms, blockwise_cross_entropy, sum_dtype
+from shared_embeddings.nn.layers import entry_std, zero_padding_row
+from shared_embeddings.nn.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 from shared_embeddings.registry import build, get_method_config, num_parameters, register
 from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
-from shared_embeddings.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import option, require, require_effect
 

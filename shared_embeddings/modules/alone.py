@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
+from shared_embeddings.nn.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require, require_effect

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
-from shared_embeddings.layers import entry_std
+from shared_embeddings.nn.layers import entry_std
 from shared_embeddings.registry import build, get_method_config, methods, register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.options import OptionError, option, require, require_effect

@@ -17,8 +17,8 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.modules.projective import LowRankOptions, ProjectiveEmbedding
+from shared_embeddings.nn.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.registry import register
 from shared_embeddings.utils.options import option
 

@@ -24,13 +24,13 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
 from shared_embeddings.loss import LinearScores, ScoreTerms, blockwise_cross_entropy
+from shared_embeddings.nn.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
-from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import (
     OptionError,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.layers import code_std, entry_std, zero_padding_row
+from shared_embeddings.nn.layers import code_std, entry_std, zero_padding_row
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require

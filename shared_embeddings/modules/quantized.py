@@ -17,7 +17,8 @@ from tqdm import tqdm
 import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
-from shared_embeddings.layers import code_dtype, entry_std
+from shared_embeddings.nn.layers import code_dtype, entry_std
+from shared_embeddings.nn.tracing import cache_tensor, needs_fixed_shapes
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
@@ -25,7 +26,6 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
-from shared_embeddings.tracing import cache_tensor, needs_fixed_shapes
 from shared_embeddings.utils.options import option, require
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32

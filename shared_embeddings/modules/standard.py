@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.layers import entry_std, zero_padding_row
+from shared_embeddings.nn.layers import entry_std, zero_padding_row
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 

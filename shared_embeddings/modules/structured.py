@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding, scores_of_codes
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.layers import code_bits, code_dtype, draw_codes, entry_std
+from shared_embeddings.nn.layers import code_bits, code_dtype, draw_codes, entry_std
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
-from shared_embeddings.tracing import needs_fixed_shapes
 from shared_embeddings.utils.options import option, require
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.loss import (
     SCORES,
     Gradients,
@@ -24,6 +23,7 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     sum_dtype,
 )
+from shared_embeddings.nn.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
 from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.codec import STEPS_PER_OCTAVE
-from shared_embeddings.tracing import needs_fixed_shapes
 
 _SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(_SCALE_TYPE)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
-import struct
-import zipfile
 from typing import Any
 
 # The top-level modules that each extra installs beyond the dependencies of the library (pyproject.toml).
@@ -30,22 +27,6 @@ _PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
 
 class UserError(ValueError):
     """Something the user can fix; the message names what was wrong, what was expected and what to do."""
-
-
-# Errors of torch.load(weights_only=True), and of indexing its result, for files that are truncated or not
-# checkpoints.
-UNREADABLE = (
-    zipfile.BadZipFile,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    struct.error,
-    AssertionError,
-    LookupError,
-    TypeError,
-    ValueError,
-    OSError,
-)
 
 
 def first_line(error: BaseException) -> str:

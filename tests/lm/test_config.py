@@ -195,7 +195,7 @@ def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 def test_closed_pipe_ends_a_command_quietly(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus"))
-    command = [sys.executable, "-m", "lm.evaluate.generate", "-model", str(model), "-length", "100000"]
+    command = [sys.executable, "-m", "lm.generation", "-model", str(model), "-length", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(1)

@@ -13,8 +13,7 @@ import pytest
 from lm.data import corpus
 from lm.data import vocabulary as reading
 from lm.data.corpus import SPLITS, Published, load_corpus, prepare
-from lm.data.datasets import SOURCES
-from lm.data.prepare import share_lines
+from lm.data.datasets import SOURCES, share_lines
 from lm.data.vocabulary import Limits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lm.checkpoint import load_model
-from lm.train.distributed import joined
+from lm.train.loop import joined
 from lm.train.optim import (
     OPTIMIZERS,
     AdamOptions,

@@ -13,11 +13,10 @@ import torch
 
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
-from lm.evaluate.evaluation import Reading, evaluate
+from lm.evaluation import Reading, evaluate
 from lm.models import build
 from lm.train.config import parse
-from lm.train.distributed import Group
-from lm.train.loop import Report, SegmentLoss, Trainer
+from lm.train.loop import Group, Report, SegmentLoss, Trainer
 from lm.train.optim import draw_length
 from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.utils.errors import UserError
@@ -252,7 +251,7 @@ def test_command_trains_and_reports(data: Path, tmp_path: Path) -> None:
     [
         ({"data": "nowhere"}, "nowhere"),
         ({"batch_size": 100000}, "batch_size"),
-        ({"init_from": "nothing.pt"}, "nothing.pt"),
+        ({"init_from": "nothing.pt"}, "init_from: checkpoint nothing.pt"),
         ({"device": "cuda"}, "cuda"),
         ({"hidden_dim": 10**8}, "not enough memory"),
     ],

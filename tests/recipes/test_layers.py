@@ -61,7 +61,7 @@ def test_tokens_of_a_band_or_a_group_are_counted() -> None:
     assert sum(layer.tokens for layer in groups[:-1]) == groups[-1].tokens == 36
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vectors = np.array([[3, 4, 0, 0], [4, 3, 0, 0], [0, 0, 0, 0]], dtype=np.float32)
     write_vectors(tmp_path / "v.vec", WordVectors(["year", "month", "zero"], vectors))
     asked = ["--model", tmp_path / "v.vec", "--output", tmp_path / "maps", "--words", "year", "month", "zero"]

@@ -24,7 +24,7 @@ from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe, joiner
 from recipes.translation.train import AVERAGED, complete_row
 from shared_embeddings.utils.files import sha256
-from tests.recipes.sizes import times_fewer
+from tests.helpers import times_fewer
 
 RECIPE = find_recipe("multi30k_ende")
 PAIRS = [

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import shared_embeddings as se
-from shared_embeddings.layers import Dropout, keep_mask
 from shared_embeddings.modules.alone import AloneEmbedding
+from shared_embeddings.nn.layers import Dropout, keep_mask
 
 from .cases import Case, by_name
 from .support import assert_same_gradients, gradients

@@ -238,6 +238,7 @@ def test_json() -> None:
     assert (found["budget"], found["dense"]) == (30_640, 192_000)
     methods = {entry["method"]: entry for entry in found["suggestions"]}
     assert sorted(methods) == se.methods()
+    assert methods["funnel"]["parameters"] == 10 * (3000 + 64)
     assert methods["funnel"]["options"] == {"rank": 10} and methods["funnel"]["compression"] == 6.27
     assert methods["standard"]["options"] is None and methods["standard"]["compression"] is None
 

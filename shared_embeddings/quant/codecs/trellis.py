@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.nn.tracing import cache_tensor, has_values
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.bits import bits_of, pack_bits, read_windows
 from shared_embeddings.quant.codec import RATES, Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
-from shared_embeddings.tracing import cache_tensor, has_values
 
 STATE_BITS = 11
 _STATES = 2**STATE_BITS

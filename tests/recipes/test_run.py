@@ -1,25 +1,32 @@
-"""``--smoke``: which recipes run, how their rows are changed, and how failures are reported."""
+"""``python -m recipes run`` and ``--smoke``: which rows run, how they change, and what failures say."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import shared_embeddings as se
 from lm.data.corpus import prepare
 from lm.data.datasets import SOURCES
-from recipes import __main__ as command
-from recipes import smoke
+from recipes import run
+from recipes.__main__ import main
 from recipes.common.recipe import RECIPES, Recipe, find_recipe, parse_row, recipe_names, run_step
-from recipes.common.smoke import (
+from recipes.common.results import write_result
+from recipes.common.tools import (
     CLASSES,
     FIT_STEPS,
     SMOKE,
     WORDS,
+    run_main,
 )
-from recipes.common.tools import run_main
 from recipes.language_model import write_smoke_corpus
 from shared_embeddings.utils.errors import UserError
 
@@ -46,7 +53,7 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_rows_that_start_from_another_come_after_it(name: str) -> None:
     rows = find_recipe(name).rows
-    found = [rows[each] for each in smoke.rows_to_run(find_recipe(name))]
+    found = [rows[each] for each in run.rows_to_run(find_recipe(name))]
     assert len(found) == len({row.name for row in found})
     assert found[0].embedding["method"] != "standard" and found[0].teacher is None
     for number, row in enumerate(found):
@@ -59,14 +66,14 @@ def test_rows_that_start_from_another_come_after_it(name: str) -> None:
 
 
 def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = smoke.rows_to_run(find_recipe("ptb_awd_lstm"))
+    rows = run.rows_to_run(find_recipe("ptb_awd_lstm"))
     for name, wanted in (
         ("ptb_awd_lstm", [["preprocess.sh"], *([s, row] for row in rows for s in ("train.sh", "eval.sh"))]),
         ("glove_reconstruction", [["preprocess.sh"], ["train.sh"], ["eval.sh"]]),
         ("quickstart", [["run.sh"]]),
     ):
-        assert smoke.commands(find_recipe(name)) == [[*each, SMOKE] for each in wanted]
-    smoke.main(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])  # the longest first
+        assert run.commands(find_recipe(name)) == [[*each, SMOKE] for each in wanted]
+    run.smoke(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])  # the longest first
     assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
 
 
@@ -74,7 +81,7 @@ def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> N
 def test_scripts_and_readme_describe_the_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert SMOKE in (RECIPES / name / "README.md").read_text(encoding="utf-8")
     recipe = find_recipe(name)
-    for step in sorted({Path(script).stem for script, *_ in smoke.commands(recipe)}):
+    for step in sorted({Path(script).stem for script, *_ in run.commands(recipe)}):
         with pytest.raises(SystemExit) as ended:
             run_step(recipe, step, ["--help"])
         assert ended.value.code == 0 and SMOKE in capsys.readouterr().out, step
@@ -117,24 +124,24 @@ def test_the_failure_is_described(
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
     runs = tmp_path / "runs"
     runs.mkdir()
-    assert smoke.run_recipe(recipe(tmp_path / "small", **scripts), runs) == fault
+    assert run.run_recipe(recipe(tmp_path / "small", **scripts), runs) == fault
     assert not (runs / "trained").exists()
 
 
 def test_command_exits_with_1_and_names_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(smoke, "LONGEST_SECONDS", 2)
+    monkeypatch.setattr(run, "LONGEST_SECONDS", 2)
     recipes = [recipe(tmp_path / "small", eval=RESULTS), recipe(tmp_path / "other", preprocess="sleep 20")]
-    monkeypatch.setattr(smoke, "recipe_names", lambda: ["small", "other"])
-    monkeypatch.setattr(smoke, "find_recipe", {each.name: each for each in recipes}.get)
+    monkeypatch.setattr(run, "recipe_names", lambda: ["small", "other"])
+    monkeypatch.setattr(run, "find_recipe", {each.name: each for each in recipes}.get)
     with pytest.raises(SystemExit) as ended:
-        smoke.main([])
+        run.smoke([])
     assert ended.value.code == 1
     out = capsys.readouterr().out
     assert 'RECIPES="other"' in out and "preprocess.sh --smoke did not finish in 2 seconds" in out
     assert re.search(r"^small +\d+ s  ok$", out, re.MULTILINE)
-    smoke.main(["small"])
+    run.smoke(["small"])
 
 
 # Separate runs
@@ -172,7 +179,7 @@ def test_missing_data_and_then_a_missing_teacher_are_reported_with_the_command(
     teacher = find_recipe(name).row(row_name).teacher
 
     def error_of(options: list[str]) -> str:
-        assert run_main("train", command.main, [name, "train", row_name, *options]) == 2
+        assert run_main("train", main, [name, "train", row_name, *options]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
@@ -228,3 +235,93 @@ def test_generated_corpora_have_the_layout_of_the_real_ones(dataset: str, tmp_pa
         assert re.fullmatch(r" [A-Z].* \. .* @\.@ 5 <unk> ", lines[3])
     made = prepare({split: [path] for split, path in texts.items()}, tmp_path / "data")
     assert made["types"] > WORDS // 2 and made["unknown"]["train"] > 0
+
+
+class Processes:
+    """Replaces the steps: they end at the second look; an evaluation writes a result."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> None:
+        self.started: list[tuple[str, str]] = []
+        self.failing = failing
+        self.now = self.most = 0
+        # Not `subprocess.Popen`: results ask git for the commit.
+        monkeypatch.setattr(run, "subprocess", SimpleNamespace(Popen=self.start, STDOUT=None))
+
+    def start(self, command: list[str], **_: Any) -> Any:
+        *_, recipe, step, row = command
+        self.started.append((step, row))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        if step == "eval":
+            metrics = {"bleu": 30.0}
+            home = find_recipe(recipe).home
+            write_result(home, row, config={}, counts={}, metrics=metrics, data_checksum="c")
+        looks: list[int] = []
+
+        def poll() -> int | None:
+            looks.append(1)
+            self.now -= len(looks) == 2
+            return int(row == self.failing) if len(looks) > 1 else None
+
+        return SimpleNamespace(poll=poll, returncode=int(row == self.failing), pid=-1)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(run.time, "sleep", lambda _: None)
+    return lambda *arguments: run_main("run", main, ["run", "multi30k_ende", *arguments])
+
+
+def test_teachers_are_trained_first_and_results_are_kept(command: Any, monkeypatch, capsys) -> None:
+    processes = Processes(monkeypatch)
+    assert command("funnel_4x_distilled", "projective_*_fitted", "--jobs", "2") == 0
+    order = processes.started
+    assert order[0] == ("train", "standard") and processes.most == 2
+    assert order.count(("train", "standard")) == 1 and len(order) == 8
+    assert order.index(("eval", "standard")) < order.index(("train", "funnel_4x_distilled"))
+    printed = capsys.readouterr().out
+    assert "standard: bleu 30.0" in printed and "4 of 4 rows done" in printed
+    assert command("funnel_4x_distilled", "funnel_4x") == 0
+    assert order[8:] == [("train", "funnel_4x"), ("eval", "funnel_4x")]
+
+
+def test_rows_of_a_failed_teacher_do_not_start(command: Any, monkeypatch, capsys) -> None:
+    processes = Processes(monkeypatch, failing="standard")
+    assert command("funnel_4x", "funnel_4x_distilled") == 2
+    assert [row for _, row in processes.started] == ["funnel_4x", "funnel_4x", "standard"]
+    printed = capsys.readouterr()
+    assert "standard: train failed" in printed.out
+    assert "standard, funnel_4x_distilled" in printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing_*"], ["funnel_4x", "nothing_*"], ["funnel_4x", "--minutes", "0"]]
+)
+def test_unknown_rows_and_no_time_start_nothing(
+    command: Any, arguments: list[str], monkeypatch, capsys
+) -> None:
+    processes = Processes(monkeypatch)
+    assert command(*arguments) == 2 and processes.started == []
+    message = capsys.readouterr().err
+    assert "nothing_*" in message or "run the same command again" in message
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_stop_rows(command: Any, number: int, status: int, monkeypatch) -> None:
+    started = []
+
+    def start(_: list[str], **__: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return started[-1]
+
+    replaced = SimpleNamespace(Popen=start, STDOUT=None, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(run, "subprocess", replaced)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: os.kill(os.getpid(), number))
+    monkeypatch.setattr(run, "time", clock)
+    try:
+        assert command("funnel_4x", "projective_4x", "--jobs", "2") == status
+        assert [process.wait(10) for process in started] == [-signal.SIGTERM] * 2
+    finally:
+        for process in started:
+            process.kill()
