@@ -30,7 +30,7 @@ from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
-    Vocabulary,
+    HostVocabulary,
     WordTokens,
     check_scores,
     copy_output_bias,
@@ -70,13 +70,13 @@ class Adapter:
     def sniff(self, path: Path) -> bool:
         return contains_strings(path, FORMAT)
 
-    def read(self, path: Path, runs: bool = True) -> CheckpointModel:
-        return CheckpointModel(path)
+    def read(self, path: Path, runs: bool = True) -> TrainedLanguageModel:
+        return TrainedLanguageModel(path)
 
     read_trimmable = read
 
 
-class CheckpointModel(WordTokens):
+class TrainedLanguageModel(WordTokens):
     """A language model read from a checkpoint, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -199,9 +199,9 @@ class CheckpointModel(WordTokens):
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         save_state(output, tensors, self.words, self.config, None)
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         words = self.original
-        return [Vocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
+        return [HostVocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [self.original.encode(line) for line in lines]

@@ -15,7 +15,7 @@ import torch
 
 import shared_embeddings as se
 from lm import models
-from lm.adapter import CheckpointModel
+from lm.adapter import TrainedLanguageModel
 from lm.checkpoint import load_model, save_model, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.accounting import distinct_state
@@ -118,7 +118,7 @@ def test_agreement_compares_next_words_after_equal_words(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
-    opened = CheckpointModel(path)
+    opened = TrainedLanguageModel(path)
     first, again, other = (best_words(opened.samples(None, seed, 1000)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert len(first) == 1000 and len(first.unique()) > 5
@@ -127,7 +127,7 @@ def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
 
 def test_diverged_models_have_no_quality(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus", WORDS)
-    opened = CheckpointModel(write_model(tmp_path / "model.pt", data))
+    opened = TrainedLanguageModel(write_model(tmp_path / "model.pt", data))
     for parameter in opened.module.parameters():
         torch.nn.init.constant_(parameter, torch.nan)
     for texts in (None, [tmp_path / "corpus" / "test.txt"]):

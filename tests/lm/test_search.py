@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.adapter import CheckpointModel
+from lm.adapter import TrainedLanguageModel
 from lm.checkpoint import load_model
 from shared_embeddings.compress import search, session
 from shared_embeddings.compress.measure import Quality, Retention, Validation
@@ -63,13 +63,13 @@ def test_candidates_are_ranked_by_divergence_or_else_by_share() -> None:
 
 def test_the_original_is_measured_once(trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = trained
-    quality, measured = CheckpointModel.quality, []
+    quality, measured = TrainedLanguageModel.quality, []
 
-    def counted(self: CheckpointModel, validation: Validation) -> Quality:
+    def counted(self: TrainedLanguageModel, validation: Validation) -> Quality:
         measured.append(self)
         return quality(self, validation)
 
-    monkeypatch.setattr(CheckpointModel, "quality", counted)
+    monkeypatch.setattr(TrainedLanguageModel, "quality", counted)
     ended = choose(model, "--bits", 8, "--compare", "--validation", text)
     assert ended.status == 0 and len(measured) == 1 + len(rows(ended.out))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.compress import trim as trimming
-from shared_embeddings.compress.host import Vocabulary, WordTokens
+from shared_embeddings.compress.host import HostVocabulary, WordTokens
 from shared_embeddings.compress.options import TrimOptions
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.hf.tokenizer import TokenizerFile
@@ -34,8 +34,8 @@ class Letters(WordTokens):
         self.kept: list[int] = []
         self.spells = spells
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary("letters", "abcde", frozenset({0}), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary("letters", "abcde", frozenset({0}), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
         return [["abcde".index(letter) for letter in line] for line in lines]

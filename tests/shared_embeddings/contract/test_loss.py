@@ -265,7 +265,7 @@ MEMORY_CASES = [
 ]
 
 
-class Dense(nn.Module):
+class PlainLayer(nn.Module):
     """A plain table with ``F.cross_entropy`` as the reference."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ def measured(emb: nn.Module, hidden: Tensor, targets: Tensor, **options: object)
 def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str, object]) -> None:
     emb, hidden, targets = case.build(), case.hidden(TOKENS), torch.randint(WORDS, (TOKENS,))
     scores = TOKENS * WORDS * 4
-    dense = measured(Dense(), hidden, targets, **options)
+    dense = measured(PlainLayer(), hidden, targets, **options)
     assert dense.largest >= scores and dense.peak >= 2 * scores
     meter = measured(emb, hidden, targets, **options)
     assert meter.largest < scores / 4 and meter.peak < dense.peak / 4
