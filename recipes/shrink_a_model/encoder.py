@@ -142,7 +142,7 @@ def read_all(pairs: Path) -> list[WordPairs]:
 def words_of(tests: Sequence[WordPairs]) -> list[str]:
     """Return all words of the sets, each once."""
     pairs = [pair for test in tests for pair in test.pairs]
-    return list(dict.fromkeys(word for pair in pairs for word in (pair.first, pair.second)))
+    return list(dict.fromkeys(word for first, second, _ in pairs for word in (first, second)))
 
 
 def measure(vectors: Vectors, original: Vectors, tests: Sequence[WordPairs]) -> dict[str, Any]:
