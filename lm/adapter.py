@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
-from lm.data.vocabulary import EOS
-from lm.data.vocabulary import Vocabulary as Words
+from lm.data.corpus import EOS
+from lm.data.corpus import HostVocabulary as Words
 from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
@@ -31,10 +31,9 @@ from shared_embeddings.compress.host import (
     TRAINING_STATE_NOTE,
     EmbeddingTable,
     HostVocabulary,
-    WordTokens,
+    TrimmableModel,
     check_scores,
     copy_output_bias,
-    lines_without,
     name_of_part,
     teacher_table,
     with_untrained_part,
@@ -76,7 +75,7 @@ class Adapter:
     read_trimmable = read
 
 
-class TrainedLanguageModel(WordTokens):
+class TrainedLanguageModel(TrimmableModel):
     """A language model read from a checkpoint, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -203,8 +202,9 @@ class TrainedLanguageModel(WordTokens):
         words = self.original
         return [HostVocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.original.encode(line) for line in lines]
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        words = self.trimmed if trimmed else self.original
+        return [words.encode(line) for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
@@ -218,14 +218,11 @@ class TrainedLanguageModel(WordTokens):
         notes = [TRAINING_STATE_NOTE, f"{remark}model's and cannot be compared with it"]
         return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.trimmed.encode(line) for line in lines]
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.original.unk, ids)
-
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.trimmed.unk, ids)
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
+        unknown = (self.trimmed if trimmed else self.original).unk
+        return sum(unknown not in line for line in ids)
 
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())

@@ -26,9 +26,9 @@ from shared_embeddings.compress import host as adapters
 from shared_embeddings.compress import recovery as recovery_module
 from shared_embeddings.compress.calibration import calibrate
 from shared_embeddings.compress.recovery import Student
+from shared_embeddings.utils.command_line import RESUME
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.results import WandbWriter
-from shared_embeddings.utils.signals import RESUME
 from shared_embeddings.words.vectors import WordVectors, write_vectors
 from tests.helpers import HOSTS, as_method, content, example, flip, offsets
 from tests.lm.runs import run as train_lm

@@ -247,7 +247,7 @@ def _coverage(trained: TrimmableModel, vocabulary: HostVocabulary, path: Path, i
     new_ids = {old: new for new, old in enumerate(ids.tolist())}
     tokens = known = unknown = whole = lines = restored = restored_after = 0
     for block in _blocks(path):
-        before, after = trained.encode(name, block), trained.encode_trimmed(name, block)
+        before, after = trained.encode(name, block), trained.encode(name, block, trimmed=True)
         for number, (old, new) in enumerate(zip(before, after, strict=True), lines + 1):
             mapped = [new_ids.get(word) for word in old]
             tokens += len(old)
@@ -263,5 +263,5 @@ def _coverage(trained: TrimmableModel, vocabulary: HostVocabulary, path: Path, i
             whole += 1
         lines += len(block)
         restored += trained.restored(name, block, before)
-        restored_after += trained.restored_trimmed(name, block, after)
+        restored_after += trained.restored(name, block, after, trimmed=True)
     return Coverage(os.fspath(path), tokens, known, unknown, whole, lines, Sizes(restored, restored_after))

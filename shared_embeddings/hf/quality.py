@@ -181,7 +181,8 @@ def _decoder_or_encoder_inputs(
             ids = _generate(model, start, longest - 1, do_sample=True, top_k=0, min_new_tokens=longest - 1)
     else:
         ids = _random_ids(model, (-(-tokens // longest), longest), seed)
-    mask = None if model.can_generate() or texts is None else vocabulary.mask()
+    is_masked = texts is not None and not model.can_generate() and vocabulary.tokenizer is not None
+    mask = vocabulary.tokenizer.mask_token_id if is_masked else None
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"
         return {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool), "" if texts else drawn
