@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
 from lm.data.corpus import EOS
-from lm.data.corpus import HostVocabulary as Words
+from lm.data.corpus import Vocabulary as Words
 from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
