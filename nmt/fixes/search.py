@@ -103,5 +103,7 @@ def write_scores_of_beams(original: Any, self: Any, translation_batch: Any) -> A
     """Make ``-with_score`` write the scores of beam search, which are floats and not tensors."""
     translations = original(self, translation_batch)
     for translation in translations:
-        translation.pred_scores = [torch.as_tensor(score).double() for score in translation.pred_scores]
+        translation.pred_scores = [
+            torch.as_tensor(score, dtype=torch.float64) for score in translation.pred_scores
+        ]
     return translations
