@@ -322,8 +322,8 @@ class Weights:
                     self._sizes[name] = tensor.nbytes
                     self._axes[name] = _find_axis(name, tuple(tensor.shape), axes, rows)
         self.entry = find_entry(config)
-        self._embeddings, self._placements = from_entry(self.entry) if self.entry else ({}, {})
         state = unpack(self._embedded)
+        self._embeddings, self._placements = from_entry(self.entry, state) if self.entry else ({}, {})
         for table, embedding in self._embeddings.items():
             if embedding.num_embeddings != rows:
                 raise UserError(
