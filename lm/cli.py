@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared_embeddings.utils.command_line import explain, run
+from shared_embeddings.utils.command_line import RESUME, explain, run
 from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.signals import RESUME
 
 if TYPE_CHECKING:
     import torch

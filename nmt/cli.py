@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from shared_embeddings.utils import command_line
-from shared_embeddings.utils.command_line import Parser, error_line, run
+from shared_embeddings.utils.command_line import RESUME, Parser, error_line, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.paths import existing_file, new_path
-from shared_embeddings.utils.signals import RESUME
 
 
 def _command(

@@ -36,9 +36,9 @@ from lm.train.config import Configuration
 from lm.train.optim import Averages, build_optimizer, draw_length, is_stalled, rate_factor, starts_averaging
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
 from shared_embeddings.nn.layers import set_updates
+from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.results import WandbWriter
-from shared_embeddings.utils.signals import StopFlag
 
 
 @dataclass(frozen=True)

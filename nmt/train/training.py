@@ -37,9 +37,9 @@ from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import ResumableBatches, TrackedBatches, end_workers
 from nmt.transforms import record_transforms
+from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.results import WandbWriter
-from shared_embeddings.utils.signals import StopFlag
 
 # Whether to stop training.
 MustStop = Callable[[], bool]

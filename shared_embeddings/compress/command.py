@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from shared_embeddings.quant.storage import pack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk, replacing
+from shared_embeddings.utils.files import bytes_on_disk, replacing, write_text
 from shared_embeddings.utils.options import STORED, OptionError
 from shared_embeddings.utils.paths import check_outputs
 
@@ -218,7 +219,7 @@ def _finish(
     written = Sizes(report.bytes_on_disk.before, sum(map(bytes_on_disk, files)))
     report = dataclasses.replace(report, bytes_on_disk=written)
     if options.report is not None:
-        report.write(options.report)
+        write_text(options.report, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if saved is not None:
         saved.path.unlink(missing_ok=True)
     return report

@@ -17,7 +17,6 @@ from shared_embeddings.utils.paths import existing_file, existing_path, model_pa
 
 # Modules that import torch are imported by the functions, so that help comes at once.
 if TYPE_CHECKING:
-    from shared_embeddings.compress.measure import Validation
     from shared_embeddings.compress.sizing import Target
 
 SKIP_UNDECODABLE = "leave out word vectors whose words are not UTF-8 text, instead of failing"
@@ -182,14 +181,6 @@ class CompressOptions:
     def duration(self) -> Duration | None:
         """Return how long the model is trained after the fit."""
         return None if self.recover is None else parse_duration(self.recover)
-
-    def validation_data(self) -> Validation | None:
-        """Return what the quality is measured on."""
-        from shared_embeddings.compress.measure import Validation
-
-        if self.validation is None and self.validation_source is None:
-            return None
-        return Validation(self.validation, self.validation_source, self.validation_target)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

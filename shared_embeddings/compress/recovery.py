@@ -43,10 +43,10 @@ from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.scored_words import score_only
+from shared_embeddings.utils.command_line import RESUME, StopFlag
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import remove, replacing, write_lines
 from shared_embeddings.utils.reading import read_lines
-from shared_embeddings.utils.signals import RESUME, StopFlag
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512

@@ -14,13 +14,13 @@ import torch
 from tqdm import tqdm
 
 from shared_embeddings.compress.fit import fit
-from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as, stored_bytes
+from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as
 from shared_embeddings.compress.host import EmbeddingTable, scoring_only
 from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.options import MaxLoss
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce
-from shared_embeddings.compress.sizing import Target, as_yaml
+from shared_embeddings.compress.sizing import Target, as_yaml, stored_bytes
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.registry import get_method_config, methods

@@ -19,7 +19,7 @@ from torch import Tensor
 from shared_embeddings.accounting import count_parameters
 from shared_embeddings.compress.calibration import Calibration, calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, find_host, place_plain, scoring_only
-from shared_embeddings.compress.measure import Comparison, Samples, ScoredWords, names_of
+from shared_embeddings.compress.measure import Comparison, Samples, ScoredWords, Validation, names_of
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.compress.sizing import Target, options_within
 from shared_embeddings.quant.packed_tensor import inner_tensors
@@ -112,7 +112,10 @@ class Session:
         options = self.options
         if not options.check:
             return None
-        return Comparison(self.trained, options.validation_data(), self.texts, options.seed)
+        validation = None
+        if options.validation is not None or options.validation_source is not None:
+            validation = Validation(options.validation, options.validation_source, options.validation_target)
+        return Comparison(self.trained, validation, self.texts, options.seed)
 
     @functools.cached_property
     def held_out(self) -> Comparison:

@@ -150,8 +150,13 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return architecture
 
 
-def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, list[str]]:
+def read_model(
+    folder: Path, architecture: Any, is_whole: bool = False, **settings: Any
+) -> tuple[Any, list[str]]:
     """Read a model of a class on the CPU, in the dtype of its weights; settings are for ``from_pretrained``.
+
+    Args:
+        is_whole: whether the class must use all tensors.
 
     Returns:
         The model, and the names of tensors that it does not use, such as layers for another task.
@@ -171,15 +176,14 @@ def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, l
             f"model {folder}: is an embedding model ({_SENTENCE_LAYERS}) without the output layer of its "
             f"class {architecture.__name__}; models of this kind are not supported yet"
         )
-    _check_no_tensors(folder, "missing", info["missing_keys"])
-    return model, sorted(map(str, info["unexpected_keys"]))
-
-
-def _check_no_tensors(folder: Path, fault: str, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        raise UserError(
-            f"model {folder}: its weights do not match its config.json ({fault}: {name}); copy it again"
-        )
+    unexpected = sorted(map(str, info["unexpected_keys"]))
+    faults = {"missing": sorted(info["missing_keys"]), "unexpected": unexpected if is_whole else []}
+    for fault, names in faults.items():
+        for name in names:
+            raise UserError(
+                f"model {folder}: its weights do not match its config.json ({fault}: {name}); copy it again"
+            )
+    return model, unexpected
 
 
 def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
@@ -208,8 +212,7 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
             f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
             "load it with from_pretrained of transformers"
         )
-    model, unexpected = read_model(path, model_class(path, config), **settings)
-    _check_no_tensors(path, "unexpected", unexpected)
+    model, _ = read_model(path, model_class(path, config), is_whole=True, **settings)
     if trainable and getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()
     return model
@@ -304,16 +307,11 @@ def copy_files(files: Iterable[Path], target: Path) -> None:
     for file in files:
         if file.is_dir():
             shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns("*.py"))
-        elif _names_code(file):
-            content = read_json(file)
+        elif file.name.endswith("config.json") and CODE in (content := read_json(file)):
             del content[CODE]
             write_json(target / file.name, content)
         else:
             shutil.copyfile(file, target / file.name)
-
-
-def _names_code(file: Path) -> bool:
-    return file.name.endswith("config.json") and CODE in read_json(file)
 
 
 def notes_on_code(source: Path, kind: str) -> list[str]:
@@ -327,7 +325,7 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
             "this is an embedding model, but predictions of the next token were compared, not vectors of "
             "sentences; evaluate these"
         )
-    if naming := [file.name for file in sorted(source.glob("*config.json")) if _names_code(file)]:
+    if naming := [file.name for file in sorted(source.glob("*config.json")) if CODE in read_json(file)]:
         notes.append(f"the code that {', '.join(naming)} name ({CODE}) was neither run nor copied")
     model_type = getattr(require("transformers"), kind).config_class.model_type
     if CODE in config or config.get("model_type") != model_type:

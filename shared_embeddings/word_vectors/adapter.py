@@ -16,7 +16,7 @@ from torch import Tensor
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors
 from shared_embeddings.compress import host
-from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
+from shared_embeddings.compress.host import EmbeddingTable, HostVocabulary, TrimmableModel, teacher_table
 from shared_embeddings.compress.measure import (
     NEIGHBORS,
     SHARPNESS,
@@ -64,7 +64,7 @@ class Adapter(host.TrimmingAdapter):
     read_trimmable = read
 
 
-class VectorsModel(WordTokens):
+class VectorsModel(TrimmableModel):
     """Word vectors read from a file."""
 
     def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
@@ -165,24 +165,21 @@ class VectorsModel(WordTokens):
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary(NAME, self.original, frozenset(), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return _encode(self.original, lines)
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        return _encode(self.words if trimmed else self.original, lines)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
         self.words = [self.original[word] for word in kept[NAME].tolist()]
         return self.notes
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return _encode(self.words, lines)
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
         return sum(len(line.split()) == len(tokens) for line, tokens in zip(lines, ids))
-
-    restored_trimmed = restored
 
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())

@@ -22,7 +22,7 @@ import pytest
 
 from lm.data.datasets import ATTEMPTS, DownloadError, download
 from shared_embeddings.utils import paths
-from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.command_line import Parser, StopFlag, Terminated
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import (
@@ -35,7 +35,6 @@ from shared_embeddings.utils.options import (
 )
 from shared_embeddings.utils.reading import parse_json, parse_yaml, read_json, read_lines, read_yaml
 from shared_embeddings.utils.results import ROOT, encoded, git_state, provenance
-from shared_embeddings.utils.signals import StopFlag, Terminated
 from tests.helpers import content
 
 # Files

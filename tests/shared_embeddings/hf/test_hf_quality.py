@@ -314,7 +314,7 @@ def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Pat
     model = write("bert", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     vocabulary = FolderModel(tmp_path / "model").vocabulary
-    vocabulary._tokenizer.mask_token = "w7"
+    vocabulary.tokenizer.mask_token = "w7"
     asked = samples(model, vocabulary, [words], 1, 1000)
     number = int(asked.how.split()[0])
     assert 1 <= number < 30 and asked.how == f"{number} tokens masked of text"
