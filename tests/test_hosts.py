@@ -293,7 +293,7 @@ def change_settings(
     ids=["layers", "width", "option"],
 )
 def test_sizes_without_tensors(
-    trained: Trained,
+    trained: TrainedHost,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     layers: int | None,
