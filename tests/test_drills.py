@@ -100,7 +100,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Ended(NamedTuple):
+class DrillEnded(NamedTuple):
     """The exit status and the error output of a command."""
 
     status: int
@@ -118,7 +118,7 @@ class Ended(NamedTuple):
         assert all(word in lines[0] for word in words), self.error
 
 
-def run(name: str, words: list[str], folder: Path) -> Ended:
+def run(name: str, words: list[str], folder: Path) -> DrillEnded:
     """Run a command in this process; no temporary file may be left in a folder."""
     program = WRITERS[name].program
     module, function = COMMANDS[program].split(":")
@@ -134,7 +134,7 @@ def run(name: str, words: list[str], folder: Path) -> Ended:
         except SystemExit as end:
             status = int(end.code or 0)
     assert not list(folder.rglob(".*.tmp"))
-    return Ended(status, error.getvalue())
+    return DrillEnded(status, error.getvalue())
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ sys.exit(getattr(__import__(module, fromlist=[function]), function)())
 """
 
 
-def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> Ended:
+def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> DrillEnded:
     """Run a command in a process that gets a signal when it replaces its output."""
     command = [
         sys.executable,
@@ -285,7 +285,7 @@ def start_stopped(program: str, words: list[str], number: int, when: str, cwd: P
         timeout=300,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
-    return Ended(ended.returncode, ended.stderr)
+    return DrillEnded(ended.returncode, ended.stderr)
 
 
 # One of each kind of output, a file and a folder, and of each signal is quick.

@@ -97,7 +97,7 @@ def _train(config: Configuration, group: Group) -> None:
     model = models.build(options.model, words, embedding, config.model_options()).to(group.device)
     teacher_losses, lines = TeacherLosses(), list[str]()
     if options.embedding_distillation is not None:
-        student = Student(model, options, corpus.vocabulary, group.is_first, lines)
+        student = LanguageModelStudent(model, options, corpus.vocabulary, group.is_first, lines)
         distillation = parse_distillation(options.embedding_distillation)
         teacher_losses = prepare_student(student, distillation, is_new)
     if options.init_from is not None and is_new:
@@ -155,7 +155,7 @@ def _run(
 
 
 @dataclasses.dataclass
-class Student:
+class LanguageModelStudent:
     """A model that learns from a teacher, see `shared_embeddings.compress.distillation.prepare_student`."""
 
     model: LanguageModel  # on its device; its embedding may be replaced by a fitted one

@@ -26,7 +26,7 @@ from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.quality import computing, perplexity, samples
-from shared_embeddings.hf.tokenizer import Vocabulary, check_tokens
+from shared_embeddings.hf.tokenizer import TokenVocabulary, check_tokens
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.word_layers import (
     ENTRY,
@@ -94,7 +94,7 @@ class FolderModel(host.TrainedModel):
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}
         self._read(config)
-        self.vocabulary = Vocabulary(path)
+        self.vocabulary = TokenVocabulary(path)
 
     def _read(self, config: dict[str, Any]) -> None:
         if self.is_compressed:

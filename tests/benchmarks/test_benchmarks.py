@@ -378,7 +378,7 @@ def test_the_spectrum_and_the_losses_of_a_trained_model_are_measured() -> None:
 
     vocabulary = {"<blank>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}
 
-    class Model:
+    class BenchmarkModel:
         """Scores log 2 for the word that follows in the source, zero for others."""
 
         def __call__(self, source: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -388,7 +388,7 @@ def test_the_spectrum_and_the_losses_of_a_trained_model_are_measured() -> None:
         def generator(self, hidden: torch.Tensor) -> torch.Tensor:
             return hidden
 
-    losses = learned.target_losses(Model(), vocabulary, ["a b", "b"], ["a a", "b"])
+    losses = learned.target_losses(BenchmarkModel(), vocabulary, ["a b", "b"], ["a a", "b"])
     two, one = -math.log(2 / 6), -math.log(1 / 6)
     assert losses == [("a", pytest.approx(two)), ("a", pytest.approx(one)), ("b", pytest.approx(two))]
     words = [f"w{number}" for number in range(99)] + ["a", "b"]  # ranks 99 and 100

@@ -14,7 +14,7 @@ import torch
 
 import shared_embeddings as se
 from lm import models
-from lm.adapter import CheckpointModel
+from lm.adapter import TrainedLanguageModel
 from lm.checkpoint import load_model, save_model, save_state
 from lm.data.corpus import load_corpus
 from shared_embeddings.accounting import distinct_state
@@ -125,7 +125,7 @@ def test_agreement_compares_next_words_after_equal_words(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["awd_lstm", "transformer_xl"])
 def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", WORDS), kind)
-    opened = CheckpointModel(path)
+    opened = TrainedLanguageModel(path)
     first, again, other = (best_words(opened.samples(None, seed, 1000)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert len(first) == 1000 and len(first.unique()) > 5
@@ -134,7 +134,7 @@ def test_generated_text_depends_on_the_seed(tmp_path: Path, kind: str) -> None:
 
 def test_diverged_models_have_no_quality(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus", WORDS)
-    opened = CheckpointModel(write_model(tmp_path / "model.pt", data))
+    opened = TrainedLanguageModel(write_model(tmp_path / "model.pt", data))
     for parameter in opened.module.parameters():
         torch.nn.init.constant_(parameter, torch.nan)
     for texts in (None, [tmp_path / "corpus" / "test.txt"]):
@@ -229,7 +229,8 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     rest = [name for name in before if not name.startswith("map.")]
     assert len(rest) >= 4 and all(torch.equal(after[name], before[name]) for name in rest)
     entry = new.entry(table)
-    read = new.scale * torch.cat([entry, new.expansion(entry)], dim=1)
+    *_, expanded = new.expansion.outputs(entry)
+    read = new.scale * torch.cat([entry, expanded], dim=1)
     torch.testing.assert_close(new.table(), new.reducer(read))
     bias = old.output_bias()
     assert bias is not None and torch.equal(new.output_bias(), bias)
@@ -457,13 +458,13 @@ def test_candidates_are_ranked_by_divergence_or_else_by_share() -> None:
 
 def test_the_original_is_measured_once(trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = trained
-    quality, measured = CheckpointModel.quality, []
+    quality, measured = TrainedLanguageModel.quality, []
 
-    def counted(self: CheckpointModel, validation: Validation) -> Quality:
+    def counted(self: TrainedLanguageModel, validation: Validation) -> Quality:
         measured.append(self)
         return quality(self, validation)
 
-    monkeypatch.setattr(CheckpointModel, "quality", counted)
+    monkeypatch.setattr(TrainedLanguageModel, "quality", counted)
     ended = choose(model, "--bits", 8, "--compare", "--validation", text)
     assert ended.status == 0 and len(measured) == 1 + len(rows(ended.out))
 

@@ -115,7 +115,7 @@ class FixedLoss:
         return torch.tensor(12.0), SimpleNamespace(n_words=3)
 
 
-class FixedTable(torch.nn.Module):
+class FixedRows(torch.nn.Module):
     """A student of three words, the second of which is padding."""
 
     padding_idx = 1
@@ -130,7 +130,7 @@ class FixedTable(torch.nn.Module):
 
 def test_the_loss_by_hand() -> None:
     """Distances 5 and 1 over two words, mean 3; 0.25 * 3 plus 0.75 * 12 / 3, for three words."""
-    student = FixedTable()
+    student = FixedRows()
     teacher = torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
     loss = DistillationLoss(FixedLoss(), TeacherLosses(Reconstruction([(student, teacher)], 0.25)), Mock())
     total, statistics = loss({}, None, None)
@@ -159,7 +159,7 @@ def test_soft_targets_by_hand() -> None:
 
 def test_an_exact_student_has_a_gradient() -> None:
     """The norm has no gradient at zero, but it must not become NaN."""
-    student = FixedTable()
+    student = FixedRows()
     losses = TeacherLosses(Reconstruction([(student, student.rows.detach().clone())], 0.5))
     loss = DistillationLoss(FixedLoss(), losses, Mock())
     loss({}, None, None)[0].backward()

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from shared_embeddings.analysis import (
-    WordPair,
     WordPairs,
     read_pairs,
     spearman,
@@ -58,13 +57,13 @@ def test_spearman_equals_scipy() -> None:
 
 def test_word_similarity_reports_coverage() -> None:
     pairs = [
-        WordPair("cat", "dog", 8.0),  # cosine 0.71
-        WordPair("cat", "car", 2.0),  # 0
-        WordPair("CAT", "Cat", 9.0),  # 1, in lower case
-        WordPair("dog", "Paris", 1.0),  # 1
-        WordPair("cat", "horse", 5.0),  # unknown
-        WordPair("cat", "paris", 5.0),  # known in upper case only
-        WordPair("cat", "zero", 5.0),  # without a direction
+        ("cat", "dog", 8.0),  # cosine 0.71
+        ("cat", "car", 2.0),  # 0
+        ("CAT", "Cat", 9.0),  # 1, in lower case
+        ("dog", "Paris", 1.0),  # 1
+        ("cat", "horse", 5.0),  # unknown
+        ("cat", "paris", 5.0),  # known in upper case only
+        ("cat", "zero", 5.0),  # without a direction
     ]
     found = word_similarity(WORDS, VECTORS, WordPairs("set", pairs))
     assert (found.known, found.pairs, found.lower_cased) == (4, 7, 1)
@@ -75,7 +74,7 @@ def test_word_similarity_reports_coverage() -> None:
 
 
 def test_first_occurrence_of_a_repeated_word_counts() -> None:
-    pairs = WordPairs("set", [WordPair("a", "b", 1.0), WordPair("a", "c", 2.0)])
+    pairs = WordPairs("set", [("a", "b", 1.0), ("a", "c", 2.0)])
     vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]])
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
 
@@ -308,12 +307,21 @@ def test_truncated_fasttext_models(tmp_path: Path) -> None:
         read_vectors(path, limit=0)
 
 
-def test_vectors_of_other_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"version":"1"', b'"version":"9"', "version 9, but this program supports 1"),
+        (b'"[3, 3]"', b'"[3, 4]"', "its tensors are not those of standard"),
+    ],
+)
+def test_vectors_of_other_versions_and_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bytes, new: bytes, reason: str
+) -> None:
     path, small = write(tmp_path / "vectors", "\n".join(LINES)), tmp_path / "small.safetensors"
     assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
-    small.write_bytes(small.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
+    small.write_bytes(small.read_bytes().replace(old, new))
     assert main(["export", "--model", str(small), "--format", "vec", "--output", str(tmp_path / "v")]) == 2
-    assert "version 9, but this program supports 1" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
