@@ -131,9 +131,7 @@ def test_seeds_are_rows_that_differ_in_their_seed_only(folder: Path) -> None:
 
 
 def test_invalid_rows_are_named(folder: Path) -> None:
-    (folder / "rows.yaml").write_text(
-        FILE.replace("  away:", "  x: {embedding: {}, embeding: {}}\n  away:")
-    )
+    (folder / "rows.yaml").write_text(FILE.replace("  away:", "  x: {embedding: {}, embeding: {}}\n  away:"))
     with pytest.raises(UserError, match="embeding"):
         Recipe(folder).rows  # noqa: B018
 
