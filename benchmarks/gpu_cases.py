@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from benchmarks.layers import FUSED, PLAIN, Row, Setting, layer_step, rows, words
+from benchmarks.layers import FUSED, PLAIN, LayerRow, Setting, layer_step, rows, words
 from benchmarks.measuring import Step, median_times
 from recipes.common.recipe import find_recipe, run_step
 from recipes.common.results import REPOSITORY
@@ -81,9 +81,9 @@ def layer_cases(side: str, vocabulary: int, folder: Path, tiny: bool) -> Cases:
     for name, package in FUSED.items() if side == "output" else ():
         # Kernels for GPUs do not run on a CPU.
         if package == "torch" or (not tiny and importlib.util.find_spec(package)):
-            layers.append(Row(name, name, {}))
+            layers.append(LayerRow(name, name, {}))
 
-    def measure(row: Row) -> Measured:
+    def measure(row: LayerRow) -> Measured:
         return timed(layer_step(side, row, setting, device, torch.bfloat16), device)
 
     for row in [*layers, *rows(setting, methods)]:

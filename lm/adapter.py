@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
-from lm.data.vocabulary import EOS
-from lm.data.vocabulary import Vocabulary as Words
+from lm.data.corpus import EOS
+from lm.data.corpus import Vocabulary as Words
 from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
@@ -30,8 +30,8 @@ from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
+    HostVocabulary,
     TrimmableModel,
-    Vocabulary,
     check_scores,
     copy_output_bias,
     name_of_part,
@@ -69,13 +69,13 @@ class Adapter:
     def sniff(self, path: Path) -> bool:
         return contains_strings(path, FORMAT)
 
-    def read(self, path: Path, runs: bool = True) -> CheckpointModel:
-        return CheckpointModel(path)
+    def read(self, path: Path, runs: bool = True) -> TrainedLanguageModel:
+        return TrainedLanguageModel(path)
 
     read_trimmable = read
 
 
-class CheckpointModel(TrimmableModel):
+class TrainedLanguageModel(TrimmableModel):
     """A language model read from a checkpoint, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -198,9 +198,9 @@ class CheckpointModel(TrimmableModel):
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         save_state(output, tensors, self.words, self.config, None)
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         words = self.original
-        return [Vocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
+        return [HostVocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         words = self.trimmed if trimmed else self.original

@@ -36,8 +36,7 @@ from tqdm import tqdm
 
 from lm.checkpoint import load_model
 from lm.cli import chosen_device
-from lm.data.corpus import SPLITS, load_corpus
-from lm.data.vocabulary import Vocabulary, word_blocks
+from lm.data.corpus import SPLITS, Vocabulary, load_corpus, word_blocks
 from lm.models import LanguageModel, count_model
 from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.utils.command_line import Parser, positive

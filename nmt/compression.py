@@ -228,7 +228,7 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
         self.original = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides_of.items()}
         self.trimmed = dict(self.original)
 
-    def vocabularies(self) -> list[host.Vocabulary]:
+    def vocabularies(self) -> list[host.HostVocabulary]:
         start = self.checkpoint["vocab"].get("decoder_start_token")
         marks = {
             UNKNOWN,
@@ -243,7 +243,7 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
             # OpenNMT's marks, those that transforms insert, and the start token
             specials = [w for w in words if w in marks or (w.startswith("｟") and w.endswith("｠"))]
             ids = frozenset(vocab(specials))
-            found.append(host.Vocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
+            found.append(host.HostVocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
         return found
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:

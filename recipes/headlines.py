@@ -25,7 +25,7 @@ from nmt.headlines import (
     stop_words,
     write_character_vocabulary,
 )
-from nmt.rouge import METRICS, PRESETS, Settings, score_texts
+from nmt.rouge import METRICS, PRESETS, RougeSettings, score_texts
 from recipes.common.recipe import Recipe, parse_row, preprocess_parser
 from recipes.common.table import controls_length
 from recipes.common.tools import (
@@ -347,7 +347,7 @@ def score_headlines(headlines: list[str], references: list[list[str]], length: i
         headlines whose length deviates by at most `TOLERANCE`; ``difference``: mean deviation in characters.
     """
 
-    def scores(settings: Settings) -> dict[str, Any]:
+    def scores(settings: RougeSettings) -> dict[str, Any]:
         result = score_texts(headlines, references, settings).as_json()
         means = {metric: measures[settings.measure] for metric, measures in result["scores"].items()}
         return {**means, "signature": result["signature"]}

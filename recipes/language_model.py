@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm.data.corpus import VOCABULARY, load_corpus
+from lm.data.corpus import EOS, VOCABULARY, load_corpus
 from lm.data.datasets import SOURCES, locate
-from lm.data.vocabulary import EOS
 from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result
 from recipes.common.tools import (

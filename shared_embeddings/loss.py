@@ -30,8 +30,6 @@ from shared_embeddings.quant.packed_tensor import column_sums
 Reduction = Literal["mean", "sum", "none"]
 Gradients = list[Tensor | None]
 
-# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product.
-_CPU_EVEN_TOKENS = 64
 # The index of a maximum is searched in chunks of this many scores.
 _CHUNK = 64
 # The smallest block of tokens, and the number of scores up to which blocks are larger for small vocabularies.

@@ -31,7 +31,7 @@ CODES = ("quantized", "--bits", 2, "--codec", "trellis")
 
 def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     """The first example of a method for V words in D dimensions."""
-    return next(iter(get_method_config(method).examples(num_embeddings, embedding_dim).values()))
+    return next(iter(get_method_config(method).presets(num_embeddings, embedding_dim).examples.values()))
 
 
 def as_method(method: str, options: Options) -> str:

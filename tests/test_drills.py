@@ -102,7 +102,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Ended(NamedTuple):
+class DrillEnded(NamedTuple):
     """The exit status and the error output of a command."""
 
     status: int
@@ -120,7 +120,7 @@ class Ended(NamedTuple):
         assert all(word in lines[0] for word in words), self.error
 
 
-def run(name: str, words: list[str], folder: Path) -> Ended:
+def run(name: str, words: list[str], folder: Path) -> DrillEnded:
     """Run a command in this process; no temporary file may be left in a folder."""
     program = WRITERS[name].program
     module, function = COMMANDS[program].split(":")
@@ -136,7 +136,7 @@ def run(name: str, words: list[str], folder: Path) -> Ended:
         except SystemExit as end:
             status = int(end.code or 0)
     assert not list(folder.rglob(".*.tmp"))
-    return Ended(status, error.getvalue())
+    return DrillEnded(status, error.getvalue())
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ sys.exit(getattr(__import__(module, fromlist=[function]), function)())
 """
 
 
-def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> Ended:
+def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> DrillEnded:
     """Run a command in a process that gets a signal when it replaces its output."""
     command = [
         sys.executable,
@@ -287,7 +287,7 @@ def start_stopped(program: str, words: list[str], number: int, when: str, cwd: P
         timeout=300,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
-    return Ended(ended.returncode, ended.stderr)
+    return DrillEnded(ended.returncode, ended.stderr)
 
 
 @pytest.mark.slow_except(*(f"{name}-SIG{kind}-before" for name in QUICK for kind in ("TERM", "INT")))

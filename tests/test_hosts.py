@@ -39,7 +39,7 @@ from tests.nmt.conftest import run as run_nmt
 LARGEST_READ = 100_000  # bytes that sniffing one of these models may read
 
 
-class Trained(NamedTuple):
+class TrainedHost(NamedTuple):
     """A tiny model of a host."""
 
     host: str  # its name
@@ -79,9 +79,9 @@ MAKERS: dict[str, Maker] = {"hf": _hf, "lm": _lm, "nmt": _nmt, "vectors": _vecto
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedHost:
     """A model of every host in turn."""
-    return Trained(request.param, *MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
+    return TrainedHost(request.param, *MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
 
 
 def opened(host: str) -> adapters.Adapter:
@@ -106,12 +106,12 @@ def test_every_host_has_an_example_and_an_entry_point() -> None:
     assert project["entry-points"][adapters.GROUP] == points and HOSTS.keys() == MAKERS.keys()
 
 
-def test_each_model_is_recognized_only_by_its_adapter(trained: Trained) -> None:
+def test_each_model_is_recognized_only_by_its_adapter(trained: TrainedHost) -> None:
     assert [host for host in HOSTS if opened(host).sniff(trained.model)] == [trained.host]
     assert adapters.find_host(trained.model)[0] == trained.host
 
 
-def test_sniffing_loads_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sniffing_loads_nothing(trained: TrainedHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """No unpickling and no tensors, of files of any size."""
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -133,7 +133,7 @@ def test_sniffing_loads_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatc
     assert sum(read) < LARGEST_READ
 
 
-def test_other_files_are_not_recognized(trained: Trained, tmp_path: Path) -> None:
+def test_other_files_are_not_recognized(trained: TrainedHost, tmp_path: Path) -> None:
     adapter = opened(trained.host)
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("opt vocab shared-embeddings-lm config.json")
@@ -148,7 +148,7 @@ def test_other_files_are_not_recognized(trained: Trained, tmp_path: Path) -> Non
 
 
 def test_truncated_models_are_reported(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / trained.model.name
     if trained.model.is_dir():
@@ -164,7 +164,7 @@ def test_truncated_models_are_reported(
         assert not (tmp_path / "out.pt").exists()
 
 
-def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: Trained) -> None:
+def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: TrainedHost) -> None:
     """As models with more than 32,768 words are, of which some words are scored then."""
     model = opened(trained.host).read(trained.model)
     tables = model.tables()
@@ -182,7 +182,7 @@ def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: Trained) -
 
 
 def test_calibration_of_every_host(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each table has a metric; a file with them gives the same model, and is of no use for another one."""
     model = opened(trained.host).read(trained.model)
@@ -261,7 +261,7 @@ def read_rows(model: Path) -> torch.Tensor:
 
 
 def compressed(
-    capsys: pytest.CaptureFixture[str], trained: Trained, output: Path, *arguments: object
+    capsys: pytest.CaptureFixture[str], trained: TrainedHost, output: Path, *arguments: object
 ) -> tuple[dict[str, Any], str]:
     """The report of a compression that must succeed, and what it prints."""
     report = output.parent / "report.json"
@@ -274,7 +274,7 @@ def compressed(
 @pytest.mark.slow_except("lm-fp32", "lm-int8")
 @pytest.mark.parametrize("store", ["fp32", "fp16", "int8"])
 def test_compress_writes_a_model_of_the_same_host(
-    trained: Trained, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its weights take as many bytes as the report says, besides names, words and settings."""
     small = tmp_path / "small.pt"
@@ -301,7 +301,7 @@ def test_compress_writes_a_model_of_the_same_host(
 
 @pytest.mark.parametrize("source", ["generated", "text"])
 def test_damaged_models_are_reported(
-    trained: Trained, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At full size nothing changes; with a single dimension, predictions do."""
     text = ["--text", trained.text] if source == "text" else []
@@ -327,7 +327,7 @@ def predictions(model: Any, text: Path) -> torch.Tensor:
 @pytest.mark.slow_except("lm-quantized", "nmt-quantized", "lm-funnel")
 @pytest.mark.parametrize("method", se.methods())
 def test_every_method_is_loaded_as_written(
-    trained: Trained, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     """What is loaded is what was in memory, in every storage format.
 
@@ -355,7 +355,7 @@ def test_every_method_is_loaded_as_written(
 
 
 def test_the_best_candidate_is_written(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = tmp_path / "small.pt"
     content, printed = compressed(capsys, trained, small, "--size", "3x", "--text", trained.text)
@@ -400,7 +400,7 @@ def test_the_best_candidate_is_written(
     ],
 )
 def test_options_that_contradict_each_other(
-    trained: Trained, tmp_path: Path, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, before anything is fitted or written."""
     asked = [str(trained.text) if word == "FILE" else word for word in arguments.split()]
@@ -411,7 +411,7 @@ def test_options_that_contradict_each_other(
 
 
 def test_quality_replaces_predictions(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = ["--validation-source", trained.text, "--validation-target", trained.text]
     asked = {"nmt": sides, "lm": ["--validation", trained.text], "hf": ["--validation", trained.text]}
@@ -438,7 +438,7 @@ LAYERS = {"codes": CODES, "rank": ["--method", "projective", "--rank", 2, "--sto
 @pytest.mark.slow_except("lm-codes", "nmt-rank")
 @pytest.mark.parametrize("method", LAYERS)
 def test_recovery(
-    trained: Trained, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     """The divergence falls at equal bytes; an interrupted training resumes to the same model."""
     asked = [*LAYERS[method], "--text", trained.text]
@@ -483,7 +483,7 @@ def test_recovery(
 
 
 def test_trim_keeps_the_words_of_a_text(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Alone, of a compressed model, and in one command with compressing."""
     text, small = tmp_path / "text", tmp_path / "small.pt"
@@ -526,7 +526,7 @@ def test_trim_keeps_the_words_of_a_text(
     ],
 )
 def test_user_errors_of_trim(
-    trained: Trained,
+    trained: TrainedHost,
     arguments: str,
     message: str,
     tmp_path: Path,
@@ -548,7 +548,7 @@ def test_user_errors_of_trim(
 
 
 def test_verify_finds_flipped_bits(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of every tensor that compress writes."""
     small = tmp_path / "small.pt"

@@ -98,7 +98,7 @@ def report_per_token(original: Any, self: Any, name: str, total: Any, sentences:
     return f"{name} SCORE: {score:.4f}, {name} PPL: {(-score).exp():.2f} NB SENTENCES: {sentences}"
 
 
-class Score(float):
+class SentenceScore(float):
     """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
 
     def item(self) -> float:
@@ -112,5 +112,7 @@ def write_scores_of_beams(original: Any, self: Any, translation_batch: Any) -> A
     translations = original(self, translation_batch)
     for translation in translations:
         scores = translation.pred_scores
-        translation.pred_scores = [Score(score) if isinstance(score, float) else score for score in scores]
+        translation.pred_scores = [
+            SentenceScore(score) if isinstance(score, float) else score for score in scores
+        ]
     return translations

@@ -80,7 +80,7 @@ def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
 
 
 @dataclass
-class Student:
+class TranslationStudent:
     """A model that learns from a teacher, see `distillation.prepare_student`."""
 
     model: Any
@@ -209,7 +209,9 @@ def prepare_student(
                 f"{OPTION}: soft_targets: {asked.soft_targets:g} does not work with {name}: "
                 f"{getattr(opt, name)}; remove one of them"
             )
-    return distillation.prepare_student(Student(model, asked, plan, opt, vocabs, is_new), asked, is_new)
+    return distillation.prepare_student(
+        TranslationStudent(model, asked, plan, opt, vocabs, is_new), asked, is_new
+    )
 
 
 def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:

@@ -42,7 +42,7 @@ from recipes.shrink_a_model.decoder import (
     round_table,
 )
 from recipes.shrink_a_model.encoder import (
-    Texts,
+    EncoderTexts,
     measure,
     read_all,
     read_encoder,
@@ -265,7 +265,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 def evaluate_encoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
     """Measure the model of a row in the recipe's folder of runs; return the file of results."""
     folder, prepared = model_folder(home, row.name), home / "data"
-    texts = Texts(**read_json(prepared / TEXTS))
+    texts = EncoderTexts(**read_json(prepared / TEXTS))
     with np.load(prepared / VECTORS) as stored:
         original = dict(stored)
     encoder = read_encoder(folder)
@@ -384,7 +384,7 @@ def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
             report = read_json(folder.with_suffix(".json"))["tables"][0]
             fit, table = report["fit"], report["stored_bytes"]["after"]
             if not row.peer:
-                prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
+                prompt = EncoderTexts(**read_json(home / "data" / TEXTS)).captions[0]
                 speeds = generating_speeds(folder, home / "data" / name, prompt)
                 speed = dict(zip(("before", "after"), speeds))
         asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}

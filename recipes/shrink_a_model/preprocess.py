@@ -34,7 +34,7 @@ from recipes.common.tools import (
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
-from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
+from recipes.shrink_a_model.encoder import EncoderTexts, read_encoder, read_tokenizer
 from recipes.translation.preprocess import Multi30k, locate_multi30k, write_smoke_multi30k
 from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
@@ -187,7 +187,7 @@ def prepare(
         *(text for pair in rest for text in (pair.title, pair.description)),
     ]
     write_lines(folder / TEXT, filter(None, lines))
-    texts = Texts(
+    texts = EncoderTexts(
         captions=read_lines(captions[_TEST])[: settings["captions"]],
         headlines=[pair.title for pair in measured],
         descriptions=[pair.description for pair in measured],

@@ -58,7 +58,7 @@ class EmbeddingTable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class HostVocabulary:
     """The words of one or more tables of a model."""
 
     name: str  # the host's name for it
@@ -143,7 +143,7 @@ class TrimmingAdapter(Adapter, Protocol):
 class TrimmableModel(StoredModel, Protocol):
     """A model whose vocabulary can be trimmed; by default, its tokens are whole words."""
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         """Return its original vocabularies, each with its own rows."""
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:

@@ -61,7 +61,7 @@ def largest_within(
     """The largest step within a limit, on the first of the grids that has one.
 
     Args:
-        grids: the grids of a method, see `EmbeddingOptions.search_grids`.
+        grids: the grids of a method, see `EmbeddingOptions.presets`.
         size_of: the size of an embedding with some options.
         limit: the largest size allowed.
 
@@ -119,7 +119,7 @@ def options_within(
             embedding = build(method, **sizes, **options, **others)
         return stored_bytes(embedding.to(dtype), store)
 
-    grids = list(get_method_config(method).search_grids(num_embeddings, embedding_dim))
+    grids = list(get_method_config(method).presets(num_embeddings, embedding_dim).grids)
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
@@ -155,7 +155,7 @@ def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Sugges
             size: int = resolved.search_size(num_embeddings, embedding_dim)
             return size
 
-        largest = largest_within(spec.search_grids(num_embeddings, embedding_dim), count, budget)
+        largest = largest_within(spec.presets(num_embeddings, embedding_dim).grids, count, budget)
         if isinstance(largest, tuple):
             grid, step = largest
             options = grid.options_at(step)

@@ -33,7 +33,7 @@ from shared_embeddings.hf.quality import (
     negative_log_likelihoods,
     samples,
 )
-from shared_embeddings.hf.tokenizer import Vocabulary, check_tokens
+from shared_embeddings.hf.tokenizer import TokenVocabulary, check_tokens
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.word_layers import (
     ENTRY,
@@ -101,7 +101,7 @@ class FolderModel(host.TrainedModel):
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}
         self._read(config)
-        self.vocabulary = Vocabulary(path)
+        self.vocabulary = TokenVocabulary(path)
 
     def _read(self, config: dict[str, Any]) -> None:
         if self.is_compressed:

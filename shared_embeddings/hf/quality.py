@@ -26,7 +26,7 @@ from shared_embeddings.compress.measure import (
     names_of,
     sampled_lines,
 )
-from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.tokenizer import TokenVocabulary
 from shared_embeddings.hf.word_layers import first_position
 from shared_embeddings.utils.errors import UserError, first_line
 
@@ -57,7 +57,7 @@ def computing(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def samples(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> Samples:
     """About so many predictions of a model: after every token, or at masked tokens for a masked language
     model.
@@ -122,7 +122,7 @@ def _probing(model: Any) -> Iterator[None]:
 
 
 def _neighbors(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> Samples:
     """Which text is nearest to each text; UserError for fewer than two texts."""
     if texts is None:
@@ -155,7 +155,7 @@ def _neighbors(
 
 
 def _decoder_or_encoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
     """Concatenated lines of texts in rows that each start with the beginning marks, samples, or random words;
     some of them masked for a masked language model.
@@ -189,7 +189,7 @@ def _decoder_or_encoder_inputs(
 
 
 def _encoder_decoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
     longest = most_tokens(model, _LONGEST)
     if texts is None:

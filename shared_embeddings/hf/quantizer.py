@@ -34,7 +34,7 @@ from shared_embeddings.utils.errors import UserError
 
 
 @register_quantization_config(ENTRY)
-class EmbeddingsConfig(QuantizationConfigMixin):
+class SharedEmbeddingsConfig(QuantizationConfigMixin):
     """The entry ``quantization_config`` of ``config.json``; its content is that of `entry_of`."""
 
     def __init__(self, **entry: Any) -> None:
@@ -47,7 +47,7 @@ class EmbeddingsQuantizer(HfQuantizer):
 
     is_trainable = True
 
-    def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
+    def __init__(self, quantization_config: SharedEmbeddingsConfig, **settings: Any) -> None:
         super().__init__(quantization_config, **settings)
         self._conversions: list[WeightConverter] = []
 
@@ -69,7 +69,7 @@ class EmbeddingsQuantizer(HfQuantizer):
         embeddings, all_placements = from_entry(self.quantization_config.to_dict())
         placements = placements_in(model, all_placements)
         place(model, {name: embeddings[name] for name in placements}, placements)
-        self.quantization_config = EmbeddingsConfig(**model.config.quantization_config)
+        self.quantization_config = SharedEmbeddingsConfig(**model.config.quantization_config)
         unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in placements]
         # The placeholders of output layers that the model does not have.
         paths = [path for placement in all_placements.values() for path in placement.outputs]

@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The vocabulary of the tokenizer in a model's folder.
 
     Without a `tokenizer`, tokens are named by their ids, and methods that tokenize raise UserError.

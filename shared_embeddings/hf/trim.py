@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints import load_tensors, save_safetensors
-from shared_embeddings.compress.host import TrimmableModel, Vocabulary
+from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
 from shared_embeddings.hf.word_layers import (
@@ -105,10 +105,10 @@ class TrimmableFolder(TrimmableModel):
         self.kept: list[int] = []
         self.trimmed: Any = None
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         words = [self.file.tokens.get(number, "") for number in range(self.rows)]
         specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
-        return [Vocabulary(NAME, words, specials, self.unknown)]
+        return [HostVocabulary(NAME, words, specials, self.unknown)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         tokenizer = self.trimmed if trimmed else self.tokenizer

@@ -16,7 +16,7 @@ from torch import Tensor
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import load_tensors, save_safetensors
 from shared_embeddings.compress import host
-from shared_embeddings.compress.host import EmbeddingTable, TrimmableModel, Vocabulary, teacher_table
+from shared_embeddings.compress.host import EmbeddingTable, HostVocabulary, TrimmableModel, teacher_table
 from shared_embeddings.compress.measure import (
     NEIGHBORS,
     SHARPNESS,
@@ -165,8 +165,8 @@ class VectorsModel(TrimmableModel):
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary(NAME, self.original, frozenset(), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         return _encode(self.words if trimmed else self.original, lines)

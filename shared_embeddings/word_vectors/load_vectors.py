@@ -26,7 +26,7 @@ _TYPES = {
 }
 
 
-class WordVectors:
+class LoadedVectors:
     """Words and their vectors.
 
     Attributes:
@@ -51,7 +51,7 @@ class WordVectors:
         return np.asarray(self.vectors[self.ids[word]])
 
 
-def load(path: str | Path) -> WordVectors:
+def load(path: str | Path) -> LoadedVectors:
     """Read a file.
 
     Raises:
@@ -75,4 +75,4 @@ def load(path: str | Path) -> WordVectors:
         table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({error})") from error
-    return WordVectors(words, table)
+    return LoadedVectors(words, table)

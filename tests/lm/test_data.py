@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from lm.data import corpus as reading
 from lm.data import datasets
-from lm.data import vocabulary as reading
-from lm.data.corpus import SPLITS, Columns
+from lm.data.corpus import SPLITS, Columns, Limits, Vocabulary
 from lm.data.datasets import SOURCES, DownloadError, Source, locate
-from lm.data.vocabulary import Limits, Vocabulary
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 

@@ -25,7 +25,7 @@ from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, over_words
 from nmt.hooks import apply_patches
 from nmt.models import build_from_checkpoint, describe_checkpoint
-from nmt.server import Models, Text
+from nmt.server import Models, SourceText
 from nmt.vocabulary import Vocab
 from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
 from tests.nmt.test_adapter import SOURCE, TARGET, UNTIED, compress, trim
@@ -395,7 +395,7 @@ def test_server_copies(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text(json.dumps({"models_root": str(tmp_path), "models": [settings]}))
     models = Models()
     models.start(str(tmp_path / "server.json"))
-    assert models.models[0].translate([Text("w1  w2")])[0][0]["tgt"]
+    assert models.models[0].translate([SourceText("w1  w2")])[0][0]["tgt"]
 
 
 @pytest.mark.slow_except("pytorch-tied")

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from shared_embeddings.analysis import (
-    WordPair,
     WordPairs,
     read_pairs,
     spearman,
@@ -58,13 +57,13 @@ def test_spearman_equals_scipy() -> None:
 
 def test_word_similarity_reports_coverage() -> None:
     pairs = [
-        WordPair("cat", "dog", 8.0),  # cosine 0.71
-        WordPair("cat", "car", 2.0),  # 0
-        WordPair("CAT", "Cat", 9.0),  # 1, in lower case
-        WordPair("dog", "Paris", 1.0),  # 1
-        WordPair("cat", "horse", 5.0),  # unknown
-        WordPair("cat", "paris", 5.0),  # known in upper case only
-        WordPair("cat", "zero", 5.0),  # without a direction
+        ("cat", "dog", 8.0),  # cosine 0.71
+        ("cat", "car", 2.0),  # 0
+        ("CAT", "Cat", 9.0),  # 1, in lower case
+        ("dog", "Paris", 1.0),  # 1
+        ("cat", "horse", 5.0),  # unknown
+        ("cat", "paris", 5.0),  # known in upper case only
+        ("cat", "zero", 5.0),  # without a direction
     ]
     found = word_similarity(WORDS, VECTORS, WordPairs("set", pairs))
     assert (found.known, found.pairs, found.lower_cased) == (4, 7, 1)
@@ -75,7 +74,7 @@ def test_word_similarity_reports_coverage() -> None:
 
 
 def test_first_occurrence_of_a_repeated_word_counts() -> None:
-    pairs = WordPairs("set", [WordPair("a", "b", 1.0), WordPair("a", "c", 2.0)])
+    pairs = WordPairs("set", [("a", "b", 1.0), ("a", "c", 2.0)])
     vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]])
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
 

@@ -171,7 +171,7 @@ def test_memory_counts_each_block_once() -> None:
 TEXT = Validation(text=Path("text"))
 
 
-class Model:
+class SavedModel:
     """A model with a quality and predictions that tests change."""
 
     def __init__(self, measure: str = "BLEU", value: float = 0.0) -> None:
@@ -236,7 +236,7 @@ def test_predictions_of_some_words_stand_for_those_of_all() -> None:
 
 
 def test_scores_that_are_not_numbers() -> None:
-    model = Model()
+    model = SavedModel()
     model.shares = [[math.nan, 1.0]] * 2
     assert "are NaN" in Comparison(model, None, None, 1).result()[1].how
 
@@ -279,7 +279,7 @@ def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, s
 
 
 def test_quality_takes_precedence_over_predictions() -> None:
-    model = Model("BLEU", 20.0)
+    model = SavedModel("BLEU", 20.0)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured, model.shares = Quality("BLEU", 5.0, "of a text"), [[0.2, 0.4, 0.4]] * 2
     quality, kept = comparison.result()
@@ -289,7 +289,7 @@ def test_quality_takes_precedence_over_predictions() -> None:
 
 @pytest.mark.parametrize("validation", [None, TEXT])
 def test_predictions_are_compared_without_a_usable_quality(validation: Validation | None) -> None:
-    model, texts = Model(), [Path("a")]
+    model, texts = SavedModel(), [Path("a")]
     comparison = Comparison(model, validation, texts, 5)
     model.shares = [[0.4, 0.3, 0.3], [0.7, 0.2, 0.1]]
     quality, kept = comparison.result()
@@ -300,7 +300,7 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
 
 
 def test_models_without_probes_have_no_quality() -> None:
-    class Graphs(Model):
+    class Graphs(SavedModel):
         def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
             raise ValueError("reads graphs")
 

@@ -112,7 +112,7 @@ rows = torch.randn(200, 32)
 _, report = se.fit("quantized", rows, bits=4, codec="even")
 assert report.relative_error < 0.15
 assert "even" in [candidate.options.get("codec") for _, candidate in candidates()]
-assert "even" in se.get_method_config("quantized").examples(40, 16)
+assert "even" in se.get_method_config("quantized").presets(40, 16).examples
 assert "even, 4 bits" in [table.name for table in decoding.TABLES]
 assert "quantized, even, 4 bits" in fitting.NAMES
 with contextlib.redirect_stdout(io.StringIO()) as listed:

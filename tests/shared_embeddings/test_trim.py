@@ -16,7 +16,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.compress import trim as trimming
-from shared_embeddings.compress.host import TrimmableModel, Vocabulary
+from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.compress.options import TrimOptions
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.hf.tokenizer import TokenizerFile
@@ -34,8 +34,8 @@ class Letters(TrimmableModel):
         self.kept: list[int] = []
         self.spells = spells
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary("letters", "abcde", frozenset({0}), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary("letters", "abcde", frozenset({0}), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
         if not trimmed:
