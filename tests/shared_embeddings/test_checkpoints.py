@@ -271,7 +271,7 @@ def test_report_line(share: float, line: str) -> None:
     ],
 )
 def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, share: float) -> None:
-    model = Model(measure, before)
+    model = SavedModel(measure, before)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured = Quality(measure, after, "how")
     kept = comparison.result()[1]
