@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +320,18 @@ def test_gradient_accumulation_counts_batches_once_also_after_resume(
         assert seen == expected
         for name, tensor in load_model(tmp_path / f"parts{end}/last.pt").model.state_dict().items():
             assert torch.equal(tensor, weights[name]), (end, name)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("size", [40, 1000, 3000])
+def test_a_full_disk_is_one_line(tmp_path: Path, size: int) -> None:
+    """Where the settings, the log or the events of TensorBoard cannot be written."""
+    data, limits = small_corpus(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = words_of(settings(data, tmp_path / "run", steps=60, log_every=1, save_every=60))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        ended = command("lm_train", *words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.status == 2 and ended.err.count("\n") == 1
+    assert "File too large" in ended.err and str(tmp_path / "run") in ended.err
