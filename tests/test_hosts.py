@@ -183,6 +183,7 @@ def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: TrainedHos
             torch.testing.assert_close(after[name].metric, metric)
 
 
+@pytest.mark.slow_except("lm")
 def test_calibration_of_every_host(
     trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,7 +337,7 @@ def compressed(
     return json.loads(report.read_text()), printed
 
 
-@pytest.mark.slow_except("lm-fp32", "lm-int8")
+@pytest.mark.slow_except("lm-int8")
 @pytest.mark.parametrize("store", ["fp32", "fp16", "int8"])
 def test_compress_writes_a_model_of_the_same_host(
     trained: TrainedHost, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -389,7 +390,7 @@ def predictions(model: Any, text: Path) -> torch.Tensor:
     return torch.cat([batch.scores for batch in model.samples([text], 1, 100).batches()])
 
 
-@pytest.mark.slow_except("lm-quantized", "nmt-quantized", "lm-funnel")
+@pytest.mark.slow_except("lm-quantized", "lm-funnel")
 @pytest.mark.parametrize("method", se.methods())
 def test_every_method_is_loaded_as_written(
     trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
@@ -419,6 +420,7 @@ def test_every_method_is_loaded_as_written(
         torch.testing.assert_close(loaded, computed[-1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow_except("lm", "vectors")
 def test_the_best_candidate_is_written(
     trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -500,7 +502,7 @@ LAYERS = {"codes": CODES, "rank": ["--method", "projective", "--rank", 2, "--sto
 
 
 @pytest.mark.usefixtures("short_recovery")
-@pytest.mark.slow_except("lm-codes", "nmt-rank")
+@pytest.mark.slow_except("lm-codes")
 @pytest.mark.parametrize("method", LAYERS)
 def test_recovery(
     trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
