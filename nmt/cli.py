@@ -142,21 +142,11 @@ def server(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
-def characters() -> int:
-    """``onmt_characters``: split text into characters, or join them."""
-    return run("onmt_characters", "nmt.headlines:characters_main")
-
-
-def character_vocab() -> int:
-    """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-    return run("onmt_character_vocab", "nmt.headlines:vocabulary_main")
-
-
-def rerank() -> int:
-    """``onmt_rerank``: keep the best hypothesis for each source."""
-    return run("onmt_rerank", "nmt.headlines:rerank_main")
-
-
-def rouge() -> int:
-    """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    return run("onmt_rouge", "nmt.rouge:main")
+# Split text into characters, or join them
+characters = functools.partial(run, "onmt_characters", "nmt.headlines:characters_main")
+# Build a vocabulary of subwords and characters
+character_vocab = functools.partial(run, "onmt_character_vocab", "nmt.headlines:vocabulary_main")
+# Keep the best hypothesis for each source
+rerank = functools.partial(run, "onmt_rerank", "nmt.headlines:rerank_main")
+# Compute ROUGE of headlines or summaries
+rouge = functools.partial(run, "onmt_rouge", "nmt.rouge:main")

@@ -17,10 +17,12 @@ from onmt.utils.parse import ArgumentParser
 from torch import nn
 
 import shared_embeddings as se
+from nmt.checkpoints import safetensors_of
 from nmt.embeddings import count_model, shared_embeddings_of, words_module
 from nmt.hooks import apply_patches
 from nmt.length_control import has_length_control
 from nmt.plan import OPTION_NAMES
+from shared_embeddings.checkpoints import check_sizes, load_tensors
 from shared_embeddings.utils.command_line import error_line
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing
@@ -40,16 +42,29 @@ _EXPORTABLE_IN_TRANSLATION: dict[str, Container[Any]] = {
 }
 
 
+# Options that set the sizes of a model.
+_SIZES = (
+    *("enc_layers", "dec_layers", "hidden_size", "enc_hid_size", "dec_hid_size", "transformer_ff"),
+    *("word_vec_size", "src_word_vec_size", "tgt_word_vec_size", *OPTION_NAMES),
+)
+
+
 def build_from_checkpoint(path: str) -> tuple[nn.Module, dict[str, Any], Namespace, dict[str, Any]]:
     """Build the model of a checkpoint on the CPU; return it, its vocabularies, options and the checkpoint."""
     apply_patches()
     checkpoint = onmt.model_builder.load_checkpoint(path)
     options = ArgumentParser.ckpt_model_opts(checkpoint["opt"])
     ArgumentParser.update_model_opts(options)
+    parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
+    tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+    if "model" not in checkpoint:
+        for file in safetensors_of(path):
+            tensors |= load_tensors(file, f"checkpoint {file}")
+    sizes = {name: value for name, value in vars(options).items() if name in _SIZES}
+    check_sizes(f"checkpoint {path}", sizes, tensors)
     vocabs = dict_to_vocabs(checkpoint["vocab"])
     model = onmt.model_builder.build_base_model(options, vocabs)
     if "model" in checkpoint:
-        parts = {name: dict(checkpoint.get(name) or {}) for name in ("model", "generator")}
         model.load_state_dict(parts)
     else:
         model.load_safe_state_dict(path.removesuffix(".pt"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +26,6 @@ from recipes.common.results import (
     BASELINE,
     FILE,
     SMOKE_FOLDER,
-    Measure,
     Record,
     by_importance,
     find_measure,
@@ -42,6 +40,7 @@ from recipes.common.table import (
     markdown_table,
     mean_record,
     method_of,
+    number,
     records_of,
 )
 from recipes.papers import Paper, PrintedTable, read_papers
@@ -161,20 +160,15 @@ def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     printed = [key for record in records for key in record["paper"] or ()]
     columns: list[str | Column] = ["row"]
     for key, measure in measures.items():
-        columns.append(Column(measure.title, partial(_describe, key, measure)))
+        columns.append(Column(measure.title, lambda r, key=key, of=measure: of.describe(r["scores"][key])))
         if key in printed:
-            columns.append(Column(f"{measure.title}, paper", partial(_describe, key, None)))
+            columns.append(Column(f"{measure.title}, paper", number("{}", "paper", key)))
     columns += ["stored", "smaller", "minutes", "method", "options"]
     if printed:
         columns.append(Column("source", lambda r: str(r["paper"]["source"])))
     columns += [Column("device", lambda r: str(r["device"])), "date"]
     columns.append(Column("commit", lambda r: str(r["git"]["commit"])[:10]))
     return [*parts, markdown_table(records, columns, missing=NONE)]
-
-
-def _describe(key: str, measure: Measure | None, record: Record) -> str:
-    """Return our figure of a row, or without a measure the paper's."""
-    return str(record["paper"][key]) if measure is None else measure.describe(record["scores"][key])
 
 
 def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:

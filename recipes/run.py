@@ -149,12 +149,17 @@ def run_recipe(recipe: Recipe, runs: Path) -> str | None:
     environment = {"OMP_NUM_THREADS": "1", **inherited, **fixed}
     for script, *arguments in commands(recipe):
         name, log = " ".join([script, *arguments]), runs / f"{script}.log"
-        command, timeout = [str(recipe.folder / script), *arguments], LONGEST_SECONDS
+        command = [str(recipe.folder / script), *arguments]
         try:
             with log.open("w") as file:
-                # Both streams to the log, and nothing to read.
-                streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-                status = subprocess.run(command, env=environment, timeout=timeout, **streams).returncode
+                status = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    timeout=LONGEST_SECONDS,
+                ).returncode
         except subprocess.TimeoutExpired:
             return f"{name} did not finish in {LONGEST_SECONDS} seconds"
         if status:

@@ -10,8 +10,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
+import torch
+from torch import Tensor
+
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError, check_known, quote, require
 
 E = TypeVar("E")
@@ -126,6 +130,14 @@ def build(
         f"{spec.method}: 'padding_idx' is {padding_idx}, but it must be from 0 to {num_embeddings - 1}",
     )
     return spec.embedding_class(num_embeddings, embedding_dim, padding_idx, options_of_method)
+
+
+def check_stored(state: Mapping[str, Tensor], method: str, **arguments: Any) -> None:
+    """Raise UserError unless an embedding, see `build`, has the tensors of a file; it is not allocated."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in build(method, **arguments).state_dict().items()}
+    if shapes != {name: tensor.shape for name, tensor in state.items()}:
+        raise UserError(f"its tensors are not those of {method} with the sizes in its settings")
 
 
 def num_parameters(

@@ -78,8 +78,6 @@ WRITERS = {
 }
 NAMES = sorted(WRITERS)
 WITH_FORCE = [name for name in NAMES if WRITERS[name].force]
-# One of each kind of output goes through the drills that start processes in `make test`.
-QUICK = ("lm_evaluate", "compress folder")
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +288,8 @@ def start_stopped(program: str, words: list[str], number: int, when: str, cwd: P
     return DrillEnded(ended.returncode, ended.stderr)
 
 
-@pytest.mark.slow_except(*(f"{name}-SIG{kind}-before" for name in QUICK for kind in ("TERM", "INT")))
+# One of each kind of output, a file and a folder, and of each signal is quick.
+@pytest.mark.slow_except("lm_evaluate-SIGINT-before", "compress folder-SIGTERM-before")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name

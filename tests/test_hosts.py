@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -18,6 +19,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shared_embeddings as se
@@ -181,6 +183,7 @@ def test_a_model_with_plain_tables_in_it_is_calibrated_alike(trained: TrainedHos
             torch.testing.assert_close(after[name].metric, metric)
 
 
+@pytest.mark.slow_except("lm")
 def test_calibration_of_every_host(
     trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +257,69 @@ def test_calibration_of_every_host(
         assert status == 2 and reason in error.splitlines()[-1] and "Traceback" not in error
 
 
+def change_settings(
+    host: str, model: Path, layers: int | None, width: int | None, directions: object
+) -> None:
+    """Change sizes in a compressed model without its tensors."""
+    if host == "hf":
+        config = json.loads((model / "config.json").read_text())
+        table = next(iter(config["quantization_config"]["tables"].values()))
+        config["n_layer"] = layers or config["n_layer"]
+        table["embedding_dim"] = width or table["embedding_dim"]
+        table["options"]["directions"] = directions or table["options"]["directions"]
+        (model / "config.json").write_text(json.dumps(config))
+    elif host == "vectors":
+        with safe_open(model, "pt") as file:
+            metadata = file.metadata()
+        options, (count, old) = json.loads(metadata["embedding"]), json.loads(metadata["sizes"])
+        options["directions"] = directions or options["directions"]
+        metadata |= {"embedding": json.dumps(options), "sizes": json.dumps([count, width or old])}
+        save_file(load_file(model), model, metadata)
+    else:
+        content = torch.load(model, weights_only=True)
+        settings = content["config"] if host == "lm" else vars(content["opt"])
+        if directions:
+            quantized = [
+                part for part in settings.values() if isinstance(part, dict) and "directions" in part
+            ]
+            quantized[0]["directions"] = directions
+        names = {"lm": ("num_layers", "hidden_dim"), "nmt": ("enc_layers", "transformer_ff")}[host]
+        settings.update({name: size for name, size in zip(names, (layers, width)) if size})
+        torch.save(content, model)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "directions"),
+    [(10**6, None, None), (None, 10**9, None), (None, None, [0] + [10**9] * 110)],
+    ids=["layers", "width", "option"],
+)
+def test_sizes_without_tensors(
+    trained: TrainedHost,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    layers: int | None,
+    width: int | None,
+    directions: object,
+) -> None:
+    """A few bytes of settings take no memory: they are compared with the tensors before anything is built."""
+    if trained.host == "vectors" and layers:
+        return
+    small = tmp_path / "small.pt"
+    asked = ["--method", "quantized", "--bits", 4, "--codec", "spectral", "--output", small]
+    status, _, error = run(capsys, "compress", "--model", trained.model, *asked)
+    assert status == 0, error
+    change_settings(trained.host, small, layers, width, directions)
+    for command in (
+        ["export", "--format", "onnx-embeddings", "--model", small],
+        ["trim", "--text", trained.text, "--model", small],
+    ):
+        began = time.monotonic()
+        status, _, error = run(capsys, *command, "--output", tmp_path / "output")
+        line = error.splitlines()[-1]
+        assert status == 2 and "too large for" in line and str(small) in line, error
+        assert time.monotonic() - began < 20 and "Traceback" not in error
+
+
 def read_rows(model: Path) -> torch.Tensor:
     """The first eight rows of every embedding of a model."""
     found = adapters.find_host(model)[1].read(model).embeddings()
@@ -271,7 +337,7 @@ def compressed(
     return json.loads(report.read_text()), printed
 
 
-@pytest.mark.slow_except("lm-fp32", "lm-int8")
+@pytest.mark.slow_except("lm-int8")
 @pytest.mark.parametrize("store", ["fp32", "fp16", "int8"])
 def test_compress_writes_a_model_of_the_same_host(
     trained: TrainedHost, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -324,7 +390,7 @@ def predictions(model: Any, text: Path) -> torch.Tensor:
     return torch.cat([batch.scores for batch in model.samples([text], 1, 100).batches()])
 
 
-@pytest.mark.slow_except("lm-quantized", "nmt-quantized", "lm-funnel")
+@pytest.mark.slow_except("lm-quantized", "lm-funnel")
 @pytest.mark.parametrize("method", se.methods())
 def test_every_method_is_loaded_as_written(
     trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
@@ -354,6 +420,7 @@ def test_every_method_is_loaded_as_written(
         torch.testing.assert_close(loaded, computed[-1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow_except("lm", "vectors")
 def test_the_best_candidate_is_written(
     trained: TrainedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,7 +502,7 @@ LAYERS = {"codes": CODES, "rank": ["--method", "projective", "--rank", 2, "--sto
 
 
 @pytest.mark.usefixtures("short_recovery")
-@pytest.mark.slow_except("lm-codes", "nmt-rank")
+@pytest.mark.slow_except("lm-codes")
 @pytest.mark.parametrize("method", LAYERS)
 def test_recovery(
     trained: TrainedHost, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any

@@ -136,16 +136,6 @@ def test_commands_run_functions_of_this_project(command: str) -> None:
     assert f"from {module} import {function}" in script.read_text(encoding="utf-8")
 
 
-def test_make_help_lists_every_target() -> None:
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    declared = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    assert declared
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    listed = set(re.findall(r"^\s+make ([\w-]+)", shown, re.MULTILINE))
-    assert listed == set(declared.group(1).split())
-    assert {"setup", "demo", "test", "test-all", "check", "clean"} <= listed
-
-
 def run_setup(python: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run a copy of the setup script, so that it cannot change this checkout."""
     (directory / "scripts").mkdir()

@@ -98,21 +98,12 @@ def report_per_token(original: Any, self: Any, name: str, total: Any, sentences:
     return f"{name} SCORE: {score:.4f}, {name} PPL: {(-score).exp():.2f} NB SENTENCES: {sentences}"
 
 
-class SentenceScore(float):
-    """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
-
-    def item(self) -> float:
-        """Return the number."""
-        return float(self)
-
-
 @wrap("from_batch", TranslationBuilder)
 def write_scores_of_beams(original: Any, self: Any, translation_batch: Any) -> Any:
     """Make ``-with_score`` write the scores of beam search, which are floats and not tensors."""
     translations = original(self, translation_batch)
     for translation in translations:
-        scores = translation.pred_scores
         translation.pred_scores = [
-            SentenceScore(score) if isinstance(score, float) else score for score in scores
+            torch.as_tensor(score, dtype=torch.float64) for score in translation.pred_scores
         ]
     return translations

@@ -74,16 +74,15 @@ def omit_empty_words(original: Any, opt: Namespace) -> tuple[set[str], set[str]]
 
 
 @wrap("_prepend", PrefixTransform)
-def add_prefixes(original: Any, self: Any, example: dict[str, Any], prefixes: dict[str, str]) -> Any:
-    """Add nothing to a side with an empty prefix, which gets an empty word."""
-    return original(self, example, {side: prefix for side, prefix in prefixes.items() if prefix})
-
-
 @wrap("_append", SuffixTransform)
-def add_suffixes(original: Any, self: Any, example: dict[str, Any], suffixes: dict[str, str]) -> Any:
-    """Add nothing to a side with an empty suffix, which gets an empty word, or to a missing target."""
-    sides = [side for side, suffix in suffixes.items() if suffix and example.get(side) is not None]
-    return original(self, example, {side: suffixes[side] for side in sides})
+def add_words(original: Any, self: Any, example: dict[str, Any], words: dict[str, str]) -> Any:
+    """Add nothing to a side with an empty prefix or suffix, which gets an empty word.
+
+    In translation, the prefix is the beginning of the target; a suffix would be one, too.
+    """
+    begins = isinstance(self, PrefixTransform)
+    sides = [side for side in words if words[side].split() and (begins or example.get(side) is not None)]
+    return original(self, example, {side: " ".join(words[side].split()) for side in sides})
 
 
 @wrap("apply_reverse", SuffixTransform)

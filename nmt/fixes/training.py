@@ -56,6 +56,8 @@ class MetricScorer(earlystopping.Scorer):  # type: ignore[misc]
 @wrap("scorers_from_opts", earlystopping)
 def support_metrics(original: Any, opt: Namespace) -> list[Any]:
     """Support the metrics of validation (BLEU, TER) as ``early_stopping_criteria``."""
+    if "valid" not in opt.data:
+        raise UserError("early_stopping: needs validation; add data: {valid: {path_src: ..., path_tgt: ...}}")
     criteria = opt.early_stopping_criteria or []
     metrics = {name.upper() for name in criteria if name.upper() in ("BLEU", "TER")}
     if not metrics:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from argparse import Namespace
 from dataclasses import dataclass
@@ -51,13 +50,6 @@ def resume_distillation(opt: Namespace, saved: Namespace) -> None:
             f"trained with {before}; remove the option, or train a new model"
         )
     setattr(saved, OPTION, getattr(opt, OPTION))
-
-
-def requested_options(saved: Namespace) -> Namespace:
-    """Return the options of a checkpoint with the embedding options before the fit."""
-    asked = copy.copy(saved)
-    vars(asked).update(getattr(saved, REQUESTED, {}))
-    return asked
 
 
 # Teacher and student

@@ -116,7 +116,8 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: Mus
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
-        _check_same_embedding(opt, embeddings.requested_options(checkpoint["opt"]))
+        saved = vars(checkpoint["opt"])
+        _check_same_embedding(opt, Namespace(**{**saved, **saved.get(embeddings.REQUESTED, {})}))
         check_same_positions(opt, checkpoint["opt"])
         embeddings.resume_distillation(opt, model_opt)
         record_transforms(opt, model_opt)

@@ -31,9 +31,17 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     suggest.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
 
     for command in (params, suggest):
-        command.add_argument("--vocab-size", required=True, type=int, help="V, the number of tokens")
-        command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
+        command.add_argument("--vocab-size", required=True, type=_size, help="V, the number of tokens")
+        command.add_argument("--dim", required=True, type=_size, help="D, the dimension of the model")
         command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _size(text: str) -> int:
+    """Return a number of tokens or dimensions; an argparse type."""
+    number = int(text)
+    if not 1 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{number} is not from 1 to {2**31 - 1:,}; change it")
+    return number
 
 
 def _methods(known: argparse.Namespace, _: list[str]) -> str:

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.checkpoints import stamp_safetensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors, stamp_safetensors
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
 from shared_embeddings.utils.errors import UserError, first_line, require
@@ -28,6 +28,8 @@ CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
 # Arguments of ``from_pretrained``: nothing is downloaded, unpickled or run.
 _SAFE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+# The names of sizes of layers and their numbers, with a prefix.
+_SIZES = re.compile(r"(^|_)(vocab_size|hidden_size|intermediate_size|d_model|d_ff|n_embd|layers?)$")
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
 _COPIED = (
     *("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "*.vocab", "*.bpe", "*.codes", "*.tiktoken"),
@@ -93,7 +95,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
             "the setting"
         )
+    sizes = {name: value for name, value in _flat(config) if _SIZES.search(name)}
+    tables = (find_entry(config) or {"tables": {}})["tables"]
+    weights = [load_tensors(file, f"weights {file}") for file in weight_files(folder)]
+    tensors = {name: tensor for state in weights for name, tensor in state.items()}
+    check_sizes(f"model {folder}", {**sizes, **tables}, tensors)
     return config
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in settings, and in those of parts of a model, such as ``text_config``."""
+    for name, value in settings.items():
+        yield name, value
+        if isinstance(value, Mapping) and name.endswith("_config"):
+            yield from _flat(value)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.checkpoints import load_tensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors
 from shared_embeddings.hf.word_layers import (
     ENTRY,
     InputSide,
@@ -66,7 +66,11 @@ class EmbeddingsQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
     ) -> None:
         """Put the embeddings into a model on the meta device, which may be of another task."""
-        embeddings, all_placements = from_entry(self.quantization_config.to_dict())
+        entry, files = self.quantization_config.to_dict(), checkpoint_files or ()
+        state = {key: value for file in files for key, value in load_tensors(file, f"weights {file}").items()}
+        if files:
+            check_sizes(f"weights {files[0]}", entry["tables"], state)
+        embeddings, all_placements = from_entry(entry)
         placements = placements_in(model, all_placements)
         place(model, {name: embeddings[name] for name in placements}, placements)
         self.quantization_config = SharedEmbeddingsConfig(**model.config.quantization_config)
@@ -75,8 +79,6 @@ class EmbeddingsQuantizer(HfQuantizer):
         paths = [path for placement in all_placements.values() for path in placement.outputs]
         unused += [rf"^{re.escape(path)}\.weight$" for path in paths]
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
-        files = checkpoint_files or ()
-        state = {key: value for file in files for key, value in load_tensors(file, f"weights {file}").items()}
         packing, names = packing_of(state), model.state_dict().keys()
         missing = sorted(name for name in names if name.startswith(f"{ENTRY}.") and name not in state)
         if missing and files:  # transformers would make them up

@@ -326,8 +326,8 @@ class Weights:
                             "model cannot be trimmed"
                         )
         self.entry = find_entry(config)
-        self._embeddings, self._placements = from_entry(self.entry) if self.entry else ({}, {})
         state = unpack(self._embedded)
+        self._embeddings, self._placements = from_entry(self.entry, state) if self.entry else ({}, {})
         for table, embedding in self._embeddings.items():
             if embedding.num_embeddings != rows:
                 raise UserError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.storage import HEADER, hold
-from shared_embeddings.registry import build
+from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError
 
 # The name of the model's submodule that contains the embeddings, and of the quantizer that loads them.
@@ -431,11 +431,20 @@ def find_entry(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and entry.get("quant_method") == ENTRY else None
 
 
-def from_entry(entry: Mapping[str, Any]) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
-    """Build embeddings without their weights, and their placements."""
+def from_entry(
+    entry: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
+    """Build embeddings without their weights, and their placements.
+
+    UserError unless a model's state, if given, has tensors of their sizes.
+    """
     embeddings, placements = {}, {}
     for name, table in entry["tables"].items():
         sizes = {size: table[size] for size in ("num_embeddings", "embedding_dim")}
+        if state is not None:
+            start = f"{ENTRY}.{name}."
+            part = {key.removeprefix(start): t for key, t in state.items() if key.startswith(start)}
+            check_stored(part, table["method"], **sizes, **table["options"])
         embeddings[name] = build(table["method"], **sizes, **table["options"])
         placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     return embeddings, placements

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import load_tensors, save_safetensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors
 from shared_embeddings.compress import host
 from shared_embeddings.compress.host import EmbeddingTable, HostVocabulary, TrimmableModel, teacher_table
 from shared_embeddings.compress.measure import (
@@ -29,7 +29,7 @@ from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
-from shared_embeddings.registry import build
+from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
@@ -203,11 +203,11 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
-        embedding = build(options.pop("method"), num_embeddings=count, embedding_dim=dim, **options)
-        packing = packing_of(tensors)
-        state = hold(tensors)
-        if state.keys() != embedding.state_dict().keys():
-            raise KeyError("it has other tensors than its method")
+        check_sizes("its header", {"words": count, "dimensions": dim, **options}, tensors)
+        packing, state = packing_of(tensors), hold(tensors)
+        options |= {"num_embeddings": count, "embedding_dim": dim}
+        check_stored(state, **options)
+        embedding = build(**options)
         embedding.load_state_dict(install(embedding, state), strict=False)
     except Exception as error:  # each method raises its own errors
         raise UserError(

@@ -171,7 +171,9 @@ def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
 
 def test_checkpoints_that_cannot_be_resumed_are_named(host: Host, error_line: ErrorLine) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
-    torch.save({name: part for name, part in read_checkpoint(path).items() if name != "run"}, path)
+    without_run = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
+    torch.save(without_run, host.folder / "new")
+    os.replace(host.folder / "new", path)  # its tensors are mapped into memory
     config = host.config("model", embedding=FUNNEL)
     assert "model_step_2.pt" in error_line("onmt_train -config", config)
     path.write_bytes(b"damaged")
@@ -235,6 +237,10 @@ def test_bleu_stops_training(host: Host, caplog: pytest.LogCaptureFixture, error
     assert float(shown) == pytest.approx(bleu, rel=1e-4) and bleu > 1
     line = error_line("onmt_train -config", host.config("other", **options))
     assert "early_stopping_criteria: bleu" in line and "valid_metrics: [BLEU]" in line
+    without = host.config("without", early_stopping=1, data={"corpus": host.corpus("train")})
+    assert "early_stopping: needs validation" in error_line("onmt_train -config", without)
+    long = host.config("long", decoder_positions=["lrpe"], valid_metrics=["BLEU"])
+    assert "valid_metrics: ['BLEU']" in error_line("onmt_train -config", long)
 
 
 @pytest.mark.parametrize(("metric", "better"), [("BLEU", 21.0), ("TER", 19.0)])

@@ -307,12 +307,21 @@ def test_truncated_fasttext_models(tmp_path: Path) -> None:
         read_vectors(path, limit=0)
 
 
-def test_vectors_of_other_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"version":"1"', b'"version":"9"', "version 9, but this program supports 1"),
+        (b'"[3, 3]"', b'"[3, 4]"', "its tensors are not those of standard"),
+    ],
+)
+def test_vectors_of_other_versions_and_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bytes, new: bytes, reason: str
+) -> None:
     path, small = write(tmp_path / "vectors", "\n".join(LINES)), tmp_path / "small.safetensors"
     assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
-    small.write_bytes(small.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
+    small.write_bytes(small.read_bytes().replace(old, new))
     assert main(["export", "--model", str(small), "--format", "vec", "--output", str(tmp_path / "v")]) == 2
-    assert "version 9, but this program supports 1" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

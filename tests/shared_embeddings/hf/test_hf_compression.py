@@ -87,7 +87,12 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     assert "check=False needs a method" in capsys.readouterr().err
     assert compress(model, "standard", small, "--no-check", "--validation", model) == 2
     assert "validation has no effect with check=False; remove" in capsys.readouterr().err
-    assert compress(model, "standard", small, "--no-check", "--verbose") == 0
+    report = ["--report", small / "report.json"]
+    assert compress(model, "standard", small, "--no-check", *report) == 0
+    assert compress(model, "standard", small, "--no-check", *report) == 2
+    assert "small already exists" in capsys.readouterr().err
+    assert compress(model, "standard", small, "--no-check", "--verbose", *report, "--force") == 0
+    assert json.loads((small / "report.json").read_text())["method"] == "standard"
     printed = capsys.readouterr().out
     assert "could not verify that this model still works (check=False)" in printed
     assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
