@@ -66,15 +66,21 @@ def options_in_checkpoints(trap: Trap, host: Host, model: Path) -> Commands:
 def pickles(trap: Trap, host: Host, model: Path) -> Commands:
     """Instead of a checkpoint or in one, in every command that reads one."""
     of_lm = {"format": "shared-embeddings-lm", "model": trap.bomb}
+    funnel = {"method": "funnel", "rank": 4}
+    classes = ("--num-classes", 2, "--output", "classes.npz")
+    server = {"id": 1, "model": MODEL_FILE, "load": True, "opt": {}}
+    data = runs.small_corpus(Path.cwd())
+    resumed = runs.settings(data, Path("run"), steps=1, init_from=MODEL_FILE)
+    Path("lm.yaml").write_text(yaml.safe_dump(resumed))
     for content in (trap.bomb, {**read_checkpoint(model), "optim": trap.bomb}, of_lm):
-        for data in (None, pickle.dumps(content)):
-            torch.save(content, MODEL_FILE) if data is None else Path(MODEL_FILE).write_bytes(data)
-            Path("server.json").write_text(json.dumps({"models": [{"model": MODEL_FILE, "load": True}]}))
+        for pickled in (None, pickle.dumps(content)):
+            torch.save(content, MODEL_FILE) if pickled is None else Path(MODEL_FILE).write_bytes(pickled)
+            Path("server.json").write_text(json.dumps({"models_root": ".", "models": [server]}))
             before = {"pre_word_vecs_enc": MODEL_FILE, "pre_word_vecs_dec": MODEL_FILE}
             for more in (
                 before,
                 {"train_from": MODEL_FILE},
-                {"embedding_distillation": {"teacher": MODEL_FILE}},
+                {"embedding": funnel, "embedding_distillation": {"teacher": MODEL_FILE}},
             ):
                 yield "onmt_train", "-config", host.config("changed", save_model="saved", **more)
             yield "onmt_translate", "-model", MODEL_FILE, "-src", "text", "-output", "out"
@@ -83,9 +89,10 @@ def pickles(trap: Trap, host: Host, model: Path) -> Commands:
             yield "onmt_server", "--model_config", "server.json", "--port", 0
             for command in ("compress --method funnel --rank 2", "trim --keep text"):
                 yield "shared-embeddings", *command.split(), "--model", MODEL_FILE, "--output", "small.pt"
-            yield "shared-embeddings", "classes", "--vectors-of", MODEL_FILE, "--output", "classes.npz"
-            yield "lm_evaluate", "-model", MODEL_FILE, "-data", "data"
+            yield "shared-embeddings", "classes", "--vectors-of", MODEL_FILE, *classes
+            yield "lm_evaluate", "-model", MODEL_FILE, "-data", data
             yield "lm_generate", "-model", MODEL_FILE, "-length", 2
+            yield "lm_train", "-config", "lm.yaml"
 
 
 def vocabularies_and_arrays(trap: Trap, host: Host, model: Path) -> Commands:
@@ -142,7 +149,7 @@ def servers(trap: Trap, host: Host, model: Path) -> Commands:
         ):
             # A duplicate number stops a server that would start.
             models = [
-                {"id": 1, "model": str(model), "load": True, **settings},
+                {"id": 1, "model": str(model), "load": True, "opt": {}, **settings},
                 {"id": 1, "model": str(model)},
             ]
             Path("server.json").write_text(json.dumps({"models_root": "/", "models": models}))
