@@ -59,6 +59,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     fit_bound = 0.3
     default_store = "fp16"
     takes_metric = True
+    largest = 1e30
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
@@ -373,6 +374,12 @@ class QuantizedEmbedding(SharedEmbedding):
         """
         draft: QuantizedEmbedding = task.build()
         options, table, weights = draft.options, task.teacher, None
+        # The squares of very large or small tables are infinite or zero in 32 bits.
+        largest = float(torch.stack(torch.aminmax(table)).abs().max())
+        exponent = max(math.frexp(largest)[1], -100)
+        unit = 1.0 if abs(exponent) < 32 else 2.0**exponent
+        if unit != 1.0:
+            table = table / unit
         limit = _code_bytes(draft.codec, draft.word_counts)
         if options.count_exponent > 0 and task.importance is not None:
             weights = task.importance
@@ -420,7 +427,7 @@ class QuantizedEmbedding(SharedEmbedding):
                     made.codes(rate)[places.to(table.device)] = codes
                 else:
                     scales = codec.uncoded_scales(rows, books, metric)
-                made.word_scales[ids] = scales.to(made.word_scales)
+                made.word_scales[ids] = scales.to(made.word_scales) * unit
                 bar.update(len(ids))
         bar.close()
         return made
