@@ -25,9 +25,10 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.layers import code_dtype, entry_std
 from shared_embeddings.utils.options import option, require
-from shared_embeddings.utils.tracing import cache_tensor, needs_fixed_shapes
+from shared_embeddings.utils.tracing import cache_tensor, has_values, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on: among all, and among those of each rate, since few words may have one.
@@ -243,6 +244,12 @@ class QuantizedEmbedding(SharedEmbedding):
             slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
             for rate, number in self.word_counts.items():
                 is_this = self.widths == RATES.index(rate)
+                is_known = has_values(self.widths) and not torch.compiler.is_compiling()
+                if is_known and int(is_this.sum()) != number:
+                    raise UserError(
+                        f"the tensor widths has {rate:g} bits for {int(is_this.sum())} words, but "
+                        f"words_per_width says {number}; the file is damaged"
+                    )
                 slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
                 start += number
             every = torch.arange(self.num_embeddings, device=slots.device)

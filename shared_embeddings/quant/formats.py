@@ -97,12 +97,16 @@ class NumberFormat(ABC):
         return math.prod(codes) * kind.itemsize + of_scales
 
     def check(self, packed: Packed) -> None:
-        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`."""
+        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`, and finite."""
         kind, codes, scales = self.layout
         of_scales = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
         of_codes = packed.codes.dtype, packed.codes.shape
         if of_codes != (kind, codes) or of_scales != (None if scales is None else (_SCALE_TYPE, scales)):
             raise ValueError("unexpected type or shape")
+        # Scales are multiplied by integers up to 127.
+        largest = packed.codes if packed.scales is None else packed.factors * _LARGEST
+        if largest.is_floating_point() and not bool(largest.isfinite().all()):
+            raise ValueError("numbers that are not finite")
 
     @abstractmethod
     def encode(self, values: Tensor) -> Packed:
