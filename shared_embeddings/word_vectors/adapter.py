@@ -140,7 +140,7 @@ class VectorsModel(WordTokens):
         settings = {"method": self.module.method, **self.module.stored_options()}
         metadata = {
             "format": load_vectors.FORMAT,
-            "version": "1",
+            "version": load_vectors.VERSION,
             "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
             "embedding": json.dumps(settings),
         }
