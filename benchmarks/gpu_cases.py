@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from benchmarks.layers import FUSED, PLAIN, Row, Setting, layer_step, rows, words
+from benchmarks.layers import FUSED, PLAIN, LayerRow, Setting, layer_step, rows, words
 from benchmarks.measuring import Step, median_times
 from recipes.common.recipe import find_recipe, run_step
 from recipes.common.results import REPOSITORY
@@ -81,9 +81,9 @@ def layer_cases(side: str, vocabulary: int, folder: Path, tiny: bool) -> Cases:
     for name, package in FUSED.items() if side == "output" else ():
         # Kernels for GPUs do not run on a CPU.
         if package == "torch" or (not tiny and importlib.util.find_spec(package)):
-            layers.append(Row(name, name, {}))
+            layers.append(LayerRow(name, name, {}))
 
-    def measure(row: Row) -> Measured:
+    def measure(row: LayerRow) -> Measured:
         return timed(layer_step(side, row, setting, device, torch.bfloat16), device)
 
     for row in [*layers, *rows(setting, methods)]:
@@ -278,7 +278,7 @@ def train_shared(folder: Path, tiny: bool) -> Measured:
 @contextmanager
 def _joined_on_one_device(device: str) -> Iterator[Any]:
     """Join the group of torchrun with the first device for all; NCCL rejects that, gloo does not."""
-    from lm.train.distributed import Group
+    from lm.train.loop import Group
 
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     torch.distributed.init_process_group("gloo")

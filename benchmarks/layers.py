@@ -53,7 +53,7 @@ COLUMNS = {
 }
 
 
-class Row(NamedTuple):
+class LayerRow(NamedTuple):
     """One embedding to measure."""
 
     name: str
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
     tokens: int
 
 
-PLAIN = Row(DENSE, DENSE, {})
+PLAIN = LayerRow(DENSE, DENSE, {})
 SETTINGS = {
     "translation": Setting("translation", 37000, 512, 4096),
     "language model": Setting("language model", 267735, 512, 1024),
@@ -115,13 +115,14 @@ class Dense(nn.Module):
         return loss
 
 
-def rows(setting: Setting, methods: Sequence[str]) -> list[Row]:
+def rows(setting: Setting, methods: Sequence[str]) -> list[LayerRow]:
     """The examples of each of `methods`."""
-    return [
-        Row(f"{method}, {label}" if label else method, method, options)
-        for method in methods
-        for label, options in se.get_method_config(method).examples(setting.vocab_size, setting.dim).items()
-    ]
+    examples: list[LayerRow] = []
+    for method in methods:
+        presets = se.get_method_config(method).presets(setting.vocab_size, setting.dim)
+        for label, options in presets.examples.items():
+            examples.append(LayerRow(f"{method}, {label}" if label else method, method, options))
+    return examples
 
 
 def words(setting: Setting) -> Tensor:
@@ -132,7 +133,7 @@ def words(setting: Setting) -> Tensor:
 
 
 def layer_step(
-    side: str, row: Row, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32
+    side: str, row: LayerRow, setting: Setting, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Step:
     """Return a function that runs the forward and backward pass of a row's lookup or loss, under autocast.
 
@@ -254,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(options.threads)
     if options.peak_of:
         (name,) = options.settings
-        row = Row(*json.loads(options.peak_of))
+        row = LayerRow(*json.loads(options.peak_of))
         print(added_peak(layer_step(options.side, row, SETTINGS[name])))
         return
     how = options.methods, options.threads, options.repeats

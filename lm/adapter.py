@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.checkpoint import FORMAT, load_model, save_state
-from lm.data.vocabulary import EOS
-from lm.data.vocabulary import Vocabulary as Words
-from lm.evaluate.evaluation import Reading, evaluate, read_data
+from lm.data.corpus import EOS
+from lm.data.corpus import Vocabulary as Words
+from lm.evaluation import Reading, evaluate, read_data
 from lm.models import LanguageModel, State
 from lm.models.awd_lstm import AWDLSTM, LSTMLayer
 from shared_embeddings.accounting import distinct_state
@@ -30,11 +30,10 @@ from shared_embeddings.compress.host import (
     BANDS_NOTE,
     TRAINING_STATE_NOTE,
     EmbeddingTable,
-    Vocabulary,
-    WordTokens,
+    HostVocabulary,
+    TrimmableModel,
     check_scores,
     copy_output_bias,
-    lines_without,
     name_of_part,
     teacher_table,
     with_untrained_part,
@@ -50,11 +49,10 @@ from shared_embeddings.compress.measure import (
 )
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import packed_as
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.layers import evaluating
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"
@@ -71,13 +69,13 @@ class Adapter:
     def sniff(self, path: Path) -> bool:
         return contains_strings(path, FORMAT)
 
-    def read(self, path: Path, runs: bool = True) -> CheckpointModel:
-        return CheckpointModel(path)
+    def read(self, path: Path, runs: bool = True) -> TrainedLanguageModel:
+        return TrainedLanguageModel(path)
 
     read_trimmable = read
 
 
-class CheckpointModel(WordTokens):
+class TrainedLanguageModel(TrimmableModel):
     """A language model read from a checkpoint, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -200,12 +198,13 @@ class CheckpointModel(WordTokens):
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         save_state(output, tensors, self.words, self.config, None)
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         words = self.original
-        return [Vocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
+        return [HostVocabulary(NAME, words.words, frozenset((words.unk, words.eos)), words.unk)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.original.encode(line) for line in lines]
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        words = self.trimmed if trimmed else self.original
+        return [words.encode(line) for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
@@ -219,14 +218,11 @@ class CheckpointModel(WordTokens):
         notes = [TRAINING_STATE_NOTE, f"{remark}model's and cannot be compared with it"]
         return notes if old.has_linear_scores else [*notes, BANDS_NOTE]
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.trimmed.encode(line) for line in lines]
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.original.unk, ids)
-
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return lines_without(self.trimmed.unk, ids)
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
+        unknown = (self.trimmed if trimmed else self.original).unk
+        return sum(unknown not in line for line in ids)
 
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())

@@ -15,7 +15,7 @@ import shared_embeddings as se
 from lm import models
 from lm.models import LanguageModel
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import load_tensors, with_checksum
+from shared_embeddings.checkpoints import check_sizes, load_tensors, with_checksum
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import (
     Packing,
@@ -104,9 +104,13 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Trained:
         kind = config["model"]
         names = [field.name for field in dataclasses.fields(models.options_class(kind))]
         options = {name: config[name] for name in names if name in config}
-        model = models.build(kind, words, config["embedding"], options)
+        check_sizes("its settings", {**options, "embedding": config["embedding"]}, content["model"])
+        with torch.device("meta"):
+            empty = models.build(kind, words, config["embedding"], options)
     except Exception as error:  # models and embeddings raise many kinds for other configurations
         raise UserError(f"checkpoint {path}: its model cannot be built ({first_line(error)})") from error
+    check_state(empty, content["model"], path)
+    model = models.build(kind, words, config["embedding"], options)
     load_state(model, content["model"], path)
     return Trained(model.to(device).eval(), words, config, content["training"], content["packing"])
 
@@ -134,11 +138,10 @@ def read_checkpoint(
     return {**{name: content[name] for name in parts}, "model": state, "packing": packing}
 
 
-def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Load the result of `distinct_state` into a model; `path` is for error messages.
+def check_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Raise UserError if the result of `distinct_state` lacks a tensor, or has others or other shapes.
 
-    Raises:
-        UserError: a tensor is missing, unexpected, or has another shape.
+    `path` is for messages.
     """
     own = distinct_state(model)
     for name in sorted(own.keys() | state.keys()):
@@ -148,5 +151,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
                 f"checkpoint {path}: belongs to another model ({name} is {theirs}, expected {ours}); use its "
                 "configuration and vocabulary"
             )
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load the result of `distinct_state` into a model; see `check_state`."""
+    check_state(model, state, path)
     # strict=False: aliases of these tensors are not in the state.
     model.load_state_dict(install(model, state), strict=False)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared_embeddings.utils.command_line import explain, run
+from shared_embeddings.utils.command_line import RESUME, explain, run
 from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.signals import RESUME
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +26,12 @@ def train() -> int:
 
 def evaluate() -> int:
     """Compute the perplexity of a trained model."""
-    return run("lm_evaluate", "lm.evaluate.command:main")
+    return run("lm_evaluate", "lm.evaluation:main")
 
 
 def generate() -> int:
     """Generate text with a trained model."""
-    return run("lm_generate", "lm.evaluate.generate:main")
+    return run("lm_generate", "lm.generation:main")
 
 
 def _explain(error: BaseException) -> str | None:

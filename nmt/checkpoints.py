@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import re
-import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,9 +22,6 @@ from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.utils import files
 from shared_embeddings.utils.errors import UserError, first_line
-
-# The options in checkpoints, the only class that ``torch.load(weights_only=True)`` may create.
-torch.serialization.add_safe_globals([Namespace])
 
 # Entry of a checkpoint with the checksum of the separate weights.
 WEIGHTS = "weights_checksum"
@@ -56,15 +52,13 @@ def checkpoint_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def read_checkpoint(path: str | os.PathLike[str], mapped: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a checkpoint ``NAME.pt``, whose embeddings may be packed; see `open_weights`.
 
-    With ``save_format: safetensors``, the weights are in separate files, see `read_safetensors`. `mapped`
-    tensors are not read until they are used.
+    With ``save_format: safetensors``, the weights are in separate files, see `read_safetensors`.
     """
     with checkpoint_errors(path):
-        mapped = mapped and zipfile.is_zipfile(path)  # unlike the format before torch 1.6
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        checkpoint = checkpoints.load_tensors(path, f"checkpoint {path}")
         check_weights(os.fspath(path), checkpoint)
     return {name: value for name, value in checkpoint.items() if name != checkpoints.KEY}
 

@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from shared_embeddings.utils import command_line
-from shared_embeddings.utils.command_line import Parser, error_line, run
+from shared_embeddings.utils.command_line import RESUME, Parser, error_line, run
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import bytes_on_disk
 from shared_embeddings.utils.paths import existing_file, new_path
-from shared_embeddings.utils.signals import RESUME
 
 
 def _command(
@@ -55,7 +54,7 @@ def train(arguments: Sequence[str]) -> None:
     from nmt.options import parse
     from nmt.train import ranks, runs
 
-    opt = parse(onmt.bin.train._get_parser())
+    opt = parse(onmt.bin.train._get_parser(), arguments)
     with runs.locked_run(opt):
         record = runs.begin(opt)
         init_logger(opt.log_file)
@@ -76,7 +75,7 @@ def translate(arguments: Sequence[str]) -> None:
     from nmt.options import parse
     from nmt.translation import translate_file
 
-    translate_file(parse(onmt.bin.translate._get_parser()))
+    translate_file(parse(onmt.bin.translate._get_parser(), arguments))
 
 
 @_command
@@ -88,7 +87,8 @@ def build_vocab(arguments: Sequence[str]) -> None:
     from nmt.corpora import build_vocabularies
     from nmt.options import option_names, parse
 
-    opt = parse(onmt.bin.build_vocab._get_parser(), option_names(onmt.bin.train._get_parser()))
+    known = option_names(onmt.bin.train._get_parser())
+    opt = parse(onmt.bin.build_vocab._get_parser(), arguments, known)
     build_vocabularies(opt, onmt.bin.build_vocab.build_vocab_main)
 
 
@@ -142,21 +142,11 @@ def server(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
-def characters() -> int:
-    """``onmt_characters``: split text into characters, or join them."""
-    return run("onmt_characters", "nmt.headlines:characters_main")
-
-
-def character_vocab() -> int:
-    """``onmt_character_vocab``: build a vocabulary of subwords and characters."""
-    return run("onmt_character_vocab", "nmt.headlines:vocabulary_main")
-
-
-def rerank() -> int:
-    """``onmt_rerank``: keep the best hypothesis for each source."""
-    return run("onmt_rerank", "nmt.headlines:rerank_main")
-
-
-def rouge() -> int:
-    """``onmt_rouge``: compute ROUGE of headlines or summaries."""
-    return run("onmt_rouge", "nmt.rouge:main")
+# Split text into characters, or join them
+characters = functools.partial(run, "onmt_characters", "nmt.headlines:characters_main")
+# Build a vocabulary of subwords and characters
+character_vocab = functools.partial(run, "onmt_character_vocab", "nmt.headlines:vocabulary_main")
+# Keep the best hypothesis for each source
+rerank = functools.partial(run, "onmt_rerank", "nmt.headlines:rerank_main")
+# Compute ROUGE of headlines or summaries
+rouge = functools.partial(run, "onmt_rouge", "nmt.rouge:main")

@@ -211,7 +211,7 @@ _KEYS = {"source": "src", "target": "tgt"}
 _BOTH = "words"
 
 
-class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
+class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
     """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
 
     A vocabulary shared by both sides is trimmed for both at once.
@@ -228,7 +228,7 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
         self.original = {name: Vocab(self.words[sides[0]]) for name, sides in self.sides_of.items()}
         self.trimmed = dict(self.original)
 
-    def vocabularies(self) -> list[host.Vocabulary]:
+    def vocabularies(self) -> list[host.HostVocabulary]:
         start = self.checkpoint["vocab"].get("decoder_start_token")
         marks = {
             UNKNOWN,
@@ -243,20 +243,18 @@ class TrimmableCheckpoint(host.WordTokens, CheckpointModel):
             # OpenNMT's marks, those that transforms insert, and the start token
             specials = [w for w in words if w in marks or (w.startswith("｟") and w.endswith("｠"))]
             ids = frozenset(vocab(specials))
-            found.append(host.Vocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
+            found.append(host.HostVocabulary(name, words, ids, vocab.default_id, self.sides_of[name]))
         return found
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.original[vocabulary](line.split()) for line in lines]
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        words = (self.trimmed if trimmed else self.original)[vocabulary]
+        return [words(line.split()) for line in lines]
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [self.trimmed[vocabulary](line.split()) for line in lines]
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return host.lines_without(self.original[vocabulary].default_id, ids)
-
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return host.lines_without(self.trimmed[vocabulary].default_id, ids)
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
+        unknown = (self.trimmed if trimmed else self.original)[vocabulary].default_id
+        return sum(unknown not in line for line in ids)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)`` of each vocabulary."""

@@ -30,14 +30,12 @@ import shared_embeddings as se
 from nmt import checkpoints, embeddings, length_control, transforms
 from nmt import plan as plans
 from nmt.fixes import apply_registered, replace, wrap
+from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
-from shared_embeddings.utils.layers import Dropout
 
-
-def apply_patches() -> None:
-    """Apply all hooks and fixes; later calls do nothing."""
-    apply_registered()
+# Applies all hooks and fixes; later calls do nothing
+apply_patches = apply_registered
 
 
 # Options; `nmt.options` has those of training
@@ -69,10 +67,13 @@ def build_base_model(original: Any, model_opt: Namespace, vocabs: dict[str, Any]
         built_opt = copy.copy(model_opt)
         built_opt.share_embeddings = False
         built_opt.share_decoder_embeddings = model_opt.share_decoder_embeddings and plan.target is None
-    model: nn.Module = original(built_opt, vocabs)
+    model: Any = original(built_opt, vocabs)
     if plan is not None:
         embeddings.place_embeddings(model, plan, plans.build_embeddings(plan, model_opt, vocabs))
-    length_control.insert_positions(model, model_opt)
+    if length_control.has_length_control(model_opt):
+        embedding = model.decoder.embeddings.make_embedding
+        names, layout = getattr(model_opt, length_control.OPTION), model_opt.position_encoding_type
+        embedding.pe = length_control.LengthControlledPositions(embedding.pe.dim, names, layout)
     # The masks of nn.Dropout take a sixth of the training time on CPUs.
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -277,14 +278,22 @@ def build_translator(original: Any, opt: Namespace, *args: Any, **kwargs: Any) -
 @wrap("translate_batch", translator.Translator)
 def set_desired_lengths(original: Any, self: Any, batch: dict[str, Any], attn_debug: bool) -> Any:
     """Set the desired lengths of a batch before it is translated."""
-    length_control.set_desired_lengths(self, batch)
+    for positions in length_control.positions_of(self.model):
+        desired = self.desired
+        if isinstance(desired, int):
+            desired = [desired] * len(batch["srclen"])
+        else:
+            desired = [desired[number] for number in batch["cid_line_number"]]
+        positions.set_lengths(torch.tensor(desired, device=batch["srclen"].device))
     return original(self, batch, attn_debug)
 
 
 @wrap("forward", NMTModel)
 def set_target_lengths(original: Any, self: Any, src: Tensor, tgt: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Set the lengths of the targets as desired lengths before a training step."""
-    length_control.set_target_lengths(self, tgt)
+    """Set the lengths of the targets ``(B, T, 1)`` as desired lengths before a training step."""
+    for positions in length_control.positions_of(self):
+        is_token = tgt[:, :, 0].ne(self.decoder.embeddings.word_padding_idx)
+        positions.set_lengths(is_token.sum(dim=1) - length_control.START_AND_END)
     return original(self, src, tgt, *args, **kwargs)
 
 

@@ -113,6 +113,8 @@ def check_positions(opt: Namespace) -> None:
     names: list[str] = getattr(opt, OPTION, None) or []
     if names and not opt.position_encoding:
         raise UserError(f"{OPTION}: has no effect without position_encoding: true; set it")
+    if has_length_control(opt) and getattr(opt, "valid_metrics", None):
+        raise UserError(f"valid_metrics: {opt.valid_metrics} needs desired lengths with {OPTION}; remove it")
     is_translator = opt.decoder_type == "transformer" and getattr(opt, "model_task", "seq2seq") == "seq2seq"
     if has_length_control(opt) and not is_translator:
         raise UserError(
@@ -131,23 +133,9 @@ def check_same_positions(opt: Namespace, saved: Namespace) -> None:
         )
 
 
-def insert_positions(model: Any, opt: Namespace) -> None:
-    """Replace the decoder's sinusoids by length-controlled positions if the options say so."""
-    if has_length_control(opt):
-        own = model.decoder.embeddings.make_embedding
-        own.pe = LengthControlledPositions(own.pe.dim, getattr(opt, OPTION), opt.position_encoding_type)
-
-
 def positions_of(model: nn.Module) -> list[LengthControlledPositions]:
     """Return the length-controlled positions of a model or an ensemble."""
     return [module for module in model.modules() if isinstance(module, LengthControlledPositions)]
-
-
-def set_target_lengths(model: Any, target: Tensor) -> None:
-    """Set the lengths of a training batch to those of its targets ``(B, T, 1)``."""
-    for positions in positions_of(model):
-        padding = model.decoder.embeddings.word_padding_idx
-        positions.set_lengths(target[:, :, 0].ne(padding).sum(dim=1) - START_AND_END)
 
 
 def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
@@ -188,14 +176,3 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
         )
     translator.max_length_ratio = 0
     translator.desired = desired
-
-
-def set_desired_lengths(translator: Any, batch: dict[str, Any]) -> None:
-    """Set the desired lengths of a batch before it is translated."""
-    for positions in positions_of(translator.model):
-        desired = translator.desired
-        if isinstance(desired, int):
-            desired = [desired] * len(batch["srclen"])
-        else:
-            desired = [desired[number] for number in batch["cid_line_number"]]
-        positions.set_lengths(torch.tensor(desired, device=batch["srclen"].device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import onmt.opts
@@ -56,26 +56,44 @@ def add_training_options(original: Any, parser: Any) -> None:
     add("--resume", "-resume", choices=CHOICES, default="auto", help=text)
 
 
+@wrap("_add_vocab_opts", onmt.opts)
+def add_vocabulary_options(original: Any, parser: Any, build_vocab_only: bool = False) -> None:
+    """Give vocabularies all words of their files unless limited; ``onmt_build_vocab`` limits the files."""
+    original(parser, build_vocab_only)
+    add = parser.add_argument_group("Limits of vocabularies").add_argument
+    for side in ("src", "tgt") if build_vocab_only else ():
+        add(f"--{side}_vocab_size", f"-{side}_vocab_size", type=int)
+        text = f"Discard {side} words with lower frequency"
+        add(f"--{side}_words_min_frequency", f"-{side}_words_min_frequency", type=int, default=0, help=text)
+    if build_vocab_only:
+        text = "Fill the vocabulary with unused words to a multiple of this size"
+        add("--vocab_size_multiple", "-vocab_size_multiple", type=int, default=1, help=text)
+    for action in parser._actions:
+        if action.dest in ("src_vocab_size", "tgt_vocab_size"):
+            action.default = 0
+            action.help = "Maximum size of the vocabulary, including special tokens (0: all words)"
+
+
 def option_names(parser: Any) -> set[str]:
     """Return the names of all options of a parser, without hyphens."""
     return {string.lstrip("-") for action in parser._actions for string in action.option_strings}
 
 
-def parse(parser: Any, known_elsewhere: Collection[str] = ()) -> Namespace:
+def parse(parser: Any, arguments: Sequence[str], known_elsewhere: Collection[str] = ()) -> Namespace:
     """Parse the command line and the configuration file of a command; options of embeddings become mappings.
 
     OpenNMT-py ignores unknown options, so that a misspelled ``embedding`` would train another model.
-    `known_elsewhere` are options of other commands, which a shared configuration file may contain.
+    `known_elsewhere` are options of other commands, which only a shared configuration file may contain.
     """
 
     def fail(message: str) -> NoReturn:
         raise UserError(message)
 
     parser.error = fail
-    opt, rest = parser.parse_known_args()
+    opt, rest = parser.parse_known_args(arguments)
     for word in rest:
         name = word.lstrip("-").partition("=")[0]
-        if re.match(r"-+[a-zA-Z]", word) and name not in known_elsewhere:
+        if re.match(r"-+[a-zA-Z]", word) and (word in arguments or name not in known_elsewhere):
             check_known("option", name, option_names(parser))
     examples = {**dict.fromkeys(OPTION_NAMES, EXAMPLE), distillation.OPTION: distillation.EXAMPLE}
     for name, text in examples.items():

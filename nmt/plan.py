@@ -190,7 +190,7 @@ def _check_output(side: str, settings: dict[str, Any], embedding: se.SharedEmbed
             f"{hidden} (hidden_size); set output: table or output_projection: true if the method has "
             "them, or word_vec_size equal to hidden_size"
         )
-    scoring = {id(parameter) for parameter in embedding.output_parameters()}
+    scoring = {id(parameter) for parameter in embedding.parameters_by_side()[1]}
     unused = sum(tensor.numel() for tensor in embedding.parameters() if id(tensor) not in scoring)
     if side == "output" and unused:
         raise UserError(

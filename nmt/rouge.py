@@ -70,7 +70,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Settings:
+class RougeSettings:
     """Settings of a score."""
 
     measure: str = "f1"  # the one of `MEASURES` to report
@@ -84,11 +84,11 @@ class Settings:
             raise UserError(f"stemming supports tokens: ascii only, not {self.tokens}; add --no_stem")
 
 
-PRESETS = {"duc2004": Settings("recall", cut_bytes=75), "f1": Settings()}
+PRESETS = {"duc2004": RougeSettings("recall", cut_bytes=75), "f1": RougeSettings()}
 
 
 @dataclass(frozen=True)
-class Score:
+class RougeScore:
     """A mean over texts and its confidence interval, from 0 to 100."""
 
     mean: float
@@ -97,14 +97,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Report:
+class RougeReport:
     """Scores and their settings."""
 
-    settings: Settings
+    settings: RougeSettings
     texts: int  # their number
     references: int  # largest number of references of a text
     exceptions: int  # number of irregular forms of the stemmer
-    scores: dict[str, dict[str, Score]]  # by metric, then by measure
+    scores: dict[str, dict[str, RougeScore]]  # by metric, then by measure
 
     @property
     def signature(self) -> str:
@@ -142,9 +142,9 @@ class Report:
 def score_texts(
     candidates: Sequence[str],
     references: Sequence[Sequence[str]],
-    settings: Settings,
+    settings: RougeSettings,
     exceptions: Mapping[str, str] | None = None,
-) -> Report:
+) -> RougeReport:
     """Score one candidate per text against its references, lists with one reference per candidate.
 
     An empty candidate scores 0. Empty references are ignored if a text has another one. `exceptions` are
@@ -177,7 +177,7 @@ def score_texts(
         ]
         measured.append(_measure(scorer, tokens[0], tokens[1:]))
     scores = _summarize(np.array(measured), settings.seed)
-    return Report(settings, len(grouped), max(map(len, grouped)), len(irregular), scores)
+    return RougeReport(settings, len(grouped), max(map(len, grouped)), len(irregular), scores)
 
 
 def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[str]]) -> NDArray[np.float64]:
@@ -199,7 +199,7 @@ def _measure(scorer: RougeScorer, candidate: list[str], references: list[list[st
     return np.array(rows)
 
 
-def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, Score]]:
+def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, RougeScore]]:
     """Return the means over ``(texts, metrics, measures)`` with bootstrap percentile intervals."""
     generator = np.random.default_rng(seed)
     texts = len(measured)
@@ -208,7 +208,7 @@ def _summarize(measured: NDArray[np.float64], seed: int) -> dict[str, dict[str, 
     low, high = np.percentile(means, [tail, 100 - tail], axis=0)
     table = 100 * np.stack([measured.mean(axis=0), low, high], axis=-1)
     return {
-        metric: {measure: Score(*map(float, table[i, j])) for j, measure in enumerate(MEASURES)}
+        metric: {measure: RougeScore(*map(float, table[i, j])) for j, measure in enumerate(MEASURES)}
         for i, metric in enumerate(METRICS)
     }
 

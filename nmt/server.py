@@ -30,7 +30,7 @@ from shared_embeddings.utils.errors import UserError
 
 
 @dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid", strict=True))
-class Text:
+class SourceText:
     """A text of a request; `ref` is its target prefix, or the target to score."""
 
     src: str
@@ -57,7 +57,7 @@ class Model(ServerModel):  # type: ignore[misc]
         finally:
             self.loading_lock.set()
 
-    def translate(self, texts: Sequence[Text]) -> list[list[dict[str, Any]]]:
+    def translate(self, texts: Sequence[SourceText]) -> list[list[dict[str, Any]]]:
         """Return the translations: for each rank of the n-best list, one per text.
 
         All texts have a reference or none.
@@ -138,7 +138,7 @@ def make_app(models: Mapping[int, Model], options: Namespace) -> Flask:
     @app.post(f"{options.url_root}/translate")
     def translate() -> Response:
         try:
-            texts = pydantic.TypeAdapter(list[Text]).validate_json(request.get_data())
+            texts = pydantic.TypeAdapter(list[SourceText]).validate_json(request.get_data())
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             raise BadRequest(f"{' '.join(map(str, first['loc']))}: {first['msg']}") from None

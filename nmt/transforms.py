@@ -26,10 +26,10 @@ NONE = "none"  # value of -transforms for tokenized text
 APPLIED = ("normalize", "prefix", "suffix", "inferfeats", "onmt_tokenize", "sentencepiece", "bpe")
 NEEDING_TARGETS = ("clean", "filtertoolong", "inlinetags", "terminology")  # not available in translation
 SUBWORDS = ("onmt_tokenize", "sentencepiece", "bpe")
-# Options that a corpus may set; in translation, the prefix is the only one of the target that is known.
-_OF_CORPUS = {
+# Options that a corpus may set.
+OF_CORPUS = {
     "prefix": ("src_prefix", "tgt_prefix"),
-    "suffix": ("src_suffix",),
+    "suffix": ("src_suffix", "tgt_suffix"),
     "normalize": tuple(
         "src_lang tgt_lang penn norm_quote_commas norm_numbers pre_replace_unicode_punct "
         "post_remove_control_chars".split()
@@ -138,7 +138,7 @@ def _trained(recorded: Recorded) -> tuple[list[str], dict[str, Any]]:
     for name, transforms in _names_by_corpus(recorded.options).items():
         applied = [transform for transform in transforms if transform in APPLIED]
         corpus = data.get(name, {}) if isinstance(data, dict) else {}
-        options = [option for transform in applied for option in _OF_CORPUS.get(transform, ())]
+        options = [option for transform in applied for option in OF_CORPUS.get(transform, ())]
         ways[name] = applied, {option: corpus[option] for option in options if option in corpus}
     of_training = [way for name, way in ways.items() if name != "valid"] or list(ways.values())
     if all(way == of_training[0] for way in of_training):

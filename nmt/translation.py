@@ -57,7 +57,7 @@ def translate_file(opt: Namespace, model: nn.Module | None = None) -> None:
             changed.desired_lengths = [desired[number] for number in filled]
         for side, text in texts.items():
             path = Path(folder, side)
-            write_lines(path, (text[number] for number in filled))
+            path.write_text("".join(f"{text[number]}\n" for number in filled), encoding="utf-8", newline="")
             setattr(changed, side, str(path))
         changed.output = os.path.join(folder, "output")
         if filled:
@@ -247,7 +247,7 @@ def bleu(checkpoint: Path, model: nn.Module, source: Path, target: Path) -> meas
 
     `model` replaces the one in the checkpoint.
     """
-    check_parallel("validation", {"source": os.fspath(source), "target": os.fspath(target)})
+    check_parallel("validation", [source, target])
     wanted = list(read_lines(target))
     apply_patches()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,7 @@ import types
 from collections.abc import Iterable
 from typing import NoReturn
 
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import missing_module
+from shared_embeddings.utils.errors import UserError, missing_module
 from shared_embeddings.utils.reading import read_lines
 from shared_embeddings.words.token_counts import split_count
 

@@ -24,11 +24,11 @@ commands:
   smoke     Run all steps of every recipe on small generated data"""
 COMMANDS = {
     "list": "common.recipe:list_rows",
-    "run": "run_rows:main",
+    "run": "run:run",
     "table": "common.table:main",
     "report": "report:main",
     "layers": "layers:layers",
-    "smoke": "smoke:main",
+    "smoke": "run:smoke",
 }
 
 

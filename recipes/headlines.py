@@ -25,18 +25,22 @@ from nmt.headlines import (
     stop_words,
     write_character_vocabulary,
 )
-from nmt.rouge import METRICS, PRESETS, Settings, score_texts
-from recipes.common.recipe import Recipe, parse_row, preprocess_options
-from recipes.common.smoke import LINES, MERGES, TEST_LINES, generated_words, sentence
+from nmt.rouge import METRICS, PRESETS, RougeSettings, score_texts
+from recipes.common.recipe import Recipe, parse_row, preprocess_parser
 from recipes.common.table import controls_length
 from recipes.common.tools import (
+    LINES,
+    MERGES,
+    TEST_LINES,
     check_pairs,
     checksums_of,
     data_dir,
+    generated_words,
     locate,
     option_value,
     read_lines,
     run_step,
+    sentence,
     with_overrides,
     write_json,
 )
@@ -188,7 +192,7 @@ def split_news(news: list[News], valid: int, test: int) -> dict[str, list[News]]
 
 def prepare_news(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare AG News in $RUNS/agnews_headline/data, from $DATA_DIR/ag_news or the network."""
-    options = preprocess_options(prepare_news.__doc__, arguments)
+    options = preprocess_parser(prepare_news.__doc__).parse_args(arguments)
     settings = read_news_settings(recipe, options.settings)
     if options.smoke:
         recipe = recipe.smoke()
@@ -245,7 +249,7 @@ class GigawordSettings:
 
 def prepare_gigaword(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the texts of $DATA_DIR/gigaword in $RUNS/gigaword_headline/data."""
-    options = preprocess_options(prepare_gigaword.__doc__, arguments)
+    options = preprocess_parser(prepare_gigaword.__doc__).parse_args(arguments)
     where, content = recipe.data_settings(options.settings)
     settings, home = parse_options(where, GigawordSettings, content), data_dir()
     if options.smoke:
@@ -343,7 +347,7 @@ def score_headlines(headlines: list[str], references: list[list[str]], length: i
         headlines whose length deviates by at most `TOLERANCE`; ``difference``: mean deviation in characters.
     """
 
-    def scores(settings: Settings) -> dict[str, Any]:
+    def scores(settings: RougeSettings) -> dict[str, Any]:
         result = score_texts(headlines, references, settings).as_json()
         means = {metric: measures[settings.measure] for metric, measures in result["scores"].items()}
         return {**means, "signature": result["signature"]}

@@ -18,21 +18,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm.data.corpus import VOCABULARY, load_corpus
+from lm.data.corpus import EOS, VOCABULARY, load_corpus
 from lm.data.datasets import SOURCES, locate
-from lm.data.vocabulary import EOS
 from recipes.common.recipe import Recipe, Row, parse_row
 from recipes.common.results import write_result
-from recipes.common.smoke import CLASSES, LINES, SMOKE, SMOKE_HELP, TEST_LINES, generated_words, sentence
 from recipes.common.tools import (
+    CLASSES,
+    LINES,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
     Segment,
     data_dir,
     fit_model,
+    generated_words,
     kept_segments,
     peak_memory_of_children,
     read_json,
     run_command,
     run_step,
+    sentence,
     with_overrides,
     write_json,
     write_yaml,

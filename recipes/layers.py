@@ -18,7 +18,7 @@ from recipes.common.plot import write_png
 from shared_embeddings.analysis import cosine
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.utils.command_line import Parser, align
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import require
 from shared_embeddings.utils.paths import existing_path, output_path
 
 # Tokens per block.

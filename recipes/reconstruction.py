@@ -39,9 +39,18 @@ from recipes.common.plot import (
 from recipes.common.recipe import FILE, Recipe, read_file
 from recipes.common.results import FILE as RESULTS
 from recipes.common.results import Record, find_result, read_results, write_result
-from recipes.common.smoke import SMOKE, generated_vocabulary
-from recipes.common.table import Column, markdown_table, update_readme
-from recipes.common.tools import data_dir, locate, matching, read_json, run_step, write_arrays, write_json
+from recipes.common.table import Column, markdown_table, number, update_readme
+from recipes.common.tools import (
+    SMOKE,
+    data_dir,
+    generated_vocabulary,
+    locate,
+    matching,
+    read_json,
+    run_step,
+    write_arrays,
+    write_json,
+)
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.analysis import WordPairs, read_pairs, word_similarity
 from shared_embeddings.compress.fit import report
@@ -554,14 +563,14 @@ def table(grid: Grid, summary: Sequence[Record], source: Mapping[str, Any]) -> s
     columns = [
         Column("vectors", lambda r: r["config"]["row"], always=True),
         Column("hidden", lambda r: str(r["config"]["hidden"] or "–"), always=True),
-        Column("parameters", lambda r: f"{r['counts']['embedding']:,}"),
-        Column("kB stored", lambda r: f"{r['counts']['stored_bits'] / 8000:,.0f}"),
+        Column("parameters", number("{:,}", "counts", "embedding")),
+        Column("kB stored", number("{:,.0f}", "counts", "stored_bits", factor=1 / 8000)),
         Column("bits per weight", lambda r: f"{r['counts']['stored_bits'] / r['counts']['table']:.2f}"),
-        Column("seeds", lambda r: str(r["metrics"]["seeds"])),
-        Column("squared loss", lambda r: f"{r['metrics']['squared_loss']:.3f}"),
-        Column("relative error", lambda r: f"{r['metrics']['relative_error']:.3f}"),
+        Column("seeds", number("{}", "metrics", "seeds")),
+        Column("squared loss", number("{:.3f}", "metrics", "squared_loss")),
+        Column("relative error", number("{:.3f}", "metrics", "relative_error")),
         *(Column(f"rho {name}", partial(rho, name)) for name in source),
-        Column("seconds", lambda r: f"{r['metrics']['training_seconds']:.0f}"),
+        Column("seconds", number("{:.0f}", "metrics", "training_seconds")),
     ]
     return markdown_table([first, *summary], columns)
 
@@ -571,7 +580,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
     figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
     look = style("alone")
     for axes, (name, result) in zip(panels, source.items(), strict=True):
-        for number, row in enumerate(grid.alone):
+        for series, row in enumerate(grid.alone):
             values = {
                 record["config"]["hidden"]: record["metrics"]["similarity"][name]
                 for record in summary
@@ -579,13 +588,13 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
             }
             values = {hidden: value for hidden, value in values.items() if value is not None}
             axes.errorbar(
-                [hidden + 24 * (number - (len(grid.alone) - 1) / 2) for hidden in values],
+                [hidden + 24 * (series - (len(grid.alone) - 1) / 2) for hidden in values],
                 [value["mean"] for value in values.values()],
                 yerr=[value["std"] for value in values.values()],
                 color=look.color,
                 marker=look.marker,
-                linestyle=("-", "--", ":", "-.")[number % 4],
-                fillstyle=("full", "none", "left", "bottom")[number % 4],
+                linestyle=("-", "--", ":", "-.")[series % 4],
+                fillstyle=("full", "none", "left", "bottom")[series % 4],
                 linewidth=1,
                 capsize=2,
                 label=row.replace("_", " "),

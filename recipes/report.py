@@ -1,10 +1,11 @@
-"""``python -m recipes report``: all results next to the papers' figures, as a page of the documentation."""
+"""``python -m recipes report``: all results next to the papers' figures, as a page of the documentation; and
+``docs/claims.md``: what the papers claim, of ``claims.yaml``, and whether it holds here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,12 +21,11 @@ from recipes.common.plot import (
     style,
     write_png,
 )
-from recipes.common.recipe import Recipe, find_recipe, recipe_names, runs_folder
+from recipes.common.recipe import RECIPES, Recipe, find_recipe, recipe_names, runs_folder
 from recipes.common.results import (
     BASELINE,
     FILE,
     SMOKE_FOLDER,
-    Measure,
     Record,
     by_importance,
     find_measure,
@@ -40,14 +40,18 @@ from recipes.common.table import (
     markdown_table,
     mean_record,
     method_of,
+    number,
     records_of,
 )
 from recipes.papers import Paper, PrintedTable, read_papers
 from shared_embeddings.utils.command_line import Parser
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import write_text
 from shared_embeddings.utils.paths import existing_path, output_path
+from shared_embeddings.utils.reading import read_yaml
 
 PAGE = "report.md"
+CLAIMS, CLAIMS_PAGE = RECIPES / "claims.yaml", RECIPES.parent / "docs" / "claims.md"
 # Axes of the papers' figures that plot their tables.
 _AXES = {"ratio": "reduction ratio", "width": "width of the unique part, $U_d$"}
 
@@ -156,20 +160,15 @@ def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     printed = [key for record in records for key in record["paper"] or ()]
     columns: list[str | Column] = ["row"]
     for key, measure in measures.items():
-        columns.append(Column(measure.title, partial(_describe, key, measure)))
+        columns.append(Column(measure.title, lambda r, key=key, of=measure: of.describe(r["scores"][key])))
         if key in printed:
-            columns.append(Column(f"{measure.title}, paper", partial(_describe, key, None)))
+            columns.append(Column(f"{measure.title}, paper", number("{}", "paper", key)))
     columns += ["stored", "smaller", "minutes", "method", "options"]
     if printed:
         columns.append(Column("source", lambda r: str(r["paper"]["source"])))
     columns += [Column("device", lambda r: str(r["device"])), "date"]
     columns.append(Column("commit", lambda r: str(r["git"]["commit"])[:10]))
     return [*parts, markdown_table(records, columns, missing=NONE)]
-
-
-def _describe(key: str, measure: Measure | None, record: Record) -> str:
-    """Return our figure of a row, or without a measure the paper's."""
-    return str(record["paper"][key]) if measure is None else measure.describe(record["scores"][key])
 
 
 def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:
@@ -221,3 +220,69 @@ def points_of(table: PrintedTable, paper: Paper, records: Mapping[str, Record]) 
             place = (cell.trained_by.partition("/")[0], shown_method(record), x, float(cell.figures[score]))
             points.append((*place, ours.mean(), ours.std()))
     return pd.DataFrame(points, columns=["recipe", "method", "x", "paper", "ours", "deviation"])
+
+
+def comparisons(by_recipe: Mapping[str, list[str]]) -> Iterator[tuple[str, bool, str]]:
+    """Yield the comparisons of recipes: row A, whether it is close, row B.
+
+    "A > B" holds if A is better than B by more than two trainings of one row differ; "A ~ B" holds if A is at
+    most `within` worse.
+    """
+    for recipe, texts in by_recipe.items():
+        for text in texts:
+            first, sign, second = text.split()
+            if sign not in ("~", ">"):
+                raise UserError(f"{CLAIMS}: '{text}' has '{sign}'; expected '>' or '~'")
+            yield f"{recipe}/{first}", sign == "~", f"{recipe}/{second}"
+
+
+def verdict(
+    claim: Mapping[str, Any], records: Mapping[str, Record], noise: Mapping[str, float]
+) -> tuple[list[str], str]:
+    """Return our figures of a claim as lines of text, and whether it holds, given the records by row."""
+    if "reason" in claim:
+        return [], f"not tested: {claim['reason']}"
+    texts, holds = [], []
+    for first, is_close, second in comparisons(claim["here"]):
+        scores = {f"`{name.partition('/')[2]}`": records[name]["scores"] for name in (first, second)}
+        keys = by_importance(key for measured in scores.values() for key in measured)
+        key: str = claim.get("key") or next(iter(keys), "")
+        missing = [row for row, measured in scores.items() if key not in measured]
+        recipe, measure = first.partition("/")[0], find_measure(key)
+        if measure is None or missing:
+            texts.append(f"{recipe}: {' and '.join(missing)} not run")
+            continue
+        ours, others = (fmean(measured[key]) for measured in scores.values())
+        gain = (ours - others) * (1 if measure.higher_is_better else -1)
+        allowed = float(claim["within"].removesuffix("%")) / 100 * others if is_close else 0.0
+        holds.append(gain >= -allowed if is_close else gain > noise.get(key, 0.0))
+        shown = ", ".join(f"{row} {measure.describe(measured[key])}" for row, measured in scores.items())
+        texts.append(f"{recipe}: {shown}")
+    if not holds:
+        return texts, "not run"
+    if all(holds):
+        return texts, "holds"
+    return texts, f"in part: {sum(holds)} of {len(holds)}" if any(holds) else "does not hold"
+
+
+def claims_table() -> str:
+    """Return all claims as Markdown, a table for each paper."""
+    content, parts = read_yaml(CLAIMS), []
+    records = {f"{name}/{one['row']}": one for name, rows in read_all().items() for one in rows}
+    own = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
+    # The figures that the papers' rows are judged by.
+    printed = {cell.trained_by: [cell.figures[key] for key in by_importance(cell.figures)] for cell in own}
+    claims = pd.DataFrame(content["claims"])
+    for paper, claimed in claims.groupby("by", sort=False):
+        lines = []
+        for claim in (row.dropna().to_dict() for _, row in claimed.iterrows()):
+            figure = "; ".join(
+                f"{printed[first][0]} {'and' if is_close else 'against'} {printed[second][0]}"
+                for first, is_close, second in comparisons(claim.get("paper", {}))
+            )
+            texts, holds = verdict(claim, records, content["noise"])
+            source = f"{figure or 'a plot'} ({claim['source']})"
+            lines.append([claim["claim"], source, "<br>".join(texts) or NONE, holds])
+        frame = pd.DataFrame(lines, columns=["claim", "in the paper", "here", "verdict"])
+        parts.append(f"## {paper}\n\n{markdown(frame).rstrip()}")
+    return "\n\n".join(parts)

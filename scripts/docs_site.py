@@ -144,8 +144,7 @@ def commands() -> str:
 
 def papers() -> str:
     """Return the numbers of rows and sizes in each paper, of trained rows, and of sizes that agree."""
-    from recipes.paper_sizes import papers_table
-    from recipes.papers import read_papers
+    from recipes.papers import papers_table, read_papers
     from recipes.report import read_all
 
     measured = {f"{task}/{row['row']}" for task, rows in read_all().items() for row in rows if row["metrics"]}
@@ -154,8 +153,7 @@ def papers() -> str:
 
 def sizes() -> str:
     """Return the comparison of every size in the papers with ours."""
-    from recipes.paper_sizes import sizes_tables
-    from recipes.papers import read_papers
+    from recipes.papers import read_papers, sizes_tables
 
     return sizes_tables(read_papers())
 

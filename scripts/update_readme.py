@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from recipes import papers
-from recipes.claims import TARGET, claims_table
 from recipes.common.recipe import FILE, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE as RESULTS
 from recipes.common.table import update_readme, update_tables
+from recipes.report import CLAIMS_PAGE, claims_table
 from recipes.shrink_a_model.models import SUMMARY_PICTURE, decoder_summary, draw_summary
 from shared_embeddings.cli.catalog import methods_table
 
@@ -19,4 +19,4 @@ for recipe in map(find_recipe, recipe_names()):
     if read_file(recipe.folder / FILE).get("readme"):
         print(update_tables(recipe, recipe.folder / RESULTS, recipe.folder / "README.md"))
 update_readme(papers.README, papers.MARKER, papers.coverage_tables(papers.read_papers()))
-update_readme(TARGET, "claims", claims_table())
+update_readme(CLAIMS_PAGE, "claims", claims_table())

@@ -83,19 +83,11 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float | None:
     return None if norm == 0 else round(float(first @ second / norm), 9)
 
 
-class WordPair(NamedTuple):
-    """Two words and their human similarity score."""
-
-    first: str
-    second: str
-    score: float
-
-
 class WordPairs(NamedTuple):
     """A set of pairs and its file name without the suffix."""
 
     name: str
-    pairs: list[WordPair]
+    pairs: list[tuple[str, str, float]]  # two words and their human similarity score
 
 
 def read_pairs(path: Path) -> WordPairs:
@@ -107,7 +99,7 @@ def read_pairs(path: Path) -> WordPairs:
     Raises:
         UserError: the file is not UTF-8, has no pairs, or has a malformed line.
     """
-    pairs: list[WordPair] = []
+    pairs: list[tuple[str, str, float]] = []
     may_be_header = True
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip() or line.startswith("#"):
@@ -117,7 +109,7 @@ def read_pairs(path: Path) -> WordPairs:
         first, second, *others = [column.strip() for column in columns] + ["", ""]
         numbers = [float(text) for text in others if _NUMBER.fullmatch(text)]
         if numbers and first and second:
-            pairs.append(WordPair(first, second, numbers[0]))
+            pairs.append((first, second, numbers[0]))
         elif numbers or not may_be_header:
             raise UserError(
                 f"pairs {path}: line {number} is {line[:60]!r}, expected two words and a score; correct it"

@@ -15,9 +15,9 @@ from shared_embeddings.modules.standard import StandardOptions
 from shared_embeddings.modules.structured import StructuredOptions
 from shared_embeddings.modules.tensor_train import TensorTrainOptions
 from shared_embeddings.modules.uncle import UncleOptions
+from shared_embeddings.nn.layers import set_updates
 from shared_embeddings.registry import build, get_method_config, methods, num_parameters
 from shared_embeddings.spec import EmbeddingOptions
-from shared_embeddings.utils.layers import set_updates
 from shared_embeddings.utils.options import STORED, OptionError
 
 __all__ = [

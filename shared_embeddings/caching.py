@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shared_embeddings.nn.tracing import autocast_dtype, has_values
 from shared_embeddings.quant.packed_tensor import PackedTensor, inner_tensors
-from shared_embeddings.utils.tracing import autocast_dtype, has_values
 
 CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 
@@ -33,7 +33,7 @@ class CachingModule(nn.Module):
     def clear_cache(self) -> None:
         """Forget all cached values."""
         self.derived: dict[str, Any] = {}
-        self._cached_state: tuple[object, ...] | None = None
+        self._cached_state: list[object] | None = None
         # The parameters: otherwise a new tensor at the same address would look like an old one.
         self._sources: tuple[Tensor, ...] = ()
 
@@ -42,32 +42,31 @@ class CachingModule(nn.Module):
         state = self.cache_state()
         if state is None:
             return make()
-        if self._cached_state != state:
+        *key, sources = state
+        if self._cached_state != key:
             self.clear_cache()
-            self._cached_state = state
-            self._sources = tuple(source.detach() for source in self._current_sources())
+            self._cached_state = key
+            self._sources = tuple(source.detach() for source in sources)
         if name not in self.derived:
             self.derived[name] = make()
         return self.derived[name]
 
-    def cache_state(self) -> tuple[object, ...] | None:
-        """Return a value that changes with parameters, buffers and autocast; None to cache nothing."""
+    def cache_state(self) -> tuple[Any, ...] | None:
+        """Return values that change with parameters, buffers and autocast, and then these tensors.
+
+        None to cache nothing.
+        """
         # `torch.export` needs the computation itself.
         is_exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if self.training or torch.is_grad_enabled() or is_exporting:
             return None
-        sources = self._current_sources()
+        tensors = (*self.parameters(), *self.buffers())
+        sources = [source for tensor in tensors for source in inner_tensors(tensor)]
         # torch does not count changes of tensors made in inference mode.
         if any(source.is_inference() for source in sources) or not has_values(*sources):
             return None
-        return (
-            autocast_dtype(sources[0].device),
-            *((source.data_ptr(), source._version, source.dtype) for source in sources),
-        )
-
-    def _current_sources(self) -> list[Tensor]:
-        tensors = (*self.parameters(), *self.buffers())
-        return [source for tensor in tensors for source in inner_tensors(tensor)]
+        versions = [(source.data_ptr(), source._version, source.dtype) for source in sources]
+        return autocast_dtype(sources[0].device), *versions, sources
 
     def train(self: CachingSelf, mode: bool = True) -> CachingSelf:
         self.clear_cache()

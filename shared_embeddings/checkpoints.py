@@ -7,6 +7,7 @@ which another program changed a part; not attackers, who can compute it, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.options import quote
 
 AnyPath = str | os.PathLike[str]
 # Options of OpenNMT-py in checkpoints; for the whole process, since a context would remove it for others.
@@ -31,6 +34,8 @@ torch.serialization.add_safe_globals([Namespace])
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
 KEY = "checksum"
 _PLAIN = (bytes, int, float, complex, bool, type(None), torch.dtype, torch.Size)
+# So many layers take little time and memory.
+_LAYERS = 1000
 # How much of a file's pickle `contains_strings` searches, in bytes.
 _SEARCHED_BYTES = 2**26
 
@@ -41,7 +46,7 @@ _SEARCHED_BYTES = 2**26
 def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
     """Return the content of a safetensors file, or of a mapping that ``torch.save`` wrote.
 
-    Tensors are mapped into memory, and no code in the file is run.
+    Tensors are mapped into memory, no code in the file is run, and nothing in it is decompressed.
 
     Args:
         name: what the file is, for the error, such as "checkpoint model.pt".
@@ -54,6 +59,11 @@ def load_tensors(path: AnyPath, name: str) -> dict[str, Any]:
             with safe_open(path, "pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}
         can_be_mapped = zipfile.is_zipfile(path)  # unlike the format before torch 1.6
+        if can_be_mapped:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > os.path.getsize(path):  # torch compresses nothing
+                raise UserError(f"it would be {size:,} bytes in memory")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about some files before it fails
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=can_be_mapped)
@@ -89,6 +99,30 @@ def contains_strings(path: Path, *texts: str) -> bool:
         pickled = file.read(_SEARCHED_BYTES)
         return all(b"X" + len(text).to_bytes(4, "little") + text.encode() in pickled for text in texts)
     return False
+
+
+def check_sizes(where: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+    """Raise UserError if sizes are too large for the tensors of a file, before a module of these is built.
+
+    Args:
+        where: the prefix of the message, such as "model DIR".
+        sizes: numbers of tokens, dimensions and layers, and options of embeddings. Of lists, the sums count.
+        tensors: all tensors in the file, which may be packed.
+    """
+    size = sum(part.nbytes for tensor in tensors.values() for part in inner_tensors(tensor))
+    for name, value in sizes.items():
+        if isinstance(value, Mapping):
+            check_sizes(f"{where}: {name}", value, tensors)
+            continue
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        total = sum(number for number in numbers if isinstance(number, int))
+        # Layers may share tensors; a token or a dimension takes a bit at least.
+        limit = max(_LAYERS, len(tensors)) if name.endswith(("layer", "layers")) else 8 * size
+        if total > limit and name != "seed":
+            raise UserError(
+                f"{where}: {name} is {quote(value)}, too large for {len(tensors):,} tensors of {size:,} "
+                "bytes; the settings do not match the tensors; copy them again"
+            )
 
 
 # Checksums.
@@ -163,7 +197,7 @@ def save_safetensors(
     try:
         save_file(dict(tensors), path, {"format": "pt", **(metadata or {}), KEY: checksum})
     except SafetensorError as error:  # for example on a full disk
-        raise OSError(str(error)) from error
+        raise OSError(errno.EIO, str(error), os.fspath(path)) from error
     os.chmod(path, mode)  # safetensors makes files readable by the owner only
     # Its header has the metadata in random order.
     with open(path, "r+b") as file:

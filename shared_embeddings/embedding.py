@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -31,10 +31,13 @@ from shared_embeddings.loss import (
     blockwise_cross_entropy,
     product_dtype,
 )
+from shared_embeddings.nn.layers import EndingDropout
+from shared_embeddings.nn.tracing import needs_fixed_shapes
+from shared_embeddings.quant import kernels
+from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import plain_options
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11
@@ -45,10 +48,10 @@ Embedding = TypeVar("Embedding", bound="SharedEmbedding")
 # block takes a millisecond of an accelerator however small it is.
 _CPU_TABLE_BLOCK, _ACCELERATOR_TABLE_BLOCK = 2048, 16_384
 # Words whose rows are decoded together for scores.
-_SCORED_ROWS = 2048
+SCORED_ROWS = 2048
 # More tokens than this are scored faster by a product with decoded rows than by sums over word codes.
 _FEW_TOKENS = 16
-# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product.
+# Tokens in 16 bits are padded to a multiple of this number on a CPU.
 _CPU_EVEN_TOKENS = 64
 
 
@@ -99,6 +102,7 @@ class SharedEmbedding(CachingModule):
             word of a batch is computed once (not in compiled graphs), and the table is cached for inference.
         scores_in_blocks: whether an embedding in few bits computes scores from blocks of `output_rows`; if
             not, because rows take too long, the output table is cached for inference.
+        never_has_table: whether `_block_scores` computes all scores.
         num_embeddings: V.
         embedding_dim: D.
         padding_idx: the word without a vector, or None.
@@ -117,6 +121,7 @@ class SharedEmbedding(CachingModule):
     per_word: ClassVar[tuple[str, ...]] = ()
     expensive_rows: bool = False
     scores_in_blocks: ClassVar[bool] = False
+    never_has_table: ClassVar[bool] = False
     bias: nn.Parameter | None
     scored_words: RestrictedScores | None = None
     width_advice: str = "project them first"
@@ -169,7 +174,7 @@ class SharedEmbedding(CachingModule):
         """
         flat = ids.reshape(-1)
         if not self.expensive_rows:
-            vectors = without_padding(self.rows(flat), flat, self.padding_idx)
+            vectors = without_padding(self.rows(flat), self.padding_idx, flat)
         elif self.cache_state() is not None and not self._is_packed:
             vectors = F.embedding(flat, self.table())
         elif needs_fixed_shapes(flat):
@@ -182,12 +187,9 @@ class SharedEmbedding(CachingModule):
 
     def table(self) -> Tensor:
         """Return the dense input table ``(V, D)``, in inference the cached one: do not modify it."""
-
-        def compute() -> Tensor:
-            rows = self._all_rows()
-            return without_padding(rows, torch.arange(len(rows), device=rows.device), self.padding_idx)
-
-        return self.cached("table", compute) if self.expensive_rows and not self._is_packed else compute()
+        if not self.expensive_rows or self._is_packed:
+            return without_padding(self._all_rows(), self.padding_idx)
+        return self.cached("table", lambda: without_padding(self._all_rows(), self.padding_idx))
 
     # The output side.
 
@@ -221,7 +223,8 @@ class SharedEmbedding(CachingModule):
         Raises:
             ValueError, RuntimeError: as in `logits`.
         """
-        return F.log_softmax(self.logits(hidden), dim=-1)
+        scores = self.logits(hidden)
+        return F.log_softmax(scores, dim=-1) if self.has_linear_scores else scores
 
     def cross_entropy(
         self,
@@ -265,9 +268,9 @@ class SharedEmbedding(CachingModule):
         Raises:
             RuntimeError: there is no output side.
         """
-        codes, basis = self._factors()
-        table = dense(codes if basis is None else codes @ basis)
-        return without_padding(table, torch.arange(len(table), device=table.device), self.padding_idx)
+        self._check_output()
+        codes, basis = self.cached("output", self.output_factors)
+        return without_padding(dense(codes if basis is None else codes @ basis), self.padding_idx)
 
     def output_bias(self) -> Tensor | None:
         """Return the bias ``(V,)`` of the scores, zero for the padding word; None without a bias."""
@@ -297,13 +300,10 @@ class SharedEmbedding(CachingModule):
         """Draw all parameters but the bias with torch's generator; table entries have a std near D**-0.5."""
         raise NotImplementedError
 
-    def output_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters that the output side uses."""
-        return self.parameters()
-
-    def input_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters that the input side uses; by default all but the bias of the scores."""
-        return (parameter for parameter in self.parameters() if parameter is not self.bias)
+    def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the parameters that the input and the output use; by default all, the input without bias."""
+        used = list(self.parameters())
+        return [parameter for parameter in used if parameter is not self.bias], used
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Return the options and the state of an embedding of the words `ids` ``(n,)`` only, ascending.
@@ -323,12 +323,16 @@ class SharedEmbedding(CachingModule):
         }
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the input vectors ``(n, D)`` of word ids ``(n,)``.
+        """Return the input vectors ``(n, D)`` of word ids ``(n,)``; a method has this or `_row_function`.
 
         Raises:
             IndexError: an id is out of range (checked on a CPU).
         """
-        raise NotImplementedError
+        return self._row_function()(ids)
+
+    def _row_function(self) -> Callable[[Tensor], Tensor]:
+        """Return a faster `rows` for many calls: work that is the same for all words is done once, here."""
+        return self.rows
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         """Return the vectors ``(N, D)`` of tokens: distinct `words` ``(n,)`` and their `inverse` ``(N,)``.
@@ -336,7 +340,7 @@ class SharedEmbedding(CachingModule):
         For methods with `expensive_rows`. By default, each word is transformed once; dropout inside is drawn
         for each token.
         """
-        return F.embedding(inverse, without_padding(self.rows(words), words, self.padding_idx))
+        return F.embedding(inverse, without_padding(self.rows(words), self.padding_idx, words))
 
     def layers(self, ids: Tensor) -> list[Layer]:
         """Return the values of words ``(n,)`` at every layer; the last one is the "output", their `rows`."""
@@ -355,8 +359,9 @@ class SharedEmbedding(CachingModule):
             Numbers of parameters: "input" (that only the input uses), "output", "shared" (both sides), and
             "total"; and "stored_bits", the bits that storing it takes.
         """
-        by_input = {id(p): p.numel() for p in self.input_parameters()}
-        by_output = {id(p): p.numel() for p in self.output_parameters()} if self.has_output else {}
+        inputs, outputs = self.parameters_by_side()
+        by_input = {id(parameter): parameter.numel() for parameter in inputs}
+        by_output = {id(parameter): parameter.numel() for parameter in outputs if self.has_output}
         return {
             "input": sum(size for key, size in by_input.items() if key not in by_output),
             "output": sum(size for key, size in by_output.items() if key not in by_input),
@@ -416,11 +421,8 @@ class SharedEmbedding(CachingModule):
     @property
     def _draws_per_token(self) -> bool:
         """Whether two tokens of one word currently have different vectors, because of dropout inside."""
-        return False
-
-    def _row_function(self) -> Callable[[Tensor], Tensor]:
-        """Return a faster `rows` for many calls: work that is the same for all words is done once, here."""
-        return self.rows
+        dropouts = [part for part in self.modules() if isinstance(part, EndingDropout)]
+        return any(dropout.training and dropout.p > 0.0 for dropout in dropouts)
 
     def _all_rows(self) -> Tensor:
         """Return the rows ``(V, D)`` of all words; `expensive_rows` are computed in blocks."""
@@ -434,29 +436,20 @@ class SharedEmbedding(CachingModule):
         size = _CPU_TABLE_BLOCK if ids.device.type == "cpu" else _ACCELERATOR_TABLE_BLOCK
         return torch.cat([rows(block) for block in ids.split(size)])
 
-    def _factors(self) -> OutputFactors:
-        """Return the output factors, cached in inference."""
-        self._check_output()
-        return self.cached("output", self.output_factors)
-
     def _scores(self, hidden: Tensor) -> Tensor:
         """Return `logits` of checked hidden states."""
-        if self._scores_by_blocks():
-            return self._completed(self._block_scores(hidden.reshape(-1, self.score_dim)), hidden.shape[:-1])
-        codes, basis = self._factors()
-        projected = hidden if basis is None else F.linear(hidden, basis)
-        scores = F.linear(projected, codes, self.output_bias())
+        bias = self.output_bias()
+        if self.never_has_table or self._scores_by_blocks():
+            scores = self._block_scores(hidden.reshape(-1, self.score_dim))
+            if bias is not None:
+                scores += bias
+            scores = scores.view(*hidden.shape[:-1], self.num_embeddings)
+        else:
+            codes, basis = self.cached("output", self.output_factors)
+            scores = F.linear(hidden if basis is None else F.linear(hidden, basis), codes, bias)
         if self.padding_idx is not None:
             scores[..., self.padding_idx] = 0.0
         return scores
-
-    def _completed(self, scores: Tensor, shape: torch.Size) -> Tensor:
-        """Return scores ``(N, V)``, overwritten, with the bias as ``(*shape, V)``; padding has zero."""
-        if (bias := self.output_bias()) is not None:
-            scores += bias
-        if self.padding_idx is not None:
-            scores[:, self.padding_idx] = 0.0
-        return scores.view(*shape, self.num_embeddings)
 
     def _scores_by_blocks(self) -> bool:
         """Whether scores are computed without an output table, which only gradients and compilers need."""
@@ -465,7 +458,9 @@ class SharedEmbedding(CachingModule):
 
     def _block_scores(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(N, V)`` without bias for hidden states ``(N, S)``, from blocks of rows."""
-        return scores_of_blocks(hidden, self._row_function(), self.num_embeddings)
+        rows = self._row_function()
+        blocks = torch.arange(self.num_embeddings, device=hidden.device).split(SCORED_ROWS)
+        return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
 
     def _loss(
         self,
@@ -477,25 +472,39 @@ class SharedEmbedding(CachingModule):
         block_size: int | None = None,
     ) -> tuple[Tensor, Callable[[], Tensor]]:
         """Return the loss, and a function for the predictions, which may be extra work."""
-        terms = self._score_terms(*self._flat(hidden, targets, ignore_index), ignore_index)
-        loss, best = blockwise_cross_entropy(terms, label_smoothing, reduction, block_size)
+        self._check_hidden(hidden)
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not match: "
+                "all axes but the last of the hidden states must be those of the targets"
+            )
         count, shape = targets.numel(), targets.shape
+        hidden, targets = hidden.reshape(-1, self.score_dim), targets.reshape(-1)
+        if targets.device.type == "cpu" and product_dtype(hidden).itemsize < 4:
+            # 16-bit products are compiled for every new shape, which takes longer than the product.
+            missing = -count % _CPU_EVEN_TOKENS
+            hidden = F.pad(hidden, (0, 0, 0, missing))
+            targets = F.pad(targets, (0, missing), value=ignore_index)
+        loss, predict = self._token_loss(
+            hidden, targets, ignore_index, label_smoothing, reduction, block_size
+        )
         if reduction == "none":
             loss = loss[:count].view(shape)
-        return loss, lambda: self._predicted(best[:count]).view(shape)
+        return loss, lambda: predict()[:count].view(shape)
 
-    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
-        """Return what the scores for hidden states ``(N, S)`` are computed from."""
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return `_loss` for hidden states ``(N, S)`` and targets ``(N,)``."""
         if self._scores_by_blocks():
-            return ScoreTerms(self.logits, (hidden,), targets, ignore_index, num_words=self.num_embeddings)
-        codes, basis = self._factors()
-        projected = hidden if basis is None else F.linear(hidden, basis)
-        bias, padding = self.output_bias(), self.padding_idx
-        return ScoreTerms(LinearScores, (projected, codes), targets, ignore_index, bias, padding)
-
-    def _predicted(self, places: Tensor) -> Tensor:
-        """Return the words ``(N,)`` of the best places among the scores of `_score_terms`."""
-        return places
+            terms = ScoreTerms(self.logits, (hidden,), targets, ignore_index, num_words=self.num_embeddings)
+        else:
+            codes, basis = self.cached("output", self.output_factors)
+            projected = hidden if basis is None else F.linear(hidden, basis)
+            bias, padding = self.output_bias(), self.padding_idx
+            terms = ScoreTerms(LinearScores, (projected, codes), targets, ignore_index, bias, padding)
+        loss, best = blockwise_cross_entropy(terms, *settings)
+        return loss, lambda: best
 
     def _check_output(self) -> None:
         if not self.has_output:
@@ -511,30 +520,16 @@ class SharedEmbedding(CachingModule):
                 f"{self.score_dim}: {self.width_advice}"
             )
 
-    def _flat(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-        """Return hidden states ``(N, S)`` and targets ``(N,)``, padded with ignored ones if faster."""
-        self._check_hidden(hidden)
-        if hidden.shape[:-1] != targets.shape:
-            raise ValueError(
-                f"hidden states {tuple(hidden.shape)} and targets {tuple(targets.shape)} do not match: "
-                "all axes but the last of the hidden states must be those of the targets"
-            )
-        hidden, targets = hidden.reshape(-1, self.score_dim), targets.reshape(-1)
-        if targets.device.type != "cpu" or product_dtype(hidden).itemsize >= 4:
-            return hidden, targets
-        missing = -targets.size(0) % _CPU_EVEN_TOKENS
-        return F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=ignore_index)
 
+def without_padding(rows: Tensor, padding_idx: int | None, ids: Tensor | None = None) -> Tensor:
+    """Return `rows` ``(n, D)`` with a constant zero wherever `ids` ``(n,)`` is the padding word.
 
-def without_padding(rows: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
-    """Return `rows` ``(n, D)`` with a constant zero wherever `ids` ``(n,)`` is the padding word."""
-    return rows if padding_idx is None else rows.masked_fill((ids == padding_idx).unsqueeze(-1), 0.0)
-
-
-def scores_of_blocks(hidden: Tensor, rows: Callable[[Tensor], Tensor], num_words: int) -> Tensor:
-    """Return the products ``(N, V)`` of hidden states with blocks of `rows`, a function of word ids."""
-    blocks = torch.arange(num_words, device=hidden.device).split(_SCORED_ROWS)
-    return torch.cat([F.linear(hidden, rows(ids)) for ids in blocks], dim=-1)
+    By default they are the rows of all words.
+    """
+    if padding_idx is None:
+        return rows
+    ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
+    return rows.masked_fill((ids == padding_idx).unsqueeze(-1), 0.0)
 
 
 def scores_of_codes(hidden: Tensor, codes: Tensor, entry_scores: Callable[[], Tensor]) -> Tensor | None:
@@ -550,7 +545,10 @@ def scores_of_codes(hidden: Tensor, codes: Tensor, entry_scores: Callable[[], Te
     """
     if len(hidden) > _FEW_TOKENS or not isinstance(codes, PackedTensor):
         return None
-    return codes.table_scores(entry_scores())
+    form, tables = codes.form, entry_scores()
+    if not isinstance(form, BitCodes) or not kernels.usable(codes.codes, tables):
+        return None
+    return kernels.field_scores(codes.codes, form.widths, form.rows, tables)
 
 
 @dataclasses.dataclass(frozen=True)

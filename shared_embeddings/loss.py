@@ -24,14 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.nn.tracing import autocast_dtype, has_values, without_autocast
 from shared_embeddings.quant.packed_tensor import column_sums
-from shared_embeddings.utils.tracing import autocast_dtype, has_values, without_autocast
 
 Reduction = Literal["mean", "sum", "none"]
 Gradients = list[Tensor | None]
 
-# On a CPU, 16-bit products are compiled for every new shape, which takes longer than the product.
-_CPU_EVEN_TOKENS = 64
 # The index of a maximum is searched in chunks of this many scores.
 _CHUNK = 64
 # The smallest block of tokens, and the number of scores up to which blocks are larger for small vocabularies.

@@ -10,8 +10,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
+import torch
+from torch import Tensor
+
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.spec import EmbeddingOptions
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError, check_known, quote, require
 
 E = TypeVar("E")
@@ -119,15 +123,21 @@ def build(
     Raises:
         OptionError: the method or an option is unknown, has the wrong type, or is impossible.
     """
-    spec, values = spec_of(method, options)
-    if words is not None:
-        values = options_for_words(spec, values, words, num_embeddings)
+    spec, values = spec_of(method, options, num_embeddings, words)
     options_of_method = spec.resolve(num_embeddings, embedding_dim, values)
     require(
         padding_idx is None or 0 <= padding_idx < num_embeddings,
         f"{spec.method}: 'padding_idx' is {padding_idx}, but it must be from 0 to {num_embeddings - 1}",
     )
     return spec.embedding_class(num_embeddings, embedding_dim, padding_idx, options_of_method)
+
+
+def check_stored(state: Mapping[str, Tensor], method: str, **arguments: Any) -> None:
+    """Raise UserError unless an embedding, see `build`, has the tensors of a file; it is not allocated."""
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in build(method, **arguments).state_dict().items()}
+    if shapes != {name: tensor.shape for name, tensor in state.items()}:
+        raise UserError(f"its tensors are not those of {method} with the sizes in its settings")
 
 
 def num_parameters(
@@ -146,37 +156,39 @@ def num_parameters(
     Raises:
         OptionError: as in `build`.
     """
-    spec, values = spec_of(method, options)
+    spec, values = spec_of(method, options, num_embeddings)
     resolved = spec.resolve(num_embeddings, embedding_dim, values)
     count = resolved.count_parameters(num_embeddings, embedding_dim)
-    return count + resolved.count_bias(num_embeddings)
+    return count + (num_embeddings if resolved.output_bias else 0)
 
 
 def spec_of(
-    method: str | EmbeddingOptions[Any], values: dict[str, object]
+    method: str | EmbeddingOptions[Any],
+    values: dict[str, object],
+    num_embeddings: int,
+    words: Sequence[str] | None = None,
 ) -> tuple[type[EmbeddingOptions[Any]], dict[str, object]]:
-    """The options class of a method, and the options that were given by name or as an object.
+    """Return the options class of a method, and the options that were given by name or as an object.
 
-    OptionError if there is no such method, or both kinds of options are given.
+    With `words`, files about words are replaced by their content for the V words.
+
+    Raises:
+        OptionError: there is no such method, both kinds of options are given, there are not V words, or a
+            file does not contain them.
     """
-    if not isinstance(method, EmbeddingOptions):
-        return get_method_config(method), values
-    if values:
-        raise OptionError(f"{method.method}: '{next(iter(values))}' is beside the options; give it in them")
-    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    return type(method), fields
-
-
-def options_for_words(
-    spec: type[EmbeddingOptions[Any]], values: dict[str, object], words: Sequence[str], num_embeddings: int
-) -> dict[str, object]:
-    """The options with files about words replaced by their content for `words`.
-
-    OptionError if there are not V words, or a file does not contain them.
-    """
+    if isinstance(method, EmbeddingOptions):
+        spec = type(method)
+        if values:
+            name = next(iter(values))
+            raise OptionError(f"{spec.method}: '{name}' is beside the options; give it in them")
+        values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    else:
+        spec = get_method_config(method)
+    if words is None:
+        return spec, values
     if len(words) != num_embeddings:
         raise OptionError(
             f"{spec.method}: 'words' has {len(words)} words, but 'num_embeddings' is {num_embeddings}; give "
             "the words of this vocabulary"
         )
-    return spec.for_vocabulary(dict(values), words)
+    return spec, spec.normalize(dict(values), words)

@@ -9,7 +9,7 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from shared_embeddings.utils.options import OptionError, option, parse_options, require_at_least
@@ -34,22 +34,35 @@ class SearchGrid(NamedTuple):
     options_at: Callable[[int], Options]  # the options at a step, counted from 0
 
 
+class Presets(NamedTuple):
+    """Options of a method for V words in D dimensions.
+
+    Attributes:
+        examples: typical options, about as in the papers, for tests and benchmarks, by a label, which is ""
+            for a single example. V is at least 32 and D at least 16.
+        grids: the options that `suggest` and `compress --size` search, in order of preference; none if the
+            method is impossible for these sizes.
+    """
+
+    examples: dict[str, Options]
+    grids: Sequence[SearchGrid]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(Generic[EmbeddingClass]):
     """The base class of the options of every method, with everything that a method declares.
 
-    A method must define `paper`, `summary`, `grid_choice`, `fit_bound`, `count_parameters`, `search_grids`
-    and `examples`.
+    A method must define `paper`, `summary`, `grid_choice`, `fit_bound`, `count_parameters` and `presets`.
     """
 
     method: ClassVar[str]  # the registered name
     embedding_class: ClassVar[type[Any]]  # the class that is registered with these options
     paper: ClassVar[str]  # the paper that the method is from
     summary: ClassVar[str]  # what replaces the V x D table, in a few words
-    grid_choice: ClassVar[str]  # how `search_grids` chooses options, in a few words
+    grid_choice: ClassVar[str]  # how the grids of `presets` choose options, in a few words
     # The relative error that fitting the first of the `examples` must not exceed in the tests.
     fit_bound: ClassVar[float]
-    # The options that name files about words; see `for_vocabulary`.
+    # The options that name files about words; see `normalize`.
     file_options: ClassVar[tuple[str, ...]] = ()
     default_store: ClassVar[str] = "fp32"  # the storage dtype unless `compress --store` names another one
     takes_metric: ClassVar[bool] = False  # whether its fit uses what errors count, see `FitTask.metric`
@@ -62,13 +75,10 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     output_bias: bool = option("Adds a trained bias to the score of every word.", False)
 
     @classmethod
-    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
-        """The given options, converted to the names and types of the fields."""
-        return values
+    def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
+        """Return the given options, converted to the names and types of the fields.
 
-    @classmethod
-    def for_vocabulary(cls, values: dict[str, object], words: Sequence[str]) -> dict[str, object]:
-        """The given options, with each file about words replaced by its content for `words`, in their order.
+        With `words`, each file about words is replaced by its content for these words, in their order.
 
         Raises:
             OptionError: a file cannot be read or does not contain the words.
@@ -98,24 +108,12 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         """Raise `OptionError` if these options are impossible for V words in D dimensions."""
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
-        """The number of trainable parameters by the paper's formula, without any bias of the scores."""
+        """Return the number of trainable parameters by the paper's formula, without the bias ``(V,)``."""
         raise NotImplementedError
-
-    def count_bias(self, num_embeddings: int) -> int:
-        """The parameters of the bias: V with the option `output_bias`."""
-        return num_embeddings if self.output_bias else 0
 
     def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
         """What `suggest` compares with a number of parameters; by default the formula."""
         return self.count_parameters(num_embeddings, embedding_dim)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The options that `suggest` and `compress --size` search, in order of preference.
-
-        Yields nothing if the method is impossible for V words in D dimensions.
-        """
-        raise NotImplementedError
 
     @classmethod
     def candidates(cls) -> Sequence[Candidate]:
@@ -126,10 +124,6 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
         return ()
 
     @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Typical options for V words in D dimensions, about as in the papers, for tests and benchmarks.
-
-        Returns:
-            Options by a label, which is "" for a single example. V is at least 32 and D at least 16.
-        """
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Return typical options for V words in D dimensions, and those that a search tries."""
         raise NotImplementedError

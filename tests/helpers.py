@@ -1,4 +1,4 @@
-"""Example options of methods, traps for code, and changed checkpoints."""
+"""Example options of methods, the sizes of recipes' rows, traps for code, and changed checkpoints."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import zipfile
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import nmt.checkpoints  # noqa: F401  # lets torch read the options
+import shared_embeddings as se
 from shared_embeddings.checkpoints import KEY, with_checksum
 from shared_embeddings.cli import main as cli
 from shared_embeddings.compress.measure import Samples, ScoredWords
 from shared_embeddings.compress.session import Session
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
+
+if TYPE_CHECKING:
+    from recipes.common.recipe import Row
 
 SEED = 20201119
 # A method that rounds to codes, with its options.
@@ -27,12 +31,20 @@ CODES = ("quantized", "--bits", 2, "--codec", "trellis")
 
 def example(method: str, num_embeddings: int, embedding_dim: int) -> Options:
     """The first example of a method for V words in D dimensions."""
-    return next(iter(get_method_config(method).examples(num_embeddings, embedding_dim).values()))
+    return next(iter(get_method_config(method).presets(num_embeddings, embedding_dim).examples.values()))
 
 
 def as_method(method: str, options: Options) -> str:
     """A method with its options as a value of ``--method``."""
     return json.dumps({"method": method, **options})
+
+
+def times_fewer(row: Row, words: int) -> float:
+    """How many times fewer parameters than a plain table of V words the embedding of a row has."""
+    dim = row.train.get("embedding_dim") or row.train["hidden_size"]
+    files = get_method_config(row.embedding["method"]).file_options  # they need not exist
+    options = {key: se.STORED if key in files else value for key, value in row.embedding.items()}
+    return float(words * dim / se.num_parameters(num_embeddings=words, embedding_dim=dim, **options))
 
 
 HOSTS = {

@@ -72,12 +72,12 @@ WRITERS = {
     "compress lm": Writer(f"{_COMPRESS} >small --model <lm.pt"),
     "compress nmt": Writer(f"{_COMPRESS} >small --model <nmt.pt"),
     "compress folder": Writer(f"{_COMPRESS} >small --model <gpt2"),
+    "compress words": Writer(f"{_COMPRESS} >small --model <words.vec"),
+    "export words": Writer("shared-embeddings export --format vec --output >small --model <words.vec"),
     "trim": Writer("shared-embeddings trim --model <lm.pt --text <text --output >small"),
 }
 NAMES = sorted(WRITERS)
 WITH_FORCE = [name for name in NAMES if WRITERS[name].force]
-# One of each kind of output goes through the drills that start processes in `make test`.
-QUICK = ("lm_evaluate", "compress folder")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(SENTENCES * 20)
     (folder / "train.txt").write_text(SENTENCES * 200)
     (folder / "words").write_text("a\nb\nc\nd\ne\nf\n")
+    rows = (f"{word} {number} 1 {number * number} 2" for number, word in enumerate("abcdef"))
+    (folder / "words.vec").write_text("\n".join(rows) + "\n")
     write_model(folder / "lm.pt", write_corpus(folder / "corpus", "a b c d e f"))
     write_folder("gpt2", folder / "gpt2")
     host = Host(folder)
@@ -98,7 +100,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Ended(NamedTuple):
+class DrillEnded(NamedTuple):
     """The exit status and the error output of a command."""
 
     status: int
@@ -116,7 +118,7 @@ class Ended(NamedTuple):
         assert all(word in lines[0] for word in words), self.error
 
 
-def run(name: str, words: list[str], folder: Path) -> Ended:
+def run(name: str, words: list[str], folder: Path) -> DrillEnded:
     """Run a command in this process; no temporary file may be left in a folder."""
     program = WRITERS[name].program
     module, function = COMMANDS[program].split(":")
@@ -132,7 +134,7 @@ def run(name: str, words: list[str], folder: Path) -> Ended:
         except SystemExit as end:
             status = int(end.code or 0)
     assert not list(folder.rglob(".*.tmp"))
-    return Ended(status, error.getvalue())
+    return DrillEnded(status, error.getvalue())
 
 
 @pytest.fixture
@@ -238,7 +240,7 @@ def test_a_full_disk_leaves_the_old_outputs(name: str, inputs: Path, old: Path) 
         ended = run(name, words, old)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    ended.assert_one_line(2, os.strerror(27))
+    ended.assert_one_line(2, os.strerror(27), "" if writer.is_upstream else str(old))
     assert content(old) == before
 
 
@@ -260,7 +262,7 @@ sys.exit(getattr(__import__(module, fromlist=[function]), function)())
 """
 
 
-def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> Ended:
+def start_stopped(program: str, words: list[str], number: int, when: str, cwd: Path) -> DrillEnded:
     """Run a command in a process that gets a signal when it replaces its output."""
     command = [
         sys.executable,
@@ -283,10 +285,11 @@ def start_stopped(program: str, words: list[str], number: int, when: str, cwd: P
         timeout=300,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
-    return Ended(ended.returncode, ended.stderr)
+    return DrillEnded(ended.returncode, ended.stderr)
 
 
-@pytest.mark.slow_except(*(f"{name}-SIG{kind}-before" for name in QUICK for kind in ("TERM", "INT")))
+# One of each kind of output, a file and a folder, and of each signal is quick.
+@pytest.mark.slow_except("lm_evaluate-SIGINT-before", "compress folder-SIGTERM-before")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name

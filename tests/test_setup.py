@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import shared_embeddings as se
-from shared_embeddings.utils import extras
+from shared_embeddings.utils.errors import EXTRAS
 from shared_embeddings.utils.files import sha256
 
 if sys.version_info >= (3, 11):
@@ -136,16 +136,6 @@ def test_commands_run_functions_of_this_project(command: str) -> None:
     assert f"from {module} import {function}" in script.read_text(encoding="utf-8")
 
 
-def test_make_help_lists_every_target() -> None:
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    declared = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    assert declared
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    listed = set(re.findall(r"^\s+make ([\w-]+)", shown, re.MULTILINE))
-    assert listed == set(declared.group(1).split())
-    assert {"setup", "demo", "test", "test-all", "check", "clean"} <= listed
-
-
 def run_setup(python: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run a copy of the setup script, so that it cannot change this checkout."""
     (directory / "scripts").mkdir()
@@ -233,7 +223,7 @@ def test_the_import_is_light() -> None:
 
 @pytest.mark.slow
 def test_commands_without_extras_run_or_name_the_extra(tmp_path: Path) -> None:
-    hidden = [*sum(extras.EXTRAS.values(), ()), "onmt", "recipes"]
+    hidden = [*sum(EXTRAS.values(), ()), "onmt", "recipes"]
     light = {"shared-embeddings", "lm_train", "lm_evaluate", "lm_generate", "lm_prepare"}
     for command in sorted(COMMANDS):
         found = run_hiding(hidden, command, "--help", "--")  # not the stored help
@@ -256,7 +246,7 @@ def test_modules_of_extras_are_their_packages() -> None:
         "fasttext": "fasttext-wheel",
         "sklearn": "scikit-learn",
     }
-    for extra, modules in extras.EXTRAS.items():
+    for extra, modules in EXTRAS.items():
         names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"huggingface-hub", "tokenizers"}
         for module in modules:
             assert packages.get(module, module.replace("_", "-")) in names, (extra, module)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
+import time
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from lm.data.corpus import SPLITS, Published
-from shared_embeddings.utils.download import download, verify
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.files import replacing, sha256
+
+ATTEMPTS = 3
 
 _WIKITEXT = "https://wikitext.smerity.com"
 # From "download_checksums" in datasets/wikitext/dataset_infos.json of huggingface/datasets; the same values
@@ -21,6 +28,10 @@ _WIKITEXT_SHA256 = {
     "wikitext-103-v1.zip": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
 }
 _WIKITEXT_FILES = {split: f"wiki.{split}.tokens" for split in SPLITS}
+
+
+class DownloadError(UserError):
+    """A file that cannot be downloaded or has a wrong checksum; the message has one line with a remedy."""
 
 
 class Source(NamedTuple):
@@ -127,3 +138,42 @@ def _download(source: Source, dataset: Any, downloads: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     workspace.rename(target)
     return Path(target, dataset.dirname)
+
+
+def verify(path: Path, checksum: str | None, name: str = "", advice: str = "replace the file") -> None:
+    """Check the SHA-256 of a file, which has a name in the message, unless `checksum` is None."""
+    if checksum and (actual := sha256(path)) != checksum:
+        raise DownloadError(f"{name or path}: SHA-256 is {actual}, expected {checksum}; {advice}")
+
+
+def download(url: str, path: Path, checksum: str | None, advice: str, wait_seconds: float = 2.0) -> None:
+    """Download `url` to `path` with a progress bar and retries; failures leave no partial file.
+
+    Args:
+        checksum: SHA-256 in hexadecimal; ``None`` if unknown.
+        advice: the end of the error message: what to do instead.
+        wait_seconds: pause before the second attempt, doubled before each further one.
+
+    Raises:
+        DownloadError: the download failed or has a wrong checksum.
+    """
+    # Some servers reject urllib's default agent.
+    request = urllib.request.Request(url, headers={"User-Agent": "shared-embeddings"})
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with replacing(path) as temporary:
+                with urllib.request.urlopen(request, timeout=30) as answer, temporary.open("wb") as file:
+                    size = int(answer.headers.get("Content-Length") or 0)
+                    with tqdm.wrapattr(file, "write", total=size or None, desc=path.name) as output:
+                        shutil.copyfileobj(answer, output)
+                if size and temporary.stat().st_size != size:
+                    raise OSError(f"the connection closed after {temporary.stat().st_size} of {size} bytes")
+                verify(temporary, checksum, url, advice)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if attempt == ATTEMPTS:
+                reason = first_line(error)
+                raise DownloadError(
+                    f"{url}: cannot be downloaded ({reason}) after {ATTEMPTS} attempts; {advice}"
+                ) from error
+            time.sleep(wait_seconds * 2 ** (attempt - 1))

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.data.corpus import SPLITS, Published, Texts, prepare
+from lm.data.corpus import SPLITS, Limits, Published, Texts, prepare
 from lm.data.datasets import SOURCES, locate
-from lm.data.vocabulary import Limits
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256

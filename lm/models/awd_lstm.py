@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State
-from shared_embeddings.utils.layers import keep_mask
+from shared_embeddings.nn.layers import keep_mask
 from shared_embeddings.utils.options import option
 
 # A dropped matrix is not in the parameters' chunk of memory, so cuDNN copies the weights of a layer for every

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 import shared_embeddings as se
 from lm.models import LanguageModel, Output, State
-from shared_embeddings.utils.layers import Dropout
+from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.utils.options import OptionError, option, require
 
 Kernel = Literal["sdpa", "flex"]

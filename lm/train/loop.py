@@ -1,37 +1,113 @@
-"""The training loop of a language model, and its reports: a bar, log lines, TensorBoard, Weights & Biases.
+"""The training loop of a language model in the processes of torchrun, and its reports: a bar, log lines,
+TensorBoard, Weights & Biases.
 
 Axes: ``B`` columns of text of this process, ``T`` tokens of a segment.
 """
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401  (imported later, its defaults would keep the group alive)
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from lm.cli import chosen_device
 from lm.data.corpus import Columns
-from lm.evaluate.evaluation import Reading, evaluate, perplexity
+from lm.evaluation import Reading, evaluate, perplexity
 from lm.models import LanguageModel, State
 from lm.train.config import Configuration
-from lm.train.distributed import Group
 from lm.train.optim import Averages, build_optimizer, draw_length, is_stalled, rate_factor, starts_averaging
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, soft_cross_entropy
+from shared_embeddings.nn.layers import set_updates
+from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import set_updates
-from shared_embeddings.utils.results import Writer
-from shared_embeddings.utils.signals import StopFlag
+from shared_embeddings.utils.results import WandbWriter
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process and its group."""
+
+    device: torch.device  # of this process
+    rank: int = 0  # rank 0 writes and prints
+    world_size: int = 1  # number of processes
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes by rank, in every process."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def largest(self, value: int) -> Callable[[], int]:
+        """Start computing the maximum over all processes; returns a function that waits for it."""
+        if self.world_size == 1:
+            return lambda: value
+        found = torch.tensor(value, device=self.device)
+        asked = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
+
+        def answer() -> int:
+            asked.wait()
+            return int(found)
+
+        return answer
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a tensor over all processes."""
+        if self.world_size > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value / self.world_size
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Group]:
+    """Join the process group of torchrun, or create a group of one process, on a `chosen_device`.
+
+    Raises:
+        UserError: there are fewer CUDA devices than processes on this machine.
+    """
+    place = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
+        yield Group(place)
+        return
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Group(place, dist.get_rank(), world_size)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the model, and the model the group
+        raise
+    finally:
+        dist.destroy_process_group()
+        # A thread of gloo that frees a tensor while the interpreter shuts down aborts the process. Threads
+        # end with the last reference to the group, which `DistributedDataParallel` has in cycles.
+        gc.collect()
 
 
 class Report:
@@ -51,9 +127,9 @@ class Report:
         first_step: int = 0,
         total_tokens: int = 0,
         done_tokens: int = 0,
-        writers: Iterable[Writer] = (),
+        writers: Iterable[WandbWriter] = (),
     ) -> None:
-        self._log, self._writers = None, list(writers)
+        self._log, self._writers = None, list[Any](writers)
         self.is_terminal = folder is not None and sys.stderr.isatty()
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import

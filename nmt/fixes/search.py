@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import torch
 from onmt.translate import TranslationBuilder
 from onmt.translate.beam_search import BeamSearchBase
 from onmt.translate.decode_strategy import DecodeStrategy
 from onmt.translate.greedy_search import GreedySearch
 from onmt.translate.penalties import PenaltyBuilder
+from onmt.translate.translator import GeneratorLM, Inference
 from torch import Tensor
 
 from nmt.fixes import wrap
@@ -72,12 +75,27 @@ def ignore_padding(original: Any, self: Any, coverage: Tensor, beta: float = 0.0
     return original(self, coverage.masked_fill(coverage == 0.0, 1.0), beta)
 
 
-class Score(float):
-    """A float with the method `item` of tensors, which OpenNMT-py's writer calls."""
+@wrap("report_results", Inference)
+def count_tokens(original: Any, self: Any, *args: Any) -> Any:
+    """Count the tokens of the best translations and of the targets to score, for their perplexities."""
+    results = original(self, *args)
+    batch = results["batch"]
+    counts: Counter[str] = Counter(PRED=sum(len(best[0]) for best in results["predictions"]))
+    if "tgt" in batch:
+        targets = batch["tgt"] if isinstance(self, GeneratorLM) else batch["tgt"][:, 1:]
+        counts["GOLD"] = int(targets.ne(self._tgt_pad_idx).sum())
+    counts.update(getattr(self, "tokens", {}))
+    self.tokens = counts
+    return results
 
-    def item(self) -> float:
-        """Return the number."""
-        return float(self)
+
+@wrap("_report_score", Inference)
+def report_per_token(original: Any, self: Any, name: str, total: Any, sentences: int) -> Any:
+    """Report sums of log probabilities per token; the perplexity of a sentence is a huge number."""
+    if sentences == 0 or (name == "PRED" and self.global_scorer.has_len_pen):
+        return original(self, name, total, sentences)
+    score = torch.as_tensor(float(total) / self.tokens.pop(name))
+    return f"{name} SCORE: {score:.4f}, {name} PPL: {(-score).exp():.2f} NB SENTENCES: {sentences}"
 
 
 @wrap("from_batch", TranslationBuilder)
@@ -85,6 +103,7 @@ def write_scores_of_beams(original: Any, self: Any, translation_batch: Any) -> A
     """Make ``-with_score`` write the scores of beam search, which are floats and not tensors."""
     translations = original(self, translation_batch)
     for translation in translations:
-        scores = translation.pred_scores
-        translation.pred_scores = [Score(score) if isinstance(score, float) else score for score in scores]
+        translation.pred_scores = [
+            torch.as_tensor(score, dtype=torch.float64) for score in translation.pred_scores
+        ]
     return translations

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import onmt.train_single
@@ -13,14 +17,74 @@ import torch
 from onmt.inputters import dynamic_iterator
 from onmt.modules.embeddings import PositionalEncoding
 from onmt.trainer import Trainer
+from onmt.utils import earlystopping
 from onmt.utils.earlystopping import EarlyStopping
+from onmt.utils.scoring_utils import ScoringPreparator
 from torch import Tensor
 
+from nmt.corpora import read_lines
 from nmt.fixes import replace, wrap
 from nmt.train.batches import Batches, end_workers
+from nmt.transforms import NEEDING_TARGETS
+from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.files import write_lines
 
 # Applies the fixes in data loader workers, too.
 replace("DynamicDatasetIter", dynamic_iterator)(Batches)
+
+
+class MetricScorer(earlystopping.Scorer):  # type: ignore[misc]
+    """A metric of ``valid_metrics`` as a criterion of early stopping."""
+
+    def __init__(self, metric: str) -> None:
+        # Unlike BLEU, TER counts errors.
+        self.metric, self.sign = metric, -1.0 if metric == "TER" else 1.0
+        super().__init__(-self.sign * float("inf"), metric.lower())
+
+    def _caller(self, stats: Any) -> float:
+        return float(stats.computed_metrics[self.metric])
+
+    def is_improving(self, stats: Any) -> bool:
+        """Return whether the metric is better than the best one."""
+        return self.sign * self(stats) > self.sign * self.best_score
+
+    def is_decreasing(self, stats: Any) -> bool:
+        """Return whether the metric is worse than the best one."""
+        return self.sign * self(stats) < self.sign * self.best_score
+
+
+@wrap("scorers_from_opts", earlystopping)
+def support_metrics(original: Any, opt: Namespace) -> list[Any]:
+    """Support the metrics of validation (BLEU, TER) as ``early_stopping_criteria``."""
+    if "valid" not in opt.data:
+        raise UserError("early_stopping: needs validation; add data: {valid: {path_src: ..., path_tgt: ...}}")
+    criteria = opt.early_stopping_criteria or []
+    metrics = {name.upper() for name in criteria if name.upper() in ("BLEU", "TER")}
+    if not metrics:
+        return original(opt)  # type: ignore[no-any-return]
+    for name in metrics - set(opt.valid_metrics):
+        raise UserError(f"early_stopping_criteria: {name.lower()} needs valid_metrics: [{name}]; set it")
+    others = [name for name in criteria if name.upper() not in metrics]
+    return [*original(Namespace(early_stopping_criteria=others)), *map(MetricScorer, sorted(metrics))]
+
+
+@wrap("translate", ScoringPreparator)
+def score_pairs(original: Any, self: Any, model: Any, gpu_rank: int, step: int) -> Any:
+    """Translate the validation pairs with text on both sides for ``valid_metrics``; also compressed ones.
+
+    OpenNMT-py compares them with other lines if one side is empty, and needs targets for some transforms.
+    """
+    valid = dict(self.opt.data["valid"])
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = zip(read_lines(valid["path_src"]), read_lines(valid["path_tgt"]))
+        filled = [pair for pair in pairs if all(pair)]
+        for side, lines in zip(("path_src", "path_tgt"), zip(*filled)):
+            valid[side] = os.path.join(folder, side)
+            write_lines(Path(valid[side]), lines)
+        valid["transforms"] = [name for name in valid["transforms"] if name not in NEEDING_TARGETS]
+        scored = copy.copy(self)
+        scored.opt = Namespace(**{**vars(self.opt), "data": {"valid": valid}})
+        return original(scored, model, gpu_rank, step)
 
 
 @wrap("has_stopped", EarlyStopping)

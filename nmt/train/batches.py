@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import signal
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -35,7 +36,11 @@ class Position:
 
 
 class Batches(DynamicDatasetIter):  # type: ignore[misc]
-    """OpenNMT-py's batches, made with its fixes in workers of data loaders, too."""
+    """OpenNMT-py's batches of all examples, made with its fixes in workers of data loaders, too."""
+
+    def batch_iter(self, *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+        """Yield batches of all examples; in training, OpenNMT-py drops those that share a source."""
+        return DynamicDatasetIter.batch_iter(Namespace(task=None), *args, **kwargs)  # type: ignore[no-any-return]
 
     def _init_datasets(self, worker_id: int) -> None:
         if get_worker_info() is not None:
@@ -48,8 +53,9 @@ class Batches(DynamicDatasetIter):  # type: ignore[misc]
 class ResumableBatches(Batches):
     """Training batches that carry their `Position`, and that can start from one.
 
-    The batches equal those of OpenNMT-py. A position consists of the random state, the number of examples
-    read from each corpus and the place in the cycle over the corpora, before the bucket was read.
+    A bucket has each example at most once, unless another corpus goes on. A position consists of the random
+    state, the number of examples read from each corpus in this pass and the place in the cycle over the
+    corpora, before the bucket was read.
     """
 
     start: dict[int, dict[str, Any]] = {}
@@ -83,7 +89,8 @@ class ResumableBatches(Batches):
             random.setstate(self.saved_random)
         for _ in range(self.bucket_idx):
             size = min(self.bucket_size, size + self.bucket_size_increment)
-        ended: set[str] = set()  # corpora that ended since the transforms kept an example
+        # Where corpora were when the transforms last kept an example, and those that are there again.
+        begun, passed = dict(drawn), set[str]()
         while True:
             self.bucket_state = {
                 "drawn": dict(drawn),
@@ -93,17 +100,17 @@ class ResumableBatches(Batches):
                 "shuffler": self.random_shuffler.random_state,
             }
             bucket: list[Any] = []
-            while len(bucket) < size:
+            while len(bucket) < size and passed != set(names):
                 name = names[cycle % len(names)]
-                position, example = next(streams[name])
-                if position <= drawn.get(name, 0):
-                    ended.add(name)
-                drawn[name], cycle = position, cycle + 1
+                drawn[name], example = next(streams[name])
+                cycle += 1
                 bucket.append(example)
+                if drawn[name] == begun.get(name, 0):
+                    passed.add(name)
             examples = self._tuple_to_json_with_tokIDs(bucket)
             if examples:
-                ended.clear()
-            elif ended == set(names):
+                begun, passed = dict(drawn), set()
+            elif passed == set(names):
                 raise UserError(
                     "data: the transforms drop all training examples; change them (filtertoolong drops those "
                     "longer than src_seq_length or tgt_seq_length)"
@@ -124,13 +131,23 @@ class ResumableBatches(Batches):
 
 
 def _endless(corpus: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
-    """Yield the examples of a corpus repeatedly with their number in the pass, after the first ``start``."""
+    """Yield the examples of a corpus repeatedly, after the first ``start``.
+
+    Each comes with the number read so far in the pass over the corpus, which is 0 after the last one.
+    """
     while True:
-        number = start
-        for number, example in enumerate(islice(iter(corpus), start, None), start + 1):
-            yield number, example
-        if number == 0:
-            raise UserError("data: a training corpus has no pair with text on both sides")
+        examples = islice(iter(corpus), start, None)
+        last = next(examples, None)
+        if last is None and start == 0:
+            raise UserError(
+                "data: a training corpus has no pair with text on both sides for each process and worker; "
+                "check it, or use fewer (num_workers: 0)"
+            )
+        for number, example in enumerate(examples, start + 1):
+            yield number, last
+            last = example
+        if last is not None:
+            yield 0, last
         start = 0
 
 

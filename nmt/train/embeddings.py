@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from argparse import Namespace
 from dataclasses import dataclass
@@ -53,13 +52,6 @@ def resume_distillation(opt: Namespace, saved: Namespace) -> None:
     setattr(saved, OPTION, getattr(opt, OPTION))
 
 
-def requested_options(saved: Namespace) -> Namespace:
-    """Return the options of a checkpoint with the embedding options before the fit."""
-    asked = copy.copy(saved)
-    vars(asked).update(getattr(saved, REQUESTED, {}))
-    return asked
-
-
 # Teacher and student
 
 
@@ -80,7 +72,7 @@ def _names_of(model: nn.Module, parts: list[Any]) -> frozenset[str]:
 
 
 @dataclass
-class Student:
+class TranslationStudent:
     """A model that learns from a teacher, see `distillation.prepare_student`."""
 
     model: Any
@@ -209,7 +201,9 @@ def prepare_student(
                 f"{OPTION}: soft_targets: {asked.soft_targets:g} does not work with {name}: "
                 f"{getattr(opt, name)}; remove one of them"
             )
-    return distillation.prepare_student(Student(model, asked, plan, opt, vocabs, is_new), asked, is_new)
+    return distillation.prepare_student(
+        TranslationStudent(model, asked, plan, opt, vocabs, is_new), asked, is_new
+    )
 
 
 def token_counts(words: list[str], opt: Namespace, side: str) -> Tensor | None:

@@ -14,8 +14,8 @@ from onmt.utils.parse import ArgumentParser
 from torch.multiprocessing import ProcessExitedException
 
 from nmt.train import training
+from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.signals import StopFlag
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30  # for the other ranks when one has failed

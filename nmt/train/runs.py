@@ -82,7 +82,7 @@ def begin(opt: Namespace) -> dict[str, Any] | None:
     # Weights without a .pt are of a process that was killed while it saved.
     steps = [file for file in files if file.suffix == ".pt"]
     if is_explicit_step:
-        record = read_checkpoint(opt.train_from, mapped=True).get("run")
+        record = read_checkpoint(opt.train_from).get("run")
         if record is not None:
             settings["train_from"] = record["settings"]["train_from"]
         return {"settings": settings}
@@ -102,7 +102,7 @@ def begin(opt: Namespace) -> dict[str, Any] | None:
             )
         path = str(steps.pop())
         with suppress(UserError):  # a process was killed between the two files of a step
-            checkpoint = read_checkpoint(path, mapped=True)
+            checkpoint = read_checkpoint(path)
     changed = ["the checkpoint does not have them"]
     if checkpoint.get("run") is not None:
         before = checkpoint["run"]["settings"]

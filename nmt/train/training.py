@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import sys
@@ -36,10 +37,9 @@ from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import ResumableBatches, TrackedBatches, end_workers
 from nmt.transforms import record_transforms
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.results import WandbWriter, Writers
-from shared_embeddings.utils.signals import StopFlag
+from shared_embeddings.utils.command_line import StopFlag
+from shared_embeddings.utils.errors import UserError, require
+from shared_embeddings.utils.results import WandbWriter
 
 # Whether to stop training.
 MustStop = Callable[[], bool]
@@ -54,8 +54,8 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
     def __init__(self, opt: Namespace, trainer: Any, first_step: int) -> None:
         writer = trainer.report_manager.tensorboard_writer
         if opt.wandb is not None and trainer.gpu_rank <= 0:
-            wandb = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt))
-            writer = Writers([wandb] if writer is None else [writer, wandb])
+            others = [] if writer is None else [writer]
+            writer = WandbWriter(opt.wandb, Path(opt.save_model).parent, vars(opt), *others)
         super().__init__(opt.report_every, start_time=-1, tensorboard_writer=writer)
         self.trainer = trainer
         self.first_step = first_step
@@ -116,7 +116,8 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: Mus
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
-        _check_same_embedding(opt, embeddings.requested_options(checkpoint["opt"]))
+        saved = vars(checkpoint["opt"])
+        _check_same_embedding(opt, Namespace(**{**saved, **saved.get(embeddings.REQUESTED, {})}))
         check_same_positions(opt, checkpoint["opt"])
         embeddings.resume_distillation(opt, model_opt)
         record_transforms(opt, model_opt)
@@ -184,7 +185,7 @@ def _build_trainer(
     if trainer.earlystopper is not None:
         # OpenNMT-py's default scorers are global.
         stopper = trainer.earlystopper
-        stopper.early_stopping_scorers = [type(scorer)() for scorer in stopper.early_stopping_scorers]
+        stopper.early_stopping_scorers = copy.deepcopy(stopper.early_stopping_scorers)
     return trainer
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import os
@@ -17,8 +16,16 @@ from typing import Any
 
 import shared_embeddings as se
 from recipes.common.results import REPOSITORY, SEED, SMOKE_FOLDER
-from recipes.common.smoke import CLASSES, CUTOFFS, FIT_STEPS, LONGEST, SMOKE, SMOKE_HELP, classes_file
-from recipes.common.tools import read_json
+from recipes.common.tools import (
+    CLASSES,
+    CUTOFFS,
+    FIT_STEPS,
+    LONGEST,
+    SMOKE,
+    SMOKE_HELP,
+    classes_file,
+    read_json,
+)
 from shared_embeddings.utils.command_line import Parser
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import parse_options
@@ -104,6 +111,20 @@ def read_file(path: Path) -> Content:
 @functools.cache
 def read_rows(path: Path, _version: int) -> dict[str, Row]:
     """Return the rows of a ``rows.yaml`` by name, in file order; rows of papers come last."""
+
+    def row_of(name: str, settings: Content) -> Row:
+        merged = _merge(_group(settings.get("group", COMMON), path), settings)
+        for key in ("group", "extends", "note"):
+            merged.pop(key, None)
+        hardware = merged.pop("hardware", "not in the paper")
+        if "finetune" in merged:
+            merged["finetune"] = None if "fit" in settings else {**merged["train"], **merged["finetune"]}
+        if "paper" in merged:
+            paper = {**merged["paper"], "hardware": hardware}
+            first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
+            merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
+        return parse_options(f"{path}: {name}", Row, {"name": name, **merged})
+
     content = read_file(path)
     variants = content.get("variants", {})
     written_rows = dict(content.get("rows", {}))
@@ -122,32 +143,15 @@ def read_rows(path: Path, _version: int) -> dict[str, Row]:
             written_rows[row["name"]] = {**shared, **settings, "paper": paper}
     rows: dict[str, Row] = {}
     for name, written in written_rows.items():
-        where = f"{path}: {name}"
-        settings = {key: value for key, value in written.items() if key not in _EXPANDED}
-        rows[name] = _row(where, name, settings, path)
+        expanded = {name: {key: value for key, value in written.items() if key not in _EXPANDED}}
         for seed in written.get("seeds", ()):
-            seeded = {**settings, "train": {**settings.get("train", {}), "seed": seed}}
-            rows[f"{name}{SEED}{seed}"] = _row(where, f"{name}{SEED}{seed}", seeded, path)
+            train = {**written.get("train", {}), "seed": seed}
+            expanded[f"{name}{SEED}{seed}"] = {**expanded[name], "train": train}
         for variant in written.get("variants", ()):
-            base: Content = {key: written[key] for key in ("embedding", "group") if key in written}
-            full_name = f"{name}_{variant}"
-            rows[full_name] = _row(where, full_name, {**base, **variants[variant]}, path)
+            base = {key: written[key] for key in ("embedding", "group") if key in written}
+            expanded[f"{name}_{variant}"] = {**base, **variants[variant]}
+        rows |= {full_name: row_of(full_name, settings) for full_name, settings in expanded.items()}
     return rows
-
-
-def _row(where: str, name: str, settings: Content, path: Path) -> Row:
-    """Return a row with the settings of its group; UserError for unknown ones or those of wrong types."""
-    merged = _merge(_group(settings.get("group", COMMON), path), settings)
-    for key in ("group", "extends", "note"):
-        merged.pop(key, None)
-    hardware = merged.pop("hardware", "not in the paper")
-    if "finetune" in merged:
-        merged["finetune"] = None if "fit" in settings else {**merged["train"], **merged["finetune"]}
-    if "paper" in merged:
-        paper = {**merged["paper"], "hardware": hardware}
-        first = f"bleu_{merged.get('data', {}).get('tests', [''])[0]}"  # "bleu" in results
-        merged["paper"] = {**paper, "bleu": paper[first]} if first in paper else paper
-    return parse_options(where, Row, {"name": name, **merged})
 
 
 def _group(name: str, path: Path) -> Content:
@@ -350,14 +354,9 @@ def parse_row(recipe: Recipe, usage: str, arguments: Sequence[str]) -> tuple[Rec
     return recipe, recipe.row(name), [option for option in options if option != SMOKE]
 
 
-def preprocess_options(description: str | None, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line of a preprocess.sh with the options ``--settings FILE`` and ``--smoke`` only."""
+def preprocess_parser(description: str | None) -> Parser:
+    """Return the parser of a preprocess.sh, with the options ``--settings FILE`` and ``--smoke``."""
     parser = Parser("preprocess.sh", description=description)
-    add_settings_option(parser)
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
-    return parser.parse_args(arguments)
-
-
-def add_settings_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--settings`` to the parser of a preprocess.sh."""
     parser.add_argument("--settings", type=existing_file, help="a file in place of 'data' in rows.yaml")
+    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
+    return parser

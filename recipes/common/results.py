@@ -63,26 +63,11 @@ def write_result(
     line = encoded(path, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        lines = {record["row"]: text for text, record in _lines(path)} if path.is_file() else {}
-        lines[row] = line
-        write_text(path, "".join(f"{lines[name]}\n" for name in sorted(lines, key=natural)))
+        records = {record["row"]: record for record in read_results(path)} if path.is_file() else {}
+        records[row] = json.loads(line)
+        lines = (encoded(path, records[name]) for name in sorted(records, key=natural))
+        write_text(path, "".join(f"{line}\n" for line in lines))
     return path
-
-
-def _lines(path: Path) -> list[tuple[str, Record]]:
-    """Return the lines of a file with their records."""
-    lines = []
-    # Other line ends than "\n" may be inside of a string.
-    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
-        try:
-            record = json.loads(line)
-            valid = all(isinstance(record[key], kind) for key, kind in _REQUIRED.items())
-        except (ValueError, KeyError, TypeError):
-            valid = False
-        if not valid:
-            raise UserError(f"{path}: line {number}: invalid result; remove the line and evaluate again")
-        lines.append((line, record))
-    return lines
 
 
 def read_results(path: Path) -> list[Record]:
@@ -90,7 +75,18 @@ def read_results(path: Path) -> list[Record]:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"{file}: no such file; run an evaluation first")
-    return sorted((record for _, record in _lines(file)), key=lambda record: natural(record["row"]))
+    records = []
+    # Other line ends than "\n" may be inside of a string.
+    for number, line in enumerate(file.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
+        try:
+            record = json.loads(line)
+            valid = all(isinstance(record[key], kind) for key, kind in _REQUIRED.items())
+        except (ValueError, KeyError, TypeError):
+            valid = False
+        if not valid:
+            raise UserError(f"{file}: line {number}: invalid result; remove the line and evaluate again")
+        records.append(record)
+    return sorted(records, key=lambda record: natural(record["row"]))
 
 
 def find_result(folder: Path, row: str) -> Record | None:
@@ -108,11 +104,6 @@ def natural(name: str) -> list[tuple[int, str]]:
 def is_baseline(row: str) -> bool:
     """Return whether others are compared with a row: ``standard``, or ``small_standard`` for ``small_…``."""
     return row == BASELINE or row.endswith(f"_{BASELINE}")
-
-
-def not_run(row: str, config: dict[str, Any]) -> Record:
-    """Return the record of a row that has no results."""
-    return {"row": row, "config": config, "counts": {}, "metrics": {}, "data_checksum": ""}
 
 
 def describe_options(record: Record) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -27,7 +27,6 @@ from recipes.common.results import (
     flatten,
     is_baseline,
     natural,
-    not_run,
     read_results,
     times_smaller,
 )
@@ -54,8 +53,21 @@ def in_units(count: float, unit: str = "") -> str:
     return f"{count / 1e6:.2f} M{unit}" if count >= 1e6 else f"{count / 1e3:.1f} k{unit}"
 
 
+def number(form: str, *keys: str, factor: float = 1) -> Callable[[Record], str]:
+    """Return how a column shows the number of a record at nested keys; `NONE` where there is none."""
+
+    def show(record: Record) -> str:
+        value: Any = record
+        for key in keys:
+            value = None if value is None else value[key]
+        # Zero has no sign.
+        return NONE if value is None else form.format(factor * value).replace("-0.0000", "0.0000")
+
+    return show
+
+
 def _score(title: str, metric: str) -> Column:
-    """A column of a metric, with the range of several seeds."""
+    """Return the column of a metric, with the range of several seeds."""
 
     def text(record: Record) -> str:
         scores = record.get("scores", {}).get(metric) or [record["metrics"][metric]]
@@ -69,12 +81,14 @@ def _in_paper(title: str, metric: str) -> Column:
     return Column(title, lambda record: str((record.get("paper") or {}).get(metric, NONE)), always=True)
 
 
-def _difference(record: Record, metric: str) -> str:
-    return NONE if is_baseline(record["row"]) else f"{record['metrics'][f'{metric}_difference']:+.1f}"
+def _difference(metric: str) -> Column:
+    show = number("{:+.1f}", "metrics", f"{metric}_difference")
+    return Column("difference", lambda record: NONE if is_baseline(record["row"]) else show(record))
 
 
-def _on_gpu(record: Record) -> str:
-    return " (GPU)" if record.get("device", "").startswith("cuda") else ""
+def _cost(title: str, metric: str, factor: float = 1) -> Column:
+    show = number("{:.0f}", "metrics", metric, factor=factor)
+    return Column(title, lambda record: show(record) + " (GPU)" * record.get("device", "").startswith("cuda"))
 
 
 COLUMNS = {
@@ -86,11 +100,11 @@ COLUMNS = {
     "smaller": Column("times smaller", lambda r: f"{times_smaller(r['counts']):.1f}x"),
     "total": Column("total parameters", lambda r: in_units(r["counts"]["total"])),
     "bleu": _score("BLEU", "bleu"),
-    "difference": Column("difference", lambda r: _difference(r, "bleu")),
+    "difference": _difference("bleu"),
     "chrf": _score("chrF", "chrf"),
     "valid_perplexity": _score("validation perplexity", "valid_perplexity"),  # lowest in training
     "perplexity": _score("test perplexity", "perplexity"),
-    "perplexity_difference": Column("difference", lambda r: _difference(r, "perplexity")),
+    "perplexity_difference": _difference("perplexity"),
     "pointer_perplexity": _score("with pointer", "pointer_perplexity"),
     "paper_perplexity": _in_paper("the paper's", "perplexity"),
     "paper_pointer_perplexity": _in_paper("the paper's with pointer", "pointer_perplexity"),
@@ -98,10 +112,8 @@ COLUMNS = {
     "inference_ms": _score("inference, ms per batch", "inference_ms"),
     "paper_training_ms": _in_paper("the paper's training, ms per batch", "training_ms"),
     "paper_inference_ms": _in_paper("the paper's inference, ms per batch", "inference_ms"),
-    "minutes": Column(
-        "training minutes", lambda r: f"{r['metrics']['training_seconds'] / 60:.0f}{_on_gpu(r)}"
-    ),
-    "speed": Column("tokens/s", lambda r: f"{r['metrics']['tokens_per_second']:.0f}{_on_gpu(r)}"),
+    "minutes": _cost("training minutes", "training_seconds", 1 / 60),
+    "speed": _cost("tokens/s", "tokens_per_second"),
     "date": Column("date", lambda r: r["date"][:10]),
 }
 _SIZES = ("row", "method", "options", "embedding", "stored", "smaller", "total")
@@ -191,7 +203,8 @@ def records_of(rows: Mapping[str, Row], results: Iterable[Record], pattern: str 
     for name, row in rows.items():
         if SEED in name or fnmatchcase(name, pattern.lstrip("!")) == pattern.startswith("!"):
             continue
-        record = measured.get(name) or not_run(name, row.settings())
+        missing = {"row": name, "config": row.settings(), "counts": {}, "metrics": {}}
+        record = measured.get(name, missing)
         seeds = [other for key, other in measured.items() if key.startswith(f"{name}{SEED}")]
         records.append({**mean_record([record, *seeds]), "paper": row.paper})
     return sorted(records, key=lambda record: (not is_baseline(record["row"]), natural(record["row"])))
@@ -317,16 +330,6 @@ def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
     """Return the Markdown table of a headline recipe with a line for each row and length, rows without length
     control first, with the paper's figures where there are any.
     """
-
-    def column(title: str, *path: str) -> Column:
-        def text(record: Record) -> str:
-            value = record
-            for key in path:
-                value = value[key]
-            return f"{value:{'.2f' if path[0] == 'paper' else '.1f'}}"
-
-        return Column(title, text, always=path[0] == "paper")
-
     lines: list[Record] = []
     for record in sorted(records, key=lambda record: controls_length(recipe.rows[record["row"]])):
         metrics = record["metrics"]
@@ -337,14 +340,13 @@ def headline_table(recipe: Recipe, records: Sequence[Record]) -> str:
         ] or [record]
     rouge = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L"}
     columns: list[str | Column] = ["row", "embedding", "smaller"]
-    columns.append(Column("length", lambda r: str(r["metrics"]["length"])))
-    columns += [
-        column(f"{title} {measure}", "metrics", measure, metric, "mean")
-        for measure in ("recall", "f1")
-        for metric, title in rouge.items()
-    ]
-    columns.append(Column("within 10 %", lambda r: f"{r['metrics']['within']:.0f} %"))
-    columns += [column("mean difference", "metrics", "difference"), "minutes", "date"]
+    columns.append(Column("length", number("{}", "metrics", "length")))
+    for measure in ("recall", "f1"):
+        for metric, title in rouge.items():
+            columns.append(Column(f"{title} {measure}", number("{:.1f}", "metrics", measure, metric, "mean")))
+    columns.append(Column("within 10 %", number("{:.0f} %", "metrics", "within")))
+    columns += [Column("mean difference", number("{:.1f}", "metrics", "difference")), "minutes", "date"]
     if any(record.get("paper") for record in records):
-        columns += [column(f"the paper's {title}", "paper", name) for name, title in rouge.items()]
+        for metric, title in rouge.items():
+            columns.append(Column(f"the paper's {title}", number("{:.2f}", "paper", metric), always=True))
     return markdown_table(lines, columns)

@@ -1,4 +1,4 @@
-"""What the steps of recipes share: texts, small files, commands, and steps that are run once."""
+"""What the steps of recipes share: texts, small files, commands, steps that are run once, and ``--smoke``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
 import resource
 import subprocess
@@ -21,10 +22,10 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
-from recipes.common.results import REPOSITORY
+from lm.data.datasets import download, verify
+from recipes.common.results import REPOSITORY, SMOKE_FOLDER
 from shared_embeddings.utils import reading
 from shared_embeddings.utils.command_line import run
-from shared_embeddings.utils.download import download, verify
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import replacing, sha256, write_text
 
@@ -275,3 +276,51 @@ def fit_model(
     if "recover_steps" in fit:
         arguments += ["--recover", f"{fit['recover_steps']}steps"]
     run_command("shared-embeddings", arguments)
+
+
+SMOKE = "--smoke"
+SMOKE_HELP = f"use a generated text of a few hundred lines, in a separate folder {SMOKE_FOLDER}"
+# Lines of text to train on, and to validate or test on.
+LINES, TEST_LINES = 250, 10
+# Words and semantic classes of a generated text, and BPE merges.
+WORDS, CLASSES, MERGES = 400, 12, 200
+# Longest translation in subwords or characters; longer than the desired length of headlines.
+LONGEST = 30
+CUTOFFS = (60, 120, 180)
+# For methods that are fitted by gradient descent.
+FIT_STEPS = 20
+_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+
+
+def classes_file(number: int) -> str:
+    """Return the file name of `number` semantic classes, in recipes with several."""
+    return f"classes_{number}.npz"
+
+
+def generated_words(lines: int, seed: int) -> Iterator[list[str]]:
+    """Yield lines of three to fifteen of `generated_vocabulary`, sampled by Zipf's law."""
+    words = generated_vocabulary()
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    draw = random.Random(seed)
+    for _ in range(lines):
+        yield draw.choices(words, weights, k=draw.randint(3, 15))
+
+
+def generated_vocabulary() -> list[str]:
+    """Return the `WORDS` of a made-up language, of one to four syllables, short words first."""
+    draw = random.Random(0)
+    words: dict[str, None] = dict.fromkeys(_SYLLABLES)
+    while len(words) < WORDS:
+        words["".join(draw.choices(_SYLLABLES, k=draw.randint(2, 4)))] = None
+    return list(words)
+
+
+def generated_pairs(lines: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield sentences of the made-up language, and the same sentences with reversed words."""
+    for words in generated_words(lines, seed):
+        yield sentence(words), sentence([word[::-1] for word in words])
+
+
+def sentence(words: Sequence[str]) -> str:
+    """Join words to a sentence, with a capital and a period."""
+    return f"{' '.join(words).capitalize()}."

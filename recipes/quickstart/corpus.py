@@ -134,7 +134,7 @@ _SIGNS = (
 _CHARACTER = re.compile(f"([{_UNSPACED}][{_SIGNS}]*)")
 
 
-class Tokenizer:
+class WordTokenizer:
     """Tokenizer of one language; `joiner` restores cleaned text from the words that it splits.
 
     It splits as sacremoses does. Words without a space before them start with `JOINER`.

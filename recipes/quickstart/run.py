@@ -19,10 +19,13 @@ from pathlib import Path
 from recipes.common.plot import quality_size_plot
 from recipes.common.recipe import Recipe, Row
 from recipes.common.results import BASELINE, SMOKE_FOLDER, find_result, read_results
-from recipes.common.smoke import LINES, SMOKE, SMOKE_HELP, TEST_LINES
 from recipes.common.table import markdown_table
 from recipes.common.tools import (
+    LINES,
     RUNNING,
+    SMOKE,
+    SMOKE_HELP,
+    TEST_LINES,
     checksums_of,
     read_json,
     read_lines,
@@ -31,7 +34,7 @@ from recipes.common.tools import (
     write_json,
     write_yaml,
 )
-from recipes.quickstart.corpus import SIZES, Pair, Tokenizer, make_corpus, write_corpus
+from recipes.quickstart.corpus import SIZES, Pair, WordTokenizer, make_corpus, write_corpus
 from recipes.translation.train import data_options, evaluate, train_row
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.files import locked, remove, write_lines
@@ -85,7 +88,7 @@ def prepare(recipe: Recipe, languages: Pair, sizes: dict[str, int], seed: int) -
         parts = make_corpus(*languages, sizes, seed)
         write_corpus(parts, folder / "text", *languages)
         for side, language in enumerate(languages):
-            split = Tokenizer(language).split
+            split = WordTokenizer(language).split
             for part, pairs in parts.items():
                 write_lines(folder / f"{part}.{language}", (" ".join(split(pair[side])) for pair in pairs))
 

@@ -22,8 +22,7 @@ from tqdm import tqdm
 from recipes.common.tools import read_json, write_json
 from recipes.shrink_a_model.encoder import read_tokenizer
 from shared_embeddings.hf.word_layers import dense_model, find_entry
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 
 # Words that are scored at a time, so that the scores after all tokens of a window stay in the cache.

@@ -16,7 +16,7 @@ import torch
 
 import shared_embeddings.hf  # noqa: F401  (registers compressed models with transformers)
 from shared_embeddings.analysis import WordPairs, read_pairs, spearman, word_similarity
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import require
 
 _BATCH = 32
 # Longer sentences are cut, as the configuration of the original for sentence-transformers has it.
@@ -121,7 +121,7 @@ def table_bytes(folder: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Texts:
+class EncoderTexts:
     """What the models are measured with: sentences, and headlines and descriptions of the same news."""
 
     captions: list[str]
@@ -142,11 +142,11 @@ def read_all(pairs: Path) -> list[WordPairs]:
 def words_of(tests: Sequence[WordPairs]) -> list[str]:
     """Return all words of the sets, each once."""
     pairs = [pair for test in tests for pair in test.pairs]
-    return list(dict.fromkeys(word for pair in pairs for word in (pair.first, pair.second)))
+    return list(dict.fromkeys(word for first, second, _ in pairs for word in (first, second)))
 
 
 def measure(vectors: Vectors, original: Vectors, tests: Sequence[WordPairs]) -> dict[str, Any]:
-    """Return the scores of an encoder by its vectors of `Texts.encode`, and those of the original.
+    """Return the scores of an encoder by its vectors of `EncoderTexts.encode`, and those of the original.
 
     Returns:
         ``rho`` by set of word pairs; ``found``, the fraction of headlines whose own description is the

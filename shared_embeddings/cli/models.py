@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.cli.command import Commands, add_command, add_flags, add_model
+from shared_embeddings.compress.options import MODEL, CompressOptions, TrimOptions
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import add_options, parse_options, parse_words
-from shared_embeddings.utils.paths import check_outputs, existing_file, existing_path, new_path
+from shared_embeddings.utils.paths import check_outputs, existing_file, existing_path, model_path, new_path
 from shared_embeddings.utils.reading import parse_yaml
 
 # Formats of the command export.
@@ -23,23 +24,21 @@ _FORMATS = {
 }
 
 
-def add_commands(commands: Commands) -> None:
-    """Add the commands to a parser."""
-    from shared_embeddings.compress.options import CompressOptions, TrimOptions
-
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands; for `add`, see `shared_embeddings.cli.main`."""
     title = "replace the embeddings of a trained model"
     example = "--model MODEL --bits 4 --text train.txt --output SMALL"
-    command = add_command(commands, "compress", title, _compress, example, takes_options=True)
+    command = add("compress", title, _compress, example, takes_options=True)
     add_options(command, CompressOptions)
     command.add_argument("--verbose", action="store_true", help="also print all sizes, errors and speeds")
 
     title = "remove the tokens that given texts do not use"
     example = "--model MODEL --text train.txt --output SMALL"
-    add_options(add_command(commands, "trim", title, _trim, example), TrimOptions)
+    add_options(add("trim", title, _trim, example), TrimOptions)
 
     title = "write a trained model for other runtimes"
-    command = add_command(commands, "export", title, _export, "--model MODEL --output m.onnx")
-    add_model(command)
+    command = add("export", title, _export, "--model MODEL --output m.onnx")
+    command.add_argument("--model", required=True, type=model_path, help=MODEL)
     command.add_argument(
         "--output",
         required=True,
@@ -50,10 +49,10 @@ def add_commands(commands: Commands) -> None:
     formats = "; ".join(f"{name}: {text}" for name, text in _FORMATS.items())
     command.add_argument("--format", choices=[*_FORMATS], default="onnx", help=f"{formats} (default: onnx)")
     command.add_argument("--gguf", type=existing_file, metavar="FILE", help="the GGUF file to copy")
-    add_flags(command, "force")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
     title = "compare the files of a model with the checksums that were written with them"
-    command = add_command(commands, "verify", title, _verify, "SMALL")
+    command = add("verify", title, _verify, "SMALL")
     command.add_argument("path", type=existing_path, help="a model, file or folder")
 
 
@@ -65,7 +64,6 @@ def _options(options_class: Any, known: argparse.Namespace) -> Any:
 
 def _compress(known: argparse.Namespace, rest: list[str]) -> str:
     from shared_embeddings.compress.command import compare, compress
-    from shared_embeddings.compress.options import CompressOptions
 
     method_options = parse_words(rest)
     if getattr(known, "method", "").startswith("{"):
@@ -84,7 +82,6 @@ def _compress(known: argparse.Namespace, rest: list[str]) -> str:
 
 
 def _trim(known: argparse.Namespace, _: list[str]) -> str:
-    from shared_embeddings.compress.options import TrimOptions
     from shared_embeddings.compress.trim import trim
 
     return trim(_options(TrimOptions, known)).described()

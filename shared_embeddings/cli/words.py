@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 
-from shared_embeddings.cli.command import Commands, add_command, add_flags, add_model
+from shared_embeddings.compress.options import MODEL, SKIP_UNDECODABLE
 from shared_embeddings.utils.command_line import align
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.paths import existing_file, new_path
+from shared_embeddings.utils.paths import existing_file, model_path, new_path
 
 # Options for training word vectors.
 _SKIP_GRAM = {
@@ -19,11 +20,11 @@ _SKIP_GRAM = {
 }
 
 
-def add_commands(commands: Commands) -> None:
-    """Add the commands to a parser."""
+def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands; for `add`, see `shared_embeddings.cli.main`."""
     title = "cluster the words of a vocabulary into semantic classes"
     example = "--text train.txt --vocab vocab.txt --num-classes 1000 --output classes.npz"
-    command = add_command(commands, "classes", title, _classes, example)
+    command = add("classes", title, _classes, example)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", nargs="+", type=existing_file, help="tokenized text files")
     source.add_argument(
@@ -41,15 +42,15 @@ def add_commands(commands: Commands) -> None:
         command.add_argument(f"--{name}", type=int, help=description)
     command.add_argument("--seed", type=int, default=0, help="(default: 0)")
     command.add_argument("--figure", type=new_path, help="plot the class sizes to this PNG file")
-    add_flags(command, "force")
+    command.add_argument("--force", action="store_true", help="overwrite existing files")
 
     title = "evaluate word vectors on word similarity"
-    command = add_command(commands, "similarity", title, _similarity, "--model MODEL --pairs pairs.txt")
+    command = add("similarity", title, _similarity, "--model MODEL --pairs pairs.txt")
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--vectors", type=existing_file, help="vectors of GloVe, word2vec or fastText, text or binary"
     )
-    add_model(source, required=False)
+    source.add_argument("--model", type=model_path, help=MODEL)
     command.add_argument(
         "--pairs",
         required=True,
@@ -58,7 +59,8 @@ def add_commands(commands: Commands) -> None:
         help="word similarity data: files with two words and a score per line",
     )
     command.add_argument("--limit", type=int, help="read only this many words of --vectors")
-    add_flags(command, "json")
+    command.add_argument("--skip-undecodable", action="store_true", help=SKIP_UNDECODABLE)
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _classes(known: argparse.Namespace, _: list[str]) -> str:
@@ -92,13 +94,14 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
     from shared_embeddings.compress.host import find_host
     from shared_embeddings.words.vectors import WordVectors, read_vectors
 
+    skip = known.skip_undecodable
     if known.limit is not None and known.vectors is None:
         raise UserError("--limit has no effect without --vectors; remove it")
     tests = [read_pairs(path) for path in known.pairs]
     if known.vectors is not None:
-        tables = {known.vectors.name: read_vectors(known.vectors, known.limit)}
+        tables = {known.vectors.name: read_vectors(known.vectors, known.limit, skip)}
     else:
-        embeddings = find_host(known.model)[1].read(known.model).embeddings()
+        embeddings = find_host(known.model, skip)[1].read(known.model).embeddings()
         tables = {part.name: WordVectors(list(part.words), part.table().numpy()) for part in embeddings}
     results = {
         name: [word_similarity(table.words, table.vectors, test) for test in tests]

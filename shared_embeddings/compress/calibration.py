@@ -134,12 +134,28 @@ def read_calibration(
 ) -> dict[str, Calibration]:
     """What `write_calibration` wrote for the same tables and, if given, the same `sides`; else UserError."""
     tensors = load_tensors(path, f"calibration {path}")
-    if not torch.equal(tensors.pop("model", torch.empty(0)), _mark(tables)):
+    mark, measured = (tensors.pop(name, torch.empty(0)).tolist() for name in ("model", "sides"))
+    if mark != _mark(tables).tolist():
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
-    measured = SIDES[int(tensors.pop("sides"))]
-    if sides not in (None, measured):
+    if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
-    names = {name.removesuffix(_SHARES) for name in tensors}
+    names = [table.name for table in tables if table.name in tensors]
+    shapes: dict[str, list[int]] = {}
+    for table in tables:
+        if table.name in names:
+            shapes |= {table.name: [table.table.size(1)] * 2, table.name + _SHARES: [len(table.table)]}
+    for name in sorted(shapes.keys() | tensors.keys()) or [tables[0].name]:
+        tensor = tensors.get(name)
+        if (
+            tensor is None
+            or list(tensor.shape) != shapes.get(name)
+            or tensor.dtype != torch.float32
+            or not tensor.isfinite().all()
+        ):
+            raise UserError(
+                f"calibration {path}: its {name} is not what is measured for this model; remove the file to "
+                "measure again"
+            )
     return {name: Calibration(tensors[name], tensors[name + _SHARES]) for name in names}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,14 +18,14 @@ from shared_embeddings.compress.options import CompressOptions, TrimOptions, par
 from shared_embeddings.compress.recovery import RecoveryContext, SavedRecovery, recover
 from shared_embeddings.compress.report import CompressionReport, RecoveryReport, Sizes, TrimReport
 from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
-from shared_embeddings.compress.session import Session, announce, footprint
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce, footprint
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.compress.trim import map_files, trim
 from shared_embeddings.quant.storage import pack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk, replacing
+from shared_embeddings.utils.files import bytes_on_disk, replacing, write_text
 from shared_embeddings.utils.options import STORED, OptionError
 from shared_embeddings.utils.paths import check_outputs
 
@@ -70,7 +71,7 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
             target = target or smallest_within(session, parse_max_loss(options.max_loss or "1%"))
             trials = search(session, target)
             best = trials[0]
-            session.is_calibrated = best.is_calibrated
+            session.is_calibrated = best.calibration != NOT_CALIBRATED
             fitted = best.fitted or fit_tables(session, best.method, best.options, best.store, target)
         else:
             store = options.store or get_method_config(options.method).default_store
@@ -122,7 +123,10 @@ def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
     final = options.output or options.model
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / final.name
-        report = trim(TrimOptions(model=options.model, text=options.trim_to, output=small))
+        skip = options.skip_undecodable
+        report = trim(
+            TrimOptions(model=options.model, text=options.trim_to, output=small, skip_undecodable=skip)
+        )
         [vocabulary] = report.vocabularies
         place, temporary = (
             map_files(options.model, path, [vocabulary.name])[vocabulary.name] for path in (final, small)
@@ -204,6 +208,7 @@ def _finish(
         tables=fitted.reports,
         notes=[*fitted.notes, *notes],
         recovery=recovery,
+        calibration=session.calibration_of(fitted.method),
         trimmed=None if trimmed is None else trimmed.report,
     )
     files = trained.files(output)
@@ -214,7 +219,7 @@ def _finish(
     written = Sizes(report.bytes_on_disk.before, sum(map(bytes_on_disk, files)))
     report = dataclasses.replace(report, bytes_on_disk=written)
     if options.report is not None:
-        report.write(options.report)
+        write_text(options.report, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     if saved is not None:
         saved.path.unlink(missing_ok=True)
     return report
@@ -223,7 +228,8 @@ def _finish(
 def _recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
     """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
     announce("reading the original again")
-    original = find_host(session.options.model)[1].read(session.options.model)
+    model, skip = session.options.model, session.options.skip_undecodable
+    original = find_host(model, skip)[1].read(model)
     context = RecoveryContext(
         session.trained, fitted.embeddings, fitted.store, session.held_out, session.words_of
     )

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.nn.tracing import without_autocast
 from shared_embeddings.utils.options import OptionError, option, parse_options, require, require_at_least
-from shared_embeddings.utils.tracing import without_autocast
 
 OPTION = "embedding_distillation"
 EXAMPLE = "{teacher: run/model.pt, alpha: 0.01}"

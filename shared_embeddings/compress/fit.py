@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BATCH, LEARNING_RATE, FitTask
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.metric import RIDGE
-from shared_embeddings.registry import build, options_for_words, spec_of
+from shared_embeddings.registry import build, spec_of
 from shared_embeddings.spec import EmbeddingOptions
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import evaluating
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512
@@ -104,15 +104,13 @@ def fit(
         UserError: the teacher is not a finite table; or counts, importance, metric, steps or seed are
             invalid.
     """
-    spec, given = spec_of(method, options)
+    spec, given = spec_of(method, options, teacher.size(0) if teacher.dim() else 0, words)
     if steps is not None and steps < 1:
         raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; give a whole number")
     table = _check_teacher(teacher, padding_idx, spec.largest)
     counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
-    if words is not None:
-        given = options_for_words(spec, given, words, table.size(0))
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
         make=lambda options: build(spec.method, **sizes, **options),  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from shared_embeddings.compress.fit import fit
 from shared_embeddings.compress.host import EmbeddingTable
 from shared_embeddings.compress.report import Band, Decoding, Sizes, StorageReport, TableReport
 from shared_embeddings.compress.session import Session
-from shared_embeddings.compress.sizing import Target
+from shared_embeddings.compress.sizing import Target, stored_bytes
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
@@ -111,14 +111,21 @@ def fit_table(
     Returns:
         The embedding in evaluation mode, and its report.
     """
-    counts = arguments["token_counts"]
+    counts, rows = arguments["token_counts"], table.table.__getitem__
     embedding, report = fit(method, table.table, **arguments)
     embedding.to(table.table.dtype).eval()
-    bands = Errors(embedding, table.table.__getitem__).bands(counts)
-    stored = None if store == "fp32" else _store(embedding, store, table.table, counts)
-    if stored is None:
+    bands, stored, after = Errors(embedding, rows).bands(counts), None, stored_bytes(embedding, store)
+    if store == "fp32":
         hold_as(embedding, store)  # packs codes
-    after = stored_bytes(embedding, store) if stored is None else stored.stored_bytes.after
+    else:
+        tensors = (*embedding.parameters(), *embedding.buffers())
+        fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
+        sizes = Sizes(stored_bytes(embedding, "fp32"), after)
+        hold_as(embedding, store)
+        added, errors = Errors(embedding, fitted), Errors(embedding, rows)
+        stored = StorageReport(
+            store, sizes, added.relative(), errors.relative(), added.bands(counts), errors.bands(counts)
+        )
     return embedding, TableReport(
         name=table.name,
         uses=table.uses,
@@ -133,29 +140,11 @@ def fit_table(
     )
 
 
-def stored_bytes(embedding: SharedEmbedding, store: str) -> int:
-    """Return the bytes of an embedding as stored."""
-    return -(-accounting.stored_bits(embedding, store) // 8)
-
-
 def hold_as(embedding: SharedEmbedding, store: str) -> None:
     """Keep the numbers of an embedding in memory as its storage does, except for biases, which hosts copy."""
     tensors = accounting.distinct_state(embedding).items()
     state = {name: tensor for name, tensor in tensors if tensor.dim() > 1 or not tensor.is_floating_point()}
     embedding.load_state_dict(install(embedding, hold(pack(state, state, store))), strict=False)
-
-
-@torch.no_grad()
-def _store(embedding: SharedEmbedding, store: str, teacher: Tensor, counts: Tensor | None) -> StorageReport:
-    """Keep the numbers of an embedding as its storage does, and measure the difference."""
-    tensors = (*embedding.parameters(), *embedding.buffers())
-    fitted = copy.deepcopy(embedding, {id(tensor): tensor for tensor in tensors})
-    sizes = Sizes(stored_bytes(embedding, "fp32"), stored_bytes(embedding, store))
-    hold_as(embedding, store)
-    added, errors = Errors(embedding, fitted), Errors(embedding, teacher.__getitem__)
-    return StorageReport(
-        store, sizes, added.relative(), errors.relative(), added.bands(counts), errors.bands(counts)
-    )
 
 
 class Errors:
@@ -219,27 +208,21 @@ def _decoding(table: EmbeddingTable, embedding: SharedEmbedding) -> Decoding:
     hidden = rows[:1]
     scores = table.is_scored and embedding.has_output and embedding.score_dim == rows.size(1)
 
-    def plain_step(token: Tensor) -> None:
-        F.embedding(token, rows)
-        if scores:
-            F.log_softmax(F.linear(hidden, rows), dim=-1)
-
-    def compressed_step(token: Tensor) -> None:
-        embedding(token)
-        if scores:
-            embedding.log_prob(hidden)
-
-    def tokens_per_second(step: Callable[[Tensor], None]) -> float:
-        step(ids[:1])  # fills caches
+    def tokens_per_second(look_up: Callable[[Tensor], Any], score: Callable[[Tensor], Any]) -> float:
         fastest, started = float("inf"), time.perf_counter()
-        for token in ids[:_TIMED_TOKENS].split(1):
+        for number, token in enumerate(ids[: _TIMED_TOKENS + 1].split(1)):
             before = time.perf_counter()
-            step(token)
+            look_up(token)
+            if scores:
+                score(hidden)
             after = time.perf_counter()
-            fastest = min(fastest, after - before)
-            if after - started > _TIMED_SECONDS:
+            fastest = min(fastest, after - before) if number else fastest  # the first fills caches
+            if number and after - started > _TIMED_SECONDS:
                 break
         return 1 / max(fastest, 1e-9)
 
-    before, after = tokens_per_second(plain_step), tokens_per_second(compressed_step)
+    before = tokens_per_second(
+        lambda token: F.embedding(token, rows), lambda states: F.log_softmax(F.linear(states, rows), dim=-1)
+    )
+    after = tokens_per_second(embedding, embedding.log_prob)
     return Decoding(scores, before, after, Sizes(rows.nbytes, accounting.bytes_in_memory(embedding)))

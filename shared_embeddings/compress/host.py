@@ -58,7 +58,7 @@ class EmbeddingTable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class HostVocabulary:
     """The words of one or more tables of a model."""
 
     name: str  # the host's name for it
@@ -141,34 +141,33 @@ class TrimmingAdapter(Adapter, Protocol):
 
 
 class TrimmableModel(StoredModel, Protocol):
-    """A model whose vocabulary can be trimmed."""
+    """A model whose vocabulary can be trimmed; by default, its tokens are whole words."""
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         """Return its original vocabularies, each with its own rows."""
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line in an original vocabulary, including those added to every line."""
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        """Return the ids of each line in a vocabulary, before or after trimming, with those of marks."""
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """Count the tokens of lines: one counter for each way of reading them, line by line first."""
+        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
 
     def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
         """Return the ids, plus those without which texts would be tokenized differently."""
+        return ids
 
     def characters(self, vocabulary: str) -> set[int]:
         """Return the ids without which other texts could no longer be decoded from their ids."""
+        return set()
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         """Remove all tokens except the `kept` ids ``(n,)`` of each vocabulary; return notes about changes."""
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Like `encode`, with the trimmed vocabulary and its ids."""
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
         """Count the lines that decoding their `ids` gives again, up to spaces and normalization."""
-
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        """Like `restored`, for ids of `encode_trimmed`."""
 
     def weight_bytes(self) -> int:
         """Return the bytes of the tensors as `write_trimmed` would write them."""
@@ -177,31 +176,14 @@ class TrimmableModel(StoredModel, Protocol):
         """Write the model, as `TrainedModel.write` does."""
 
 
-class WordTokens:
-    """The part of a `TrimmableModel` whose tokens are whole words, of which none depends on another."""
-
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of the words of each line."""
-        raise NotImplementedError
-
-    def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
-        """Count the words of the lines."""
-        return [Counter(word for line in self.encode(vocabulary, lines) for word in line)]
-
-    def closed(self, vocabulary: str, ids: set[int]) -> set[int]:
-        """Return the ids unchanged."""
-        return ids
-
-    def characters(self, vocabulary: str) -> set[int]:
-        """Return no ids."""
-        return set()
-
-
-def find_host(model: Path) -> tuple[str, Any]:
+def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
     """Return the name and the `Adapter` of the host that a model belongs to.
 
+    Args:
+        skip_undecodable: leave out words that are not UTF-8 text, for word vectors.
+
     Raises:
-        UserError: the file does not exist, or no adapter recognizes it.
+        UserError: the file does not exist, or no adapter recognizes it; or it has no such words.
     """
     if not model.exists():
         raise UserError(f"model {model}: no such file; check the path")
@@ -210,17 +192,21 @@ def find_host(model: Path) -> tuple[str, Any]:
     for point in points:
         adapter = point.load()()
         if adapter.sniff(model):
+            if skip_undecodable and not hasattr(adapter, "skip_undecodable"):
+                raise UserError(f"skip_undecodable is for word vectors, but {model} is not; remove it")
+            adapter.skip_undecodable = skip_undecodable
             return point.name, adapter
     known = ", ".join(sorted(point.name for point in points)) or "none"
+    if model.is_dir():
+        raise UserError(
+            f"model {model}: this kind of folder is not supported (supported hosts: {known}): name one "
+            "with the config.json of a transformers model; models that are only a table of token vectors "
+            "(model2vec, StaticEmbedding, WordLlama) are not supported yet"
+        )
     raise UserError(
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"
     )
-
-
-def lines_without(word: int | None, ids: Sequence[Sequence[int]]) -> int:
-    """How many lines do not have the id of a word."""
-    return sum(word not in line for line in ids)
 
 
 def name_of_part(embedding: SharedEmbedding) -> str | None:

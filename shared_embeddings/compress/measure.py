@@ -26,7 +26,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -333,3 +333,29 @@ def names_of(texts: Sequence[Path]) -> str:
     """The names of texts, for a message."""
     first = texts[0].name
     return first if len(texts) == 1 else f"{first} and {len(texts) - 1} more"
+
+
+@contextlib.contextmanager
+def in_float32(
+    model: nn.Module, dtypes: Collection[torch.dtype] = (torch.bfloat16, torch.float16)
+) -> Iterator[None]:
+    """Within this context, tensors of these dtypes on the CPU are copies in float32; tied ones stay tied."""
+    places = [place for part in model.modules() for place in (part._parameters, part._buffers)]
+    old: list[tuple[dict[str, Any], str, Tensor]] = [
+        (place, name, tensor)
+        for place in places
+        for name, tensor in place.items()
+        if tensor is not None and tensor.dtype in dtypes and tensor.device.type == "cpu"
+    ]
+    new: dict[int, Tensor] = {}
+    for place, name, tensor in old:
+        if id(tensor) not in new:
+            wide = tensor.detach().float()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            new[id(tensor)] = nn.Parameter(wide, tensor.requires_grad) if is_parameter else wide
+        place[name] = new[id(tensor)]
+    try:
+        yield
+    finally:
+        for place, name, tensor in old:
+            place[name] = tensor

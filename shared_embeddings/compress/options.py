@@ -17,10 +17,10 @@ from shared_embeddings.utils.paths import existing_file, existing_path, model_pa
 
 # Modules that import torch are imported by the functions, so that help comes at once.
 if TYPE_CHECKING:
-    from shared_embeddings.compress.measure import Validation
     from shared_embeddings.compress.sizing import Target
 
-_MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
+SKIP_UNDECODABLE = "leave out word vectors whose words are not UTF-8 text, instead of failing"
+MODEL = "a trained model of any host, file or folder, or its id on the Hugging Face Hub"
 # How the numbers of embeddings may be stored by `compress`; None is the default of a method.
 Store = Literal["fp32", "fp16", "int8"]
 Sides = Literal["both", "output", "none"]
@@ -74,8 +74,9 @@ def parse_duration(text: str) -> Duration:
 class CompressOptions:
     """What to compress and how; without `method`, several are tried and the best one is kept."""
 
-    model: Path = option(_MODEL, parse=model_path)
+    model: Path = option(MODEL, parse=model_path)
     output: Path | None = option("output path, in the format of the model", None, parse=new_path)
+    skip_undecodable: bool = option(SKIP_UNDECODABLE, False)
     compare: bool = option("only compare the candidates, also at other sizes; write no model", False)
     force: bool = option("overwrite existing files", False)
 
@@ -181,20 +182,13 @@ class CompressOptions:
         """Return how long the model is trained after the fit."""
         return None if self.recover is None else parse_duration(self.recover)
 
-    def validation_data(self) -> Validation | None:
-        """Return what the quality is measured on."""
-        from shared_embeddings.compress.measure import Validation
-
-        if self.validation is None and self.validation_source is None:
-            return None
-        return Validation(self.validation, self.validation_source, self.validation_target)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrimOptions:
     """Which tokens of a trained model to keep."""
 
-    model: Path = option(_MODEL, parse=model_path)
+    model: Path = option(MODEL, parse=model_path)
+    skip_undecodable: bool = option(SKIP_UNDECODABLE, False)
     text: tuple[Path, ...] = option(
         "texts whose tokens to keep: raw for Hugging Face models, otherwise tokenized as in training",
         (),

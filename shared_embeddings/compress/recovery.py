@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,10 +25,17 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from shared_embeddings.checkpoints import state_digest
+from shared_embeddings.checkpoints import KEY, load_tensors, state_digest, with_checksum
 from shared_embeddings.compress.distillation import divergence
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, place_plain, scoring_only
-from shared_embeddings.compress.measure import Batch, Comparison, Samples, ScoredWords, sampled_lines
+from shared_embeddings.compress.measure import (
+    Batch,
+    Comparison,
+    Samples,
+    ScoredWords,
+    in_float32,
+    sampled_lines,
+)
 from shared_embeddings.compress.options import Duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.embedding import SharedEmbedding
@@ -37,11 +43,10 @@ from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.scored_words import score_only
-from shared_embeddings.utils.errors import UNREADABLE, UserError
-from shared_embeddings.utils.files import replacing
-from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.command_line import RESUME, StopFlag
+from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.files import remove, replacing, write_lines
 from shared_embeddings.utils.reading import read_lines
-from shared_embeddings.utils.signals import RESUME, StopFlag
 
 # Predictions that are sampled together, and the least tokens that are read for a step.
 TOKENS, STEP = 12_000, 512
@@ -75,16 +80,24 @@ class SavedRecovery:
             )
 
     def read(self) -> dict[str, Any]:
-        """Return what was written; UserError if it cannot be read."""
+        """Return what was written; UserError if it cannot be read, or does not match its checksum."""
         try:
-            return dict(torch.load(self.path, weights_only=True, mmap=True))
-        except UNREADABLE as error:
-            raise UserError(f"recovery {self.path}: is damaged; remove it to train again") from error
+            content = load_tensors(self.path, self.path.name)
+            if content.pop(KEY, None) != state_digest(content):
+                raise UserError("it does not match its checksum")
+            return content
+        except UserError as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, error: Exception) -> UserError:
+        """Return the error of a file with wrong content."""
+        reason = first_line(error)
+        return UserError(f"recovery {self.path}: is damaged ({reason}); remove it to train again")
 
     def write(self, content: Mapping[str, object]) -> None:
         """Replace what was written."""
         with replacing(self.path) as temporary, temporary.open("wb") as file:
-            torch.save({**content, "digest": self._digest}, file)
+            torch.save(with_checksum({**content, "digest": self._digest}), file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +182,8 @@ def recover(
     scored = [context.embeddings[table.name] for table in tables if table.is_scored]
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        rest = None if texts is None else stack.enter_context(other_lines(texts, seed))
+        copies = saved.path.with_name(f"{saved.path.name}.texts")
+        rest = None if texts is None else stack.enter_context(other_lines(texts, seed, copies))
         if rest is None:
             notes.append("recovery read what the original generates; pass a real text")
         elif rest is texts:
@@ -212,24 +226,26 @@ def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def other_lines(texts: Sequence[Path], seed: int) -> Iterator[Sequence[Path]]:
+def other_lines(texts: Sequence[Path], seed: int, folder: Path) -> Iterator[Sequence[Path]]:
     """Copies of texts without the lines on which predictions are compared; the texts if no others are left.
 
     Args:
         texts: the texts.
         seed: of the comparison.
+        folder: of the copies; it is deleted at the end, and at the beginning if a process was killed.
     """
     compared = set(sampled_lines(texts, seed))
     for text in texts if len(texts) > 1 else ():  # of translation models, which read one of them
         with contextlib.suppress(UserError):
             compared.update(sampled_lines([text], seed))
-    with tempfile.TemporaryDirectory() as folder:
-        rest = [Path(folder, f"{number}-{text.name}") for number, text in enumerate(texts)]
+    remove(folder)
+    try:
+        rest = [folder / f"{number}-{text.name}" for number, text in enumerate(texts)]
         for text, copy in zip(texts, rest):
-            lines = (line for line in read_lines(text) if line.strip() and line not in compared)
-            with copy.open("w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
+            write_lines(copy, (line for line in read_lines(text) if line.strip() and line not in compared))
         yield rest if all(copy.stat().st_size for copy in rest) else texts
+    finally:
+        remove(folder)
 
 
 class TeacherBatches:
@@ -338,10 +354,12 @@ class Student:
         the best values.
         """
         current = {name: part.clone() for name, part in self.tensors.items()}
-        stored = {name: self._stored(name, part) for name, part in self.tensors.items()}
-        self.copy(stored)
-        measured = self._measure()
-        self.copy(current)
+        stored, measured = current, math.inf
+        if all(bool(part.isfinite().all()) for part in current.values()):
+            stored = {name: self._stored(name, part) for name, part in current.items()}
+            self.copy(stored)
+            measured = self._measure()
+            self.copy(current)
         if measured < self.divergence:
             self.divergence = measured
             self.best = {name: part.clone() for name, part in stored.items()}
@@ -387,8 +405,11 @@ def train(
     """
     if saved.path.exists():
         state = saved.read()
-        student.load(state)
-        batches.place = state["place"]
+        try:
+            student.load(state)
+            batches.place = state["place"]
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise saved.damaged(error) from error
     began = last_saved = time.monotonic()
     before = student.seconds
     shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from shared_embeddings.compress.fit import FitReport
 from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.sizing import as_yaml
-from shared_embeddings.utils.files import write_text
 
 # Embeddings that take more than twice as long for a token as before are slow.
 _SLOW = 0.5
@@ -106,20 +104,21 @@ class TableReport:
         yield _line("  bytes in memory", self.decoding.memory)
         yield f"  {self.decoding.described()}"
         weighted = "" if fit.weighted_error is None else f", weighted by counts {fit.weighted_error:.4f}"
-        yield f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
-        yield from self._band_lines(self.bands)
+        error = f"  relative error {fit.relative_error:.4f}{weighted}, mean distance {fit.loss:.5f}"
+        sections = [([error], self.bands)]
         if stored is not None:
-            yield _line(f"  bytes, fp32 to {stored.store}", stored.stored_bytes)
-            yield (
+            error = (
                 f"  relative error in {stored.store} {stored.relative_error:.4f}, to the fitted table "
                 f"{stored.added_error:.5f}"
             )
-            yield from self._band_lines(stored.bands)
-
-    def _band_lines(self, bands: list[Band]) -> Iterator[str]:
-        for band in bands:
-            ranks = f"words {band.first:,} to {band.last:,} {self.order}"
-            yield f"    {ranks:<48} relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"
+            size = _line(f"  bytes, fp32 to {stored.store}", stored.stored_bytes)
+            sections.append(([size, error], stored.bands))
+        for lines, bands in sections:
+            yield from lines
+            for band in bands:
+                ranks = f"words {band.first:,} to {band.last:,} {self.order}"
+                error = f"relative error {band.relative_error:.4f}, mean distance {band.loss:.5f}"
+                yield f"    {ranks:<48} {error}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,13 +227,10 @@ class CompressionReport:
     tables: list[TableReport]  # one per replaced table
     notes: list[str]  # other changes
     recovery: RecoveryReport | None = None  # if the model was trained
+    calibration: str | None = None  # whether and on what codes are calibrated; None without codes
     # How the model was trimmed before; sizes and quality before compression are then those of the
     # trimmed model.
     trimmed: TrimReport | None = None
-
-    def write(self, path: Path) -> None:
-        """Write the report to a JSON file."""
-        write_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     def card(self) -> str:
         """What was done and what it cost, in Markdown, for the card of the written model."""
@@ -247,12 +243,15 @@ class CompressionReport:
         lines += [f"- table {table.name}: `{table.method()}`" for table in self.tables]
         lines += [f"- table {table.name}: {table.decoding.described()}" for table in self.tables]
         lines.append(f"- numbers are stored as {self.store}")
+        if self.calibration is not None:
+            lines.append(f"- codes are {self.calibration}")
         if (found := self.quality) is not None:
             lines.append(
                 f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
             )
         if self.recovery is not None:
             lines.append(f"- {self.recovery.described()}")
+        lines += [f"- note: {note}" for note in self.notes]
         return "\n".join([*lines, f"- {self.kept.described()}", ""])
 
     def summary(self) -> str:
@@ -280,6 +279,8 @@ class CompressionReport:
             )
         if (found := self.quality) is not None:
             lines.append(f"{found.measure} {found.after:.2f}, {found.before:.2f} before ({found.how})")
+        if self.calibration is not None:
+            lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
             lines.append(self.recovery.described())
         lines += [f"note: {note}" for note in self.notes]

@@ -14,13 +14,13 @@ import torch
 from tqdm import tqdm
 
 from shared_embeddings.compress.fit import fit
-from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as, stored_bytes
+from shared_embeddings.compress.fit_tables import Errors, Fitted, fit_tables, hold_as
 from shared_embeddings.compress.host import EmbeddingTable, scoring_only
-from shared_embeddings.compress.measure import QualityReport, Retention, ScoredWords
+from shared_embeddings.compress.measure import QualityReport, Retention
 from shared_embeddings.compress.options import MaxLoss
 from shared_embeddings.compress.report import Sizes
-from shared_embeddings.compress.session import Session, announce
-from shared_embeddings.compress.sizing import Target, as_yaml
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce
+from shared_embeddings.compress.sizing import Target, as_yaml, stored_bytes
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY
 from shared_embeddings.registry import get_method_config, methods
@@ -35,6 +35,8 @@ SAMPLED_ROWS, MOST_COMPARED, CLOSE_ERROR = 2**12, 3, 1.05
 _RATIOS, CLOSE_RATIO = (2.0, 128.0), 1.07
 # The share of the largest loss that is close enough to it.
 _NEAR = 0.8
+# The divergence of predictions, in nats, up to which a calibration estimates well what errors cost.
+SMALL_KL = 0.05
 # The bits for a number of the tables of a curve.
 _CURVE = (8.0, 4.0, 3.0, 2.0, 1.5, 1.0)
 
@@ -53,7 +55,7 @@ class Trial:
     relative_error: float = 0.0  # of the first table
     chosen: Options = dataclasses.field(default_factory=dict)  # its options as fitted
     fitted: Fitted | None = None  # the embeddings of all tokens, for the best
-    is_calibrated: bool = True  # unless it was tried without the calibration of the others
+    calibration: str | None = None  # of its codes, see `Session.calibration_of`
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
@@ -108,7 +110,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
             value = f"{retention.perplexities[1]:.2f} ({retention.perplexity_increase:+.1%})"
         rows.append(
             (
-                as_yaml(trial.method, options) + ("" if trial.is_calibrated else ", not calibrated"),
+                as_yaml(trial.method, options)
+                + (f", {NOT_CALIBRATED}" if trial.calibration == NOT_CALIBRATED else ""),
                 trial.store,
                 f"{trial.sizes.after:,}",
                 f"{trial.sizes.smaller:.1f}x",
@@ -139,14 +142,19 @@ def search(session: Session, target: Target) -> list[Trial]:
     Raises:
         UserError: no candidate is possible at this size, or all fail.
     """
-    trials = try_candidates(session, list(candidates()), target)
+    trials = try_candidates(session, list(candidates()), target, is_last=True)
     best = min(trials, key=lambda trial: trial.rank)
-    is_asked = session.options.calibrate is not None
-    if best.retention is not None and get_method_config(best.method).takes_metric and not is_asked:
-        if session.calibrations:
-            with session.uncalibrated():
-                trial = attempt(session, best.method, Candidate(best.options, best.store), target)
-            trials.append(dataclasses.replace(trial, is_calibrated=False))
+    is_calibrated = get_method_config(best.method).takes_metric and session.options.calibrate is None
+    kl = None if best.retention is None else best.retention.kl
+    if (
+        best.retention is not None
+        and is_calibrated
+        and (kl is None or kl > SMALL_KL)
+        and session.calibrations
+    ):
+        session.is_calibrated = False
+        trials.append(attempt(session, best.method, Candidate(best.options, best.store), target))
+        session.is_calibrated = True
     trials.sort(key=lambda trial: trial.rank)
     if trials[0].retention is None:
         # One reason for all is about the model.
@@ -159,86 +167,81 @@ def curve(session: Session, best: Trial) -> list[Trial]:
     """Return trials of the best candidate at other sizes, where divergences are measured."""
     if best.retention is None or best.retention.kl is None:
         return []
-    session.is_calibrated = best.is_calibrated
+    session.is_calibrated = best.calibration != NOT_CALIBRATED
     candidate = Candidate(best.options, best.store)
     trials = [attempt(session, best.method, candidate, Target(bits=bits)) for bits in _CURVE]
-    return [
-        dataclasses.replace(trial, fitted=None, is_calibrated=best.is_calibrated)
-        for trial in trials
-        if trial.retention is not None
-    ]
+    return [dataclasses.replace(trial, fitted=None) for trial in trials if trial.retention is not None]
 
 
-def try_candidates(session: Session, rivals: Sequence[tuple[str, Candidate]], target: Target) -> list[Trial]:
-    """Return the trials of candidates at a size; the best one may have its embeddings."""
+def try_candidates(
+    session: Session, rivals: Sequence[tuple[str, Candidate]], target: Target, is_last: bool = False
+) -> list[Trial]:
+    """Return the trials of candidates at a size; the best one may have its embeddings.
+
+    At the last size, a single promising candidate is fitted to all tokens at once.
+    """
     rivals, trials = _promising(session, rivals, target)
     bar = tqdm(rivals, "candidates", delay=BAR_DELAY, leave=False)
     for method, candidate in bar:
         bar.set_postfix_str(as_yaml(method, candidate.options), refresh=True)
-        trials.append(attempt(session, method, candidate, target))
+        trials.append(attempt(session, method, candidate, target, in_full=is_last and len(rivals) == 1))
         best = min(trials, key=lambda trial: trial.rank)
         # Only the best embeddings stay in memory.
         trials = [trial if trial is best else dataclasses.replace(trial, fitted=None) for trial in trials]
     return trials
 
 
-def attempt(session: Session, method: str, candidate: Candidate, target: Target | None) -> Trial:
-    """Fit, place and measure one candidate; return a trial with a reason if it is impossible or fails."""
+def attempt(
+    session: Session, method: str, candidate: Candidate, target: Target | None, in_full: bool = False
+) -> Trial:
+    """Fit, place and measure one candidate; return a trial with a reason if it is impossible or fails.
+
+    Where the vocabulary is large, codes are compared by the predictions of some tokens, and only these are
+    fitted unless `in_full`.
+    """
     comparison = session.comparison  # of the original, whose failure is no fault of the candidate either
+    assert comparison is not None
     try:
-        words = session.scored_words
         # Without samples, the quality of all tokens is measured; without a metric, there are no codes.
-        has_samples = comparison is not None and comparison.samples is not None
-        if words is not None and has_samples and get_method_config(method).takes_metric:
-            return _try_words(session, method, candidate, target, words)
-        fitted = fit_tables(session, method, *candidate, target)
-        session.trained.place(fitted.embeddings)
-        assert comparison is not None
-        quality, retention = comparison.result()
-        after = sum(report.stored_bytes.after for report in fitted.reports)
-        return Trial(
-            method,
-            *candidate,
-            retention=retention,
-            quality=quality,
-            sizes=Sizes(session.table_bytes, after),
-            relative_error=fitted.reports[0].relative_error,
-            chosen=fitted.reports[0].fit.options,
-            fitted=fitted,
-        )
+        has_codes = comparison.samples is not None and get_method_config(method).takes_metric
+        words = session.scored_words if has_codes else None
+        embeddings, fits, fitted = dict[str, SharedEmbedding](), [], None
+        if words is None or in_full:
+            fitted = fit_tables(session, method, *candidate, target)
+            embeddings = fitted.embeddings
+            after = sum(report.stored_bytes.after for report in fitted.reports)
+            relative_error, chosen = fitted.reports[0].relative_error, fitted.reports[0].fit.options
+        else:
+            for table in session.tables:
+                arguments = session.fit_arguments(table, takes_metric=True)
+                arguments |= session.options_for(table, method, *candidate, target)
+                arguments |= {"seed": session.options.seed, "progress": False, "only": words.ids}
+                embedding, report = fit(method, table.table, **arguments)
+                embedding.to(table.table.dtype).eval()
+                hold_as(embedding, candidate.store)
+                fits.append(report)
+                embeddings[table.name] = embedding
+            after = sum(stored_bytes(embedding, candidate.store) for embedding in embeddings.values())
+            relative_error, chosen = fits[0].relative_error, fits[0].options
+        session.trained.place(embeddings)
+        scored = [embeddings[table.name] for table in session.tables if table.is_scored]
+        with scoring_only(scored, words):
+            quality, retention = comparison.result() if words is None else (None, comparison.retention(words))
     except OSError:
         raise
     except Exception as error:
         return _failed(method, candidate, error)
-
-
-def _try_words(
-    session: Session, method: str, candidate: Candidate, target: Target | None, words: ScoredWords
-) -> Trial:
-    """Return the trial of a candidate that is fitted to a few tokens only; it has no embeddings of all."""
-    assert session.comparison is not None
-    embeddings, fits, after = dict[str, SharedEmbedding](), [], 0
-    for table in session.tables:
-        arguments = session.fit_arguments(table, takes_metric=True)
-        arguments |= session.options_for(table, method, *candidate, target)
-        embedding, report = fit(
-            method, table.table, **arguments, seed=session.options.seed, progress=False, only=words.ids
-        )
-        fits.append(report)
-        embedding.to(table.table.dtype).eval()
-        hold_as(embedding, candidate.store)
-        embeddings[table.name] = embedding
-        after += stored_bytes(embedding, candidate.store)
-    session.trained.place(embeddings)
-    with scoring_only([embeddings[table.name] for table in session.tables if table.is_scored], words):
-        retention = session.comparison.retention(words)
+    sizes = Sizes(session.table_bytes, after)
     return Trial(
         method,
         *candidate,
         retention=retention,
-        sizes=Sizes(session.table_bytes, after),
-        relative_error=fits[0].relative_error,
-        chosen=fits[0].options,
+        quality=quality,
+        sizes=sizes,
+        relative_error=relative_error,
+        chosen=chosen,
+        fitted=fitted,
+        calibration=session.calibration_of(method),
     )
 
 

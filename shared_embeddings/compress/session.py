@@ -7,11 +7,10 @@ Axes: ``V`` vocabulary, ``D`` model dimension.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,14 +19,17 @@ from torch import Tensor
 from shared_embeddings.accounting import count_parameters
 from shared_embeddings.compress.calibration import Calibration, calibrate, read_calibration, write_calibration
 from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, find_host, place_plain, scoring_only
-from shared_embeddings.compress.measure import Comparison, Samples, ScoredWords
+from shared_embeddings.compress.measure import Comparison, Samples, ScoredWords, Validation, names_of
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.compress.sizing import Target, options_within
 from shared_embeddings.quant.packed_tensor import inner_tensors
+from shared_embeddings.registry import get_method_config
 from shared_embeddings.spec import Options
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import counts_of, read_counts
 
+# Of codes that are the nearest ones to a table.
+NOT_CALIBRATED = "not calibrated"
 # Candidates for vocabularies larger than four times this are compared by the predictions of so many tokens:
 # those of the compared texts, then the most frequent ones up to the second number, then others at equal
 # distances.
@@ -45,12 +47,16 @@ class Session:
     def __init__(self, options: CompressOptions) -> None:
         announce(f"reading {options.model}")
         self.options, self.texts = options, options.text or None
-        self.host, adapter = find_host(options.model)
-        self.trained: TrainedModel = adapter.read(options.model, runs=options.check)
+        self.host, adapter = find_host(options.model, options.skip_undecodable)
+        is_rounded = options.method is None or get_method_config(options.method).takes_metric
+        self.sides = options.calibrate or ("both" if options.text and is_rounded else "none")
+        is_measured = options.calibration is not None and options.calibration.exists()
+        runs = options.check or (self.sides != "none" and not is_measured)
+        self.trained: TrainedModel = adapter.read(options.model, runs=runs)
         self.tables = self.trained.tables()
         self.table_bytes = sum(-(-table.stored_bits // 8) for table in self.tables)
         self.footprint = footprint(self.trained, self.trained.tensors())
-        self.is_calibrated = True
+        self.is_calibrated, self._calibrated_on = True, ""
 
     @functools.cached_property
     def counts(self) -> dict[str, Tensor]:
@@ -70,29 +76,35 @@ class Session:
         if file is not None and options.calibrate == "none":
             raise UserError(f"calibration {file} has no effect with calibrate 'none'; remove one of them")
         if file is not None and file.exists():
+            self._calibrated_on = f"what {file.name} was measured on"
             return read_calibration(file, self.tables, options.calibrate)
-        sides = options.calibrate or ("both" if options.text else "none")
-        if file is not None and (sides == "none" or not options.check):
-            raise UserError(f"calibration {file}: no such file; measure it with text, without check=False")
-        if sides == "none" or not (options.check or options.calibrate):
+        if self.sides == "none":
+            if file is not None:
+                raise UserError(f"calibration {file}: no such file; measure it with text")
             return {}
-        if not options.check:
-            raise UserError(f"calibrate '{sides}' runs the model; remove check=False, or give calibration")
         announce("calibrating")
+        self._calibrated_on = names_of(self.texts) if self.texts else "what the model generates"
         # Scores of all tokens of a large vocabulary would take most of the time.
         plain = [] if self.scored_words is None else place_plain(self.trained, self.tables)
         with scoring_only(plain, self.scored_words):
             try:
                 # The seed selects other lines than those that are compared.
-                measured = calibrate(self.trained, self.tables, self.texts, options.seed + 1, sides)
+                measured = calibrate(self.trained, self.tables, self.texts, options.seed + 1, self.sides)
             except UserError as error:
                 raise UserError(f"cannot calibrate ({error}); give calibrate 'none'") from error
         if not measured and (options.calibrate or file):
             name = "calibrate" if options.calibrate else "calibration"
             raise UserError(f"{name}: this {self.host} predicts nothing with its tables; remove it")
         if file is not None:
-            write_calibration(file, self.tables, sides, measured)
+            write_calibration(file, self.tables, self.sides, measured)
         return measured
+
+    def calibration_of(self, method: str) -> str | None:
+        """Return whether and on what the codes of a method are calibrated; None for one without codes."""
+        if not get_method_config(method).takes_metric:
+            return None
+        is_calibrated = self.is_calibrated and self.calibrations
+        return f"calibrated on {self._calibrated_on}" if is_calibrated else NOT_CALIBRATED
 
     @functools.cached_property
     def comparison(self) -> Comparison | None:
@@ -100,7 +112,10 @@ class Session:
         options = self.options
         if not options.check:
             return None
-        return Comparison(self.trained, options.validation_data(), self.texts, options.seed)
+        validation = None
+        if options.validation is not None or options.validation_source is not None:
+            validation = Validation(options.validation, options.validation_source, options.validation_target)
+        return Comparison(self.trained, validation, self.texts, options.seed)
 
     @functools.cached_property
     def held_out(self) -> Comparison:
@@ -175,15 +190,6 @@ class Session:
             "metric": None if calibration is None else calibration.metric,
             "importance": importance,
         }
-
-    @contextlib.contextmanager
-    def uncalibrated(self) -> Iterator[None]:
-        """Within this context, fits do not use the calibration."""
-        self.is_calibrated = False
-        try:
-            yield
-        finally:
-            self.is_calibrated = True
 
 
 def announce(text: str) -> None:

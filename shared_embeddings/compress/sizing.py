@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shared_embeddings import accounting
+from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.registry import build, get_method_config, methods, num_parameters
 from shared_embeddings.spec import Options, SearchGrid
 from shared_embeddings.utils.errors import UserError
@@ -60,7 +61,7 @@ def largest_within(
     """The largest step within a limit, on the first of the grids that has one.
 
     Args:
-        grids: the grids of a method, see `EmbeddingOptions.search_grids`.
+        grids: the grids of a method, see `EmbeddingOptions.presets`.
         size_of: the size of an embedding with some options.
         limit: the largest size allowed.
 
@@ -81,24 +82,9 @@ def largest_within(
     return least
 
 
-def stored_bytes(
-    method: str,
-    num_embeddings: int,
-    embedding_dim: int,
-    options: Options,
-    store: str = "fp32",
-    dtype: torch.dtype = torch.float32,
-) -> int:
-    """The bytes of a stored embedding of V words in D dimensions, word codes and scales included.
-
-    Allocates no weights.
-
-    Args:
-        dtype: of its floating-point tensors in memory.
-    """
-    with torch.device("meta"):
-        embedding = build(method, num_embeddings=num_embeddings, embedding_dim=embedding_dim, **options)
-    return -(-accounting.stored_bits(embedding.to(dtype), store) // 8)
+def stored_bytes(embedding: SharedEmbedding, store: str) -> int:
+    """Return the bytes of an embedding as stored, word codes and scales included."""
+    return -(-accounting.stored_bits(embedding, store) // 8)
 
 
 def options_within(
@@ -128,9 +114,12 @@ def options_within(
     others: Options = {**(fixed or {}), **({"output_bias": True} if output_bias else {})}
 
     def size(options: Options) -> int:
-        return stored_bytes(method, num_embeddings, embedding_dim, {**options, **others}, store, dtype)
+        sizes: dict[str, Any] = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+        with torch.device("meta"):
+            embedding = build(method, **sizes, **options, **others)
+        return stored_bytes(embedding.to(dtype), store)
 
-    grids = list(get_method_config(method).search_grids(num_embeddings, embedding_dim))
+    grids = list(get_method_config(method).presets(num_embeddings, embedding_dim).grids)
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
@@ -166,7 +155,7 @@ def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Sugges
             size: int = resolved.search_size(num_embeddings, embedding_dim)
             return size
 
-        largest = largest_within(spec.search_grids(num_embeddings, embedding_dim), count, budget)
+        largest = largest_within(spec.presets(num_embeddings, embedding_dim).grids, count, budget)
         if isinstance(largest, tuple):
             grid, step = largest
             options = grid.options_at(step)
@@ -202,7 +191,7 @@ def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, a
             {
                 "method": method,
                 "options": options,
-                "count": count,
+                "parameters": count,
                 "compression": factor and round(factor, 2),
                 "remark": remark,
             }

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from shared_embeddings.compress.host import TrimmableModel, Vocabulary, find_host
+from shared_embeddings.compress.host import HostVocabulary, TrimmableModel, find_host
 from shared_embeddings.compress.options import TrimOptions, parse_fraction
 from shared_embeddings.compress.report import Coverage, Sizes, TrimmedVocabulary, TrimReport
 from shared_embeddings.utils.errors import UserError
@@ -51,7 +51,7 @@ def trim(options: TrimOptions) -> TrimReport:
         OSError: a file cannot be read or written.
     """
     model, output = options.model, options.output
-    host, adapter = find_host(model)
+    host, adapter = find_host(model, options.skip_undecodable)
     trained: TrimmableModel = adapter.read_trimmable(model)
     vocabularies = trained.vocabularies()
     texts = _texts_of(options, vocabularies)
@@ -112,7 +112,7 @@ def map_files(model: Path, output: Path, names: Sequence[str]) -> dict[str, Path
     return {name: output.with_name(output.name + ending) for name, ending in zip(names, endings)}
 
 
-def _texts_of(options: TrimOptions, vocabularies: Sequence[Vocabulary]) -> dict[str, list[Path]]:
+def _texts_of(options: TrimOptions, vocabularies: Sequence[HostVocabulary]) -> dict[str, list[Path]]:
     """Return the texts for each vocabulary, by its name."""
     for option, paths in (("text", options.text), ("held_out", options.held_out)):
         if paths and len(vocabularies) > 1:
@@ -138,7 +138,7 @@ def _texts_of(options: TrimOptions, vocabularies: Sequence[Vocabulary]) -> dict[
 
 def _select(
     trained: TrimmableModel,
-    vocabularies: Sequence[Vocabulary],
+    vocabularies: Sequence[HostVocabulary],
     texts: Mapping[str, Sequence[Path]],
     options: TrimOptions,
 ) -> dict[str, Selection]:
@@ -176,7 +176,7 @@ def _select(
     return selections
 
 
-def _listed_ids(files: Sequence[Path], vocabularies: Sequence[Vocabulary]) -> dict[str, set[int]]:
+def _listed_ids(files: Sequence[Path], vocabularies: Sequence[HostVocabulary]) -> dict[str, set[int]]:
     """Return the ids of the tokens in files, one on every line, in each vocabulary."""
     words = dict.fromkeys(line for path in files for line in read_lines(path) if line)
     if files and not words:
@@ -241,13 +241,13 @@ def _blocks(path: Path) -> Iterator[list[str]]:
             progress.update(len(block))
 
 
-def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, ids: Tensor) -> Coverage:
+def _coverage(trained: TrimmableModel, vocabulary: HostVocabulary, path: Path, ids: Tensor) -> Coverage:
     """Return how much of a text the trimmed vocabulary, of these original ids ``(n,)``, covers."""
     name = vocabulary.name
     new_ids = {old: new for new, old in enumerate(ids.tolist())}
     tokens = known = unknown = whole = lines = restored = restored_after = 0
     for block in _blocks(path):
-        before, after = trained.encode(name, block), trained.encode_trimmed(name, block)
+        before, after = trained.encode(name, block), trained.encode(name, block, trimmed=True)
         for number, (old, new) in enumerate(zip(before, after, strict=True), lines + 1):
             mapped = [new_ids.get(word) for word in old]
             tokens += len(old)
@@ -263,5 +263,5 @@ def _coverage(trained: TrimmableModel, vocabulary: Vocabulary, path: Path, ids: 
             whole += 1
         lines += len(block)
         restored += trained.restored(name, block, before)
-        restored_after += trained.restored_trimmed(name, block, after)
+        restored_after += trained.restored(name, block, after, trimmed=True)
     return Coverage(os.fspath(path), tokens, known, unknown, whole, lines, Sizes(restored, restored_after))

@@ -19,8 +19,7 @@ import torch
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.quant.packed_tensor import dense
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 
 INPUT, OUTPUT = "token_embd.weight", "output.weight"
@@ -53,10 +52,18 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
         reader = gguf.GGUFReader(source)
         if reader.endianess != gguf.GGUFEndian.LITTLE:
             raise ValueError("its numbers are big-endian")
+        if gguf.Keys.General.ARCHITECTURE not in reader.fields:
+            raise ValueError("it has no general.architecture")
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(
             f"{source}: not a readable GGUF file ({error}); name a file of the same model"
         ) from error
+    parts = reader.get_field("split.count")
+    if parts is not None and parts.contents() != 1:
+        raise UserError(
+            f"{source}: is one of {parts.contents()} parts of a model; merge them with llama.cpp's "
+            "gguf-split --merge FIRST_PART MERGED, and name the merged file"
+        )
     before = {tensor.name: tensor for tensor in reader.tensors}
     if len({id(embedding) for embedding in tables.values()}) > 1 and OUTPUT not in before:
         raise UserError(f"{source}: has one table, but the model has two; convert the model itself")
@@ -124,8 +131,8 @@ def _copy(reader: Any, tables: Mapping[str, tuple[np.ndarray, Any]], output: Pat
     writer = gguf.GGUFWriter(output, architecture, endianess=reader.endianess)
     writer.data_alignment = reader.alignment
     for field in reader.fields.values():
-        # The writer adds these.
-        if field.name != keys.ARCHITECTURE and not field.name.startswith("GGUF."):
+        # The writer adds some; the others are about parts of a model.
+        if field.name != keys.ARCHITECTURE and not field.name.startswith(("GGUF.", "split.")):
             is_array = field.types[0] == kinds.ARRAY
             if len(field.types) > 2:
                 raise ValueError(f"{field.name} is an array of arrays")

@@ -10,8 +10,8 @@ bits.
 - all others: the dense table.
 
 A model's body is traced with a `StandIn` for each embedding: look-ups and output layers are nodes ``Lookup``
-and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `joined` replaces them by the nodes of
-an embedding's graph; all uses of an embedding share its initializers.
+and ``Scores`` of the domain `DOMAIN`, wherever they are in the model. `export_model` replaces them by the
+nodes of an embedding's graph; all uses of an embedding share its initializers.
 
 Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
 """
@@ -19,6 +19,7 @@ Axes: ``V`` vocabulary, ``D`` dimensions, ``S`` width of hidden states.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import time
 import warnings
@@ -38,8 +39,7 @@ from shared_embeddings.modules.quantized import QuantizedEmbedding
 from shared_embeddings.modules.standard import StandardEmbedding
 from shared_embeddings.modules.structured import StructuredEmbedding
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 
 
@@ -88,20 +88,6 @@ def table_graph(module: SharedEmbedding | nn.Embedding) -> TableGraph:
     return TableGraph(graph, form, {"vectors": dim, "scores": module.num_embeddings}, module.score_dim)
 
 
-def serialized(table: TableGraph) -> bytes:
-    """The graph of an embedding as an ONNX model."""
-    helper = table.builder.helper
-    make = helper.make_tensor_value_info
-    inputs = [make("ids", 7, ["n"])]
-    outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
-    if "scores" in table.widths:
-        inputs.append(make("hidden", 1, ["m", table.score_dim]))
-        outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
-    nodes, initializers = table.builder.nodes, table.builder.initializers
-    graph = helper.make_graph(nodes, "shared_embedding", inputs, outputs, initializers)
-    return finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)]))
-
-
 def _add_centroids(
     graph: GraphBuilder, module: StructuredEmbedding | CompositionalCodeEmbedding, has_output: bool
 ) -> str:
@@ -141,7 +127,17 @@ def _add_centroids(
 
 def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, has_output: bool) -> str:
     """The table or two factors, if both sides use the same ones, or the dense tables of the sides."""
-    table, factors = _factors(module)
+    if isinstance(module, nn.Embedding):
+        table, factors = module.weight.detach().float(), [module.weight]
+    else:
+        table = module.table().detach().float()
+        factors = [part for part in module.output_factors() if part is not None]
+        is_same = sum(part.numel() for part in factors) <= table.numel()
+        if is_same:
+            first, *second = (dense(part).detach().float() for part in factors)
+            product = without_padding(first @ second[0] if second else first, module.padding_idx)
+            is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
+        factors = factors if is_same else [table]
     left = graph.matrix("left", factors[0], module.padding_idx)
     if len(factors) == 1:
         form = f"{left.form} table"
@@ -152,7 +148,10 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
         right = graph.matrix("right", factors[1])
         form = f"two factors of rank {left.width}" + (f" in {left.form}" if left.bits else "")
         graph.gathered(left, "ids", "codes")
-        graph.node("MatMul", f"codes {graph.whole(right)}", "vectors")
+        if right.bits:  # the dense matrix
+            graph.constant(f"{right.name}_all", np.arange(right.rows, dtype=np.int32))
+            graph.gathered(right, f"{right.name}_all", right.name)
+        graph.node("MatMul", f"codes {right.name}", "vectors")
     if has_output:
         assert isinstance(module, SharedEmbedding)
         scored = module.output_table().detach().float()
@@ -164,21 +163,6 @@ def _add_factors(graph: GraphBuilder, module: SharedEmbedding | nn.Embedding, ha
             graph.node("Gemm", f"hidden {right.name}", "projected", transB=1)
             graph.products("projected", left, "products")
     return form
-
-
-def _factors(module: SharedEmbedding | nn.Embedding) -> tuple[Tensor, list[Tensor]]:
-    """The input table, and its stored form: itself, or two smaller matrices whose product it is."""
-    if isinstance(module, nn.Embedding):
-        return module.weight.detach().float(), [module.weight]
-    table = module.table().detach().float()
-    factors = [part for part in module.output_factors() if part is not None]
-    if sum(part.numel() for part in factors) > table.numel():
-        return table, [table]
-    left, *right = (dense(part).detach().float() for part in factors)
-    product = left @ right[0] if right else left
-    product = without_padding(product, torch.arange(len(left), device=left.device), module.padding_idx)
-    is_same = product.shape == table.shape and torch.allclose(product, table, atol=1e-5)
-    return table, factors if is_same else [table]
 
 
 DOMAIN = "shared_embeddings"
@@ -224,15 +208,16 @@ class StandIn(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors ``(..., D)`` of ids ``(...)``."""
-        return self._node(_LOOKUP, ids, [*ids.shape, self.embedding_dim])
+        shape = [*ids.shape, self.embedding_dim]
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{_LOOKUP}", [ids], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores ``(..., V)`` of hidden states ``(..., S)``."""
-        return self._node(_SCORES, hidden, [*hidden.shape[:-1], self.num_embeddings])
-
-    def _node(self, kind: str, given: Tensor, shape: list[int]) -> Tensor:
+        kind, shape = f"{DOMAIN}::{_SCORES}", [*hidden.shape[:-1], self.num_embeddings]
         return torch.onnx.ops.symbolic(
-            f"{DOMAIN}::{kind}", [given], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
+            kind, [hidden], {"table": self.name}, dtype=torch.float32, shape=shape, version=1
         )
 
 
@@ -249,92 +234,61 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def joined(body: OnnxBody, tables: Mapping[str, TableGraph]) -> bytes:
-    """The serialized model of a body and the graphs of its embeddings; UserError if it is too large."""
-    model = require("onnx").ModelProto()
-    model.CopyFrom(body.program)
-    inliner, nodes = _Inliner(tables), []
-    for node in model.graph.node:
-        nodes += inliner.inline(node) if node.domain == DOMAIN else [node]
-    replace_nodes(model.graph, [*inliner.constant_nodes, *nodes])
-    model.graph.initializer.extend(inliner.initializers.values())
-    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
-    del model.opset_import[:]
-    model.opset_import.extend(opsets)
-    return finished(model)
-
-
-class _Inliner:
-    """Copies nodes of embeddings into a model, under names that are unique in it.
+def _inlined(
+    call: Any,
+    tables: Mapping[str, TableGraph],
+    prefix: str,
+    constant_nodes: list[Any],
+    initializers: dict[str, Any],
+) -> list[Any]:
+    """Return the nodes that replace a node of `DOMAIN`, between nodes that reshape its input and its output.
 
     Args:
-        tables: the graphs.
-
-    Attributes:
-        constant_nodes: nodes that depend on no input, each once.
-        initializers: those of the nodes that were copied, by name.
+        call: the node.
+        tables: the graphs of the embeddings.
+        prefix: of names that depend on the input.
+        constant_nodes, initializers: what the nodes need besides is added.
     """
-
-    def __init__(self, tables: Mapping[str, TableGraph]) -> None:
-        self.tables = tables
-        self.helper, self.numpy_helper = require("onnx.helper"), require("onnx.numpy_helper")
-        self.constant_nodes: list[Any] = []
-        self.initializers: dict[str, Any] = {}
-        self._uses = 0
-
-    def inline(self, call: Any) -> list[Any]:
-        """The nodes that replace a node of `DOMAIN`, between nodes that flatten its input and unflatten its
-        output.
-        """
-        name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
-        table, (source, result) = self.tables[name], _SIDES[call.op_type]
-        self._uses += 1
-        use = f"{DOMAIN}.{self._uses}"
-        nodes = self._copied(name, use, source, result)
-        given, found = f"{use}.{source}", f"{use}.{result}"
-        flat = [-1] if is_lookup else [-1, table.score_dim]
-        for own, values in ((f"{given}_shape", flat), (f"{found}_width", [table.widths[result]])):
-            self.initializers[own] = self.numpy_helper.from_array(np.array(values), own)
-        make, outer = self.helper.make_node, {} if is_lookup else {"end": -1}
-        return [
-            make("Reshape", [call.input[0], f"{given}_shape"], [given]),
-            *nodes,
-            make("Shape", [call.input[0]], [f"{found}_axes"], **outer),
-            make("Concat", [f"{found}_axes", f"{found}_width"], [f"{found}_shape"], axis=0),
-            make("Reshape", [found, f"{found}_shape"], [call.output[0]]),
-        ]
-
-    def _copied(self, table: str, use: str, source: str, result: str) -> list[Any]:
-        """The nodes from an input to an output of a table, for one use of it."""
-        builder = self.tables[table].builder
-        wanted, needed = {result}, []
-        for node in reversed(builder.nodes):
-            if wanted & set(node.output):
-                wanted.update(node.input)
-                needed.append(node)
-        weights = {one.name: one for one in builder.initializers}
-        # Names in the graph of the embedding -> names in the model; at first, those that depend on the input.
-        names = {source: f"{use}.{source}"}
-        nodes = []
-        for node in reversed(needed):
-            is_constant = not names.keys() & set(node.input)
-            for name in node.input:
-                own = f"{table}.{name}"
-                if name in weights and own not in self.initializers:
-                    self.initializers[own] = copied = type(weights[name])()
-                    copied.CopyFrom(weights[name])
-                    copied.name = own
-            if not is_constant:
-                names.update({name: f"{use}.{name}" for name in node.output})
-            copy = type(node)()
-            copy.CopyFrom(node)
-            copy.input[:] = [names.get(name, f"{table}.{name}") for name in node.input]
-            copy.output[:] = [names.get(name, f"{table}.{name}") for name in node.output]
-            if not is_constant:
-                nodes.append(copy)
-            elif copy not in self.constant_nodes:
-                self.constant_nodes.append(copy)
-        return nodes
+    helper, from_array = require("onnx.helper"), require("onnx.numpy_helper").from_array
+    table_name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
+    table, (source, result) = tables[table_name], _SIDES[call.op_type]
+    wanted, needed = {result}, []
+    for node in reversed(table.builder.nodes):
+        if wanted & set(node.output):
+            wanted.update(node.input)
+            needed.append(node)
+    weights = {weight.name: weight for weight in table.builder.initializers}
+    # Names in the graph of the embedding -> names in the model, of values that depend on the input.
+    names, nodes = {source: f"{prefix}.{source}"}, []
+    for node in reversed(needed):
+        is_constant = not names.keys() & set(node.input)
+        for name in node.input:
+            unique = f"{table_name}.{name}"
+            if name in weights and unique not in initializers:
+                initializers[unique] = copied = type(weights[name])()
+                copied.CopyFrom(weights[name])
+                copied.name = unique
+        if not is_constant:
+            names.update({name: f"{prefix}.{name}" for name in node.output})
+        copy = type(node)()
+        copy.CopyFrom(node)
+        copy.input[:] = [names.get(name, f"{table_name}.{name}") for name in node.input]
+        copy.output[:] = [names.get(name, f"{table_name}.{name}") for name in node.output]
+        if not is_constant:
+            nodes.append(copy)
+        elif copy not in constant_nodes:
+            constant_nodes.append(copy)
+    inner, outer = f"{prefix}.{source}", f"{prefix}.{result}"
+    flat = [-1] if is_lookup else [-1, table.score_dim]
+    for name, values in ((f"{inner}_shape", flat), (f"{outer}_width", [table.widths[result]])):
+        initializers[name] = from_array(np.array(values), name)
+    return [
+        helper.make_node("Reshape", [call.input[0], f"{inner}_shape"], [inner]),
+        *nodes,
+        helper.make_node("Shape", [call.input[0]], [f"{outer}_axes"], **({} if is_lookup else {"end": -1})),
+        helper.make_node("Concat", [f"{outer}_axes", f"{outer}_width"], [f"{outer}_shape"], axis=0),
+        helper.make_node("Reshape", [outer, f"{outer}_shape"], [call.output[0]]),
+    ]
 
 
 OPSET, IR_VERSION = 18, 10
@@ -362,10 +316,6 @@ class Matrix(NamedTuple):
     width: int
     block: int = 0
     bits: int = 0
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.width // self.block)
 
     @property
     def form(self) -> str:
@@ -473,18 +423,19 @@ class GraphBuilder:
         """The rows ``(n, K)`` of ids ``(n,)``."""
         if not matrix.bits:
             return self.node("Gather", f"{matrix.name} {ids}", output, axis=0)
-        name, filled = matrix.name, matrix.blocks * matrix.block
+        name, count = matrix.name, -(-matrix.width // matrix.block)
+        filled = count * matrix.block
         settings = {"gather_axis": 0, "quantize_axis": 2, "block_size": matrix.block, "bits": 4}
         inputs, blocks = f"{name}_codes {ids} {name}_block_factors", f"{output}.blocks"
         if matrix.bits == 4:
             self.node("GatherBlockQuantized", inputs, blocks, **settings)
         else:
-            zeros = np.array([8, 0] * matrix.blocks, np.uint8).reshape(1, -1, 1)
+            zeros = np.array([8, 0] * count, np.uint8).reshape(1, -1, 1)
             self.constant(f"{name}_zero_points", zeros)
-            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * matrix.blocks, 1]))
+            self.constant(f"{name}_zeros_shape", np.array([matrix.rows, 2 * count, 1]))
             self.node("Expand", f"{name}_zero_points {name}_zeros_shape", f"{output}.zeros")
             self.node("GatherBlockQuantized", f"{inputs} {output}.zeros", f"{output}.halves", **settings)
-            self.constant(f"{name}_pairs", np.array([-1, matrix.blocks, 2, matrix.block]))
+            self.constant(f"{name}_pairs", np.array([-1, count, 2, matrix.block]))
             self.node("Reshape", f"{output}.halves {name}_pairs", f"{output}.pairs")
             self.constant("places", np.array([[16], [1]], np.float32))
             self.node("Mul", f"{output}.pairs places", f"{output}.placed")
@@ -498,13 +449,6 @@ class GraphBuilder:
             self.constant(key, np.array([value]))
         return self.node("Slice", f"{output}.filled zero {name}_width axis", output)
 
-    def whole(self, matrix: Matrix) -> str:
-        """The name of the dense matrix ``(N, K)``."""
-        if not matrix.bits:
-            return matrix.name
-        self.constant(f"{matrix.name}_all", np.arange(matrix.rows, dtype=np.int32))
-        return self.gathered(matrix, f"{matrix.name}_all", matrix.name)
-
     def products(self, hidden: str, matrix: Matrix, output: str) -> str:
         """The products ``(m, N)`` of hidden states ``(m, K)`` with all rows."""
         if not matrix.bits:
@@ -513,19 +457,20 @@ class GraphBuilder:
         inputs = f"{name}_codes {name}_factors"
         if matrix.bits == 4:
             return self.node("MatMulNBits", f"{hidden} {inputs}", output, K=matrix.width, **settings)
-        filled = matrix.blocks * matrix.block
+        count = -(-matrix.width // matrix.block)
+        filled = count * matrix.block
         if filled > matrix.width:
             self.constant(f"{name}_padding", np.array([0, 0, 0, filled - matrix.width]))
             hidden = self.node("Pad", f"{hidden} {name}_padding", f"{output}.padded")
         # Each block of a hidden state for the upper halves, times 16, and for the lower ones.
-        self.constant(f"{name}_blocks", np.array([-1, matrix.blocks, 1, matrix.block]))
+        self.constant(f"{name}_blocks", np.array([-1, count, 1, matrix.block]))
         self.constant(f"{name}_states", np.array([-1, 2 * filled]))
         self.node("Reshape", f"{hidden} {name}_blocks", f"{output}.blocks")
         self.constant("places", np.array([[16], [1]], np.float32))
         self.node("Mul", f"{output}.blocks places", f"{output}.placed")
         self.node("Reshape", f"{output}.placed {name}_states", f"{output}.states")
         # The zero points of a pair of blocks, 8 and 0, are a byte.
-        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, matrix.blocks]))
+        self.constant(f"{name}_bytes_shape", np.array([matrix.rows, count]))
         byte = self.numpy_helper.from_array(np.array([8], np.uint8))
         self.node("ConstantOfShape", f"{name}_bytes_shape", f"{output}.zeros", value=byte)
         inputs = f"{output}.states {inputs} {output}.zeros"
@@ -537,8 +482,25 @@ def finished(model: Any) -> bytes:
 
     UserError if it is larger than an ONNX file can be.
     """
-    helper, graph = require("onnx.helper"), model.graph
-    _store_16_bits(graph)
+    onnx, helper, numpy_helper = (require(name) for name in ("onnx", "onnx.helper", "onnx.numpy_helper"))
+    graph, casts = model.graph, []
+    # The checkpoint has numbers in 16 bits where that loses nothing.
+    for initializer in graph.initializer:
+        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
+            continue
+        values = numpy_helper.to_array(initializer)
+        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if np.array_equal(halves.astype(np.float32), values):
+            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
+        elif not (bits & 0xFFFF).any():
+            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
+        else:
+            continue
+        initializer.CopyFrom(helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
+        casts.append(helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+    replace_nodes(graph, [*casts, *graph.node])
     # Names of the traced Python code.
     for node in graph.node:
         node.ClearField("metadata_props")
@@ -554,28 +516,6 @@ def finished(model: Any) -> bytes:
             "a model with 16-bit weights, or the embeddings alone (--format onnx-embeddings)"
         )
     return bytes(model.SerializeToString())
-
-
-def _store_16_bits(graph: Any) -> None:
-    """Store initializers in 16 bits where that loses nothing: the checkpoint has them so."""
-    onnx, numpy_helper = require("onnx"), require("onnx.numpy_helper")
-    casts = []
-    for initializer in graph.initializer:
-        if initializer.data_type != onnx.TensorProto.FLOAT or np.prod(initializer.dims) < _LEAST_VALUES:
-            continue
-        values = numpy_helper.to_array(initializer)
-        name, bits = initializer.name, np.ascontiguousarray(values).view(np.uint32)
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if np.array_equal(halves.astype(np.float32), values):
-            kind, raw = onnx.TensorProto.FLOAT16, halves.tobytes()
-        elif not (bits & 0xFFFF).any():
-            kind, raw = onnx.TensorProto.BFLOAT16, (bits >> 16).astype(np.uint16).tobytes()
-        else:
-            continue
-        initializer.CopyFrom(onnx.helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
-        casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
-    replace_nodes(graph, [*casts, *graph.node])
 
 
 def _shorten_names(graph: Any) -> None:
@@ -644,14 +584,23 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(module.num_embeddings, (_WORDS,), generator=generator)
     inputs, outputs = {"ids": ids.numpy()}, {"vectors": module(ids).float().numpy()}
+    helper = table.builder.helper
+    make = helper.make_tensor_value_info
+    named_inputs = [make("ids", 7, ["n"])]
+    named_outputs = [make("vectors", 1, ["n", table.widths["vectors"]])]
     if "scores" in table.widths:
         assert isinstance(module, SharedEmbedding)
+        named_inputs.append(make("hidden", 1, ["m", table.score_dim]))
+        named_outputs.append(make("scores", 1, ["m", table.widths["scores"]]))
         hidden = torch.randn(_STATES, module.score_dim, generator=generator)
         scores = module.logits(hidden).float().numpy()
         if module.padding_idx is not None:
             scores[:, module.padding_idx] = np.nan  # they do not matter
         inputs["hidden"], outputs["scores"] = hidden.numpy(), scores
-    return _write(serialized(table), output, table.form, [Example(inputs, outputs)])
+    nodes, initializers = table.builder.nodes, table.builder.initializers
+    graph = helper.make_graph(nodes, "shared_embedding", named_inputs, named_outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    return _write(finished(model), output, table.form, [Example(inputs, outputs)])
 
 
 def export_model(body: OnnxBody, output: Path) -> Exported:
@@ -663,7 +612,23 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
         OSError: the file cannot be written.
     """
     tables = {name: table_graph(module) for name, module in body.tables.items()}
-    content = joined(body, tables)
+    model = require("onnx").ModelProto()
+    model.CopyFrom(body.program)
+    nodes: list[Any] = []
+    constant_nodes: list[Any] = []  # which depend on no input, each once
+    initializers: dict[str, Any] = {}  # of the nodes of embeddings, by name
+    uses = itertools.count(1)
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            nodes += _inlined(node, tables, f"{DOMAIN}.{next(uses)}", constant_nodes, initializers)
+        else:
+            nodes.append(node)
+    replace_nodes(model.graph, [*constant_nodes, *nodes])
+    model.graph.initializer.extend(initializers.values())
+    opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
+    content = finished(model)
     forms = ", ".join(f"{name}: {table.form}" for name, table in tables.items()) or "embedding in 32 bits"
     share = f"{forms}, {len(content) / body.checkpoint_bytes:.2f} times its checkpoint"
     return _write(content, output, share, body.examples)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from shared_embeddings.fitting.task import BAR_DELAY
-from shared_embeddings.utils.layers import CODE_SCALE
+from shared_embeddings.nn.layers import CODE_SCALE
 
 
 def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -167,14 +167,9 @@ _LEAST_COSINE = 0.01
 
 
 def distances(table: Tensor, codes: Tensor, basis: Tensor) -> Tensor:
-    """``||table[w] - codes[w] @ basis||`` of each word ``(V,)``, computed in blocks."""
+    """``||table[w] - codes[w] @ basis||`` of each word ``(V,)`` (Distilled Embedding, Eq. 5)."""
     pairs = zip(table.split(BLOCK), codes.split(BLOCK))
     return torch.cat([(rows - part @ basis).norm(dim=1) for rows, part in pairs])
-
-
-def mean_distance(table: Tensor, codes: Tensor, basis: Tensor) -> float:
-    """The mean over the words of `distances` (Distilled Embedding, Eq. 5)."""
-    return float(distances(table, codes, basis).mean())
 
 
 def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tuple[Tensor, Tensor]:
@@ -196,14 +191,14 @@ def least_mean_distance(table: Tensor, rank: int, progress: bool = False) -> tup
     delay = BAR_DELAY if len(table) < _LONG else 0.0
     with tqdm(total=_ROUNDS + 1, desc="reweighting", delay=delay, disable=not progress) as bar:
         codes, basis = truncated_svd(table, rank)
-        best = mean_distance(table, codes, basis)
+        best = float(distances(table, codes, basis).mean())
         for _ in range(_ROUNDS):
             bar.update()
             if best == 0.0:
                 break
             errors = distances(table, codes, basis).double()
             reweighted = truncated_svd(table, rank, 1.0 / errors.clamp(min=_LEAST_ERROR * best))
-            mean = mean_distance(table, *reweighted)
+            mean = float(distances(table, *reweighted).mean())
             if mean >= best:
                 break
             gain, best, (codes, basis) = 1.0 - mean / best, mean, reweighted

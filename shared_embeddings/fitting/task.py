@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
+from shared_embeddings.nn.layers import evaluating, set_updates
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import evaluating, set_updates
 
 Module = TypeVar("Module", bound=nn.Module)
 

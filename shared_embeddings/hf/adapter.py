@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.quality import computing, perplexity, samples
-from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.tokenizer import TokenVocabulary, check_tokens
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.word_layers import (
     ENTRY,
@@ -46,8 +45,7 @@ from shared_embeddings.hf.word_layers import (
 )
 from shared_embeddings.quant.codec import check_decoder
 from shared_embeddings.registry import build, get_method_config
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json
@@ -59,7 +57,8 @@ class Adapter(host.TrimmingAdapter):
     def sniff(self, path: Path) -> bool:
         with contextlib.suppress(ValueError, OSError):
             config = read_json(path / folder.CONFIG)
-            return "model_type" in config or "architectures" in config
+            is_table = config.get("model_type") == "model2vec"
+            return not is_table and ("model_type" in config or "architectures" in config)
         return False
 
     def read(self, path: Path, runs: bool = True) -> FolderModel:
@@ -95,7 +94,7 @@ class FolderModel(host.TrainedModel):
         self._dropped: list[str] = []
         self._tables: dict[str, WordTable] = {}
         self._read(config)
-        self.vocabulary = Vocabulary(path)
+        self.vocabulary = TokenVocabulary(path)
 
     def _read(self, config: dict[str, Any]) -> None:
         if self.is_compressed:
@@ -118,8 +117,10 @@ class FolderModel(host.TrainedModel):
     def tables(self) -> list[host.EmbeddingTable]:
         if self.is_compressed:
             raise UserError(f"model {self.path}: is already compressed; compress the original model instead")
-        with folder.reading(self.path):
-            self.vocabulary.check(max(len(table.weight) for table in self._tables.values()))
+        if self.vocabulary.tokenizer is not None:
+            rows = max(len(table.weight) for table in self._tables.values())
+            with folder.reading(self.path):
+                check_tokens(self.vocabulary.tokenizer.get_vocab(), rows)
         with computing(self.module):
             check_scoring(self.module)
         return [
@@ -153,8 +154,10 @@ class FolderModel(host.TrainedModel):
             return completed
         words, width = self._tables[table].weight.shape
         sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width, **completed}
+        # Listing the tokens takes a part of a second.
+        names = self.vocabulary.words(words) if get_method_config(method).file_options else None
         with torch.device("meta"):
-            embedding = build(method, words=self.vocabulary.words(words), **sizes)
+            embedding = build(method, words=names, **sizes)
         host.check_scores(embedding, width)
         if not embedding.has_linear_scores:
             raise UserError(
@@ -324,12 +327,14 @@ def trace(model: Any, checkpoint_bytes: int) -> OnnxBody:
     model.float().eval()
     embeddings = dict(getattr(model, ENTRY).items())
     has_cache = model.can_generate() and not model.config.is_encoder_decoder
-    examples = _cached_examples(model) if has_cache else _plain_examples(model)
+    heads = _heads(model) if has_cache else None
+    examples = _examples(model, heads)
     ids = torch.arange(_BATCH * (_PAST + _NEW)).view(_BATCH, -1) % model.config.vocab_size
     sample = _inputs(model, ids)
-    if has_cache:
-        past = _empty_cache()
-        for layer, (keys, values) in enumerate(_heads(model)):
+    if heads is not None:
+        # Keeps every token of every layer; models with sliding windows mask those outside.
+        past = require("transformers").DynamicCache()
+        for layer, (keys, values) in enumerate(heads):
             shape = _BATCH, keys.size(1), _PAST
             past.update(torch.zeros(*shape, keys.size(3)), torch.zeros(*shape, values.size(3)), layer)
         sample = {**_inputs(model, ids[:, _PAST:], _PAST), "past_key_values": past, "use_cache": True}
@@ -360,11 +365,6 @@ def _inputs(model: Any, ids: Tensor, past: int = 0) -> dict[str, Any]:
     return inputs
 
 
-def _empty_cache() -> Any:
-    """A cache that keeps every token of every layer; models with sliding windows mask those outside."""
-    return require("transformers").DynamicCache()
-
-
 def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
     """The keys and values ``(1, heads, 1, D)`` of each layer for one token."""
     cache = model(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
@@ -377,50 +377,45 @@ def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def _texts(model: Any) -> list[Tensor]:
-    """The ids ``(B, T)`` of three texts, and of the first of them."""
+def _examples(model: Any, heads: Sequence[tuple[Tensor, Tensor]] | None) -> list[Example]:
+    """What a model computes in float32 for some texts, then for one text; with a cache, for its last token.
+
+    Args:
+        heads: the output of `_heads`; None without a cache.
+    """
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (3, _EXAMPLE), generator=generator)
-    return [ids, ids[:1]]
-
-
-def _arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-
-
-def _plain_examples(model: Any) -> list[Example]:
-    """What a model without a cache computes in float32 for some texts, then for one text."""
+    texts = torch.randint(model.config.vocab_size, (3, _EXAMPLE), generator=generator)
     examples = []
-    for ids in _texts(model):
+    for ids in (texts, texts[:1]):
         inputs = _inputs(model, ids)
-        found = model(**inputs)
-        names = ("logits", "last_hidden_state", "pooler_output")
-        outputs = {name: found[name] for name in names if found.get(name) is not None}
-        examples.append(Example(_arrays(inputs), _arrays(outputs)))
-    return examples
-
-
-def _cached_examples(model: Any) -> list[Example]:
-    """What a model with a cache computes in float32 for some texts, then for the last token of one text."""
-    examples, heads = [], _heads(model)
-    for ids in _texts(model):
-        inputs = _inputs(model, ids)
-        found = model(**inputs, past_key_values=_empty_cache(), use_cache=True)
-        outputs = {"logits": found.logits}
-        for number, ((keys, values), layer) in enumerate(zip(heads, found.past_key_values.layers)):
-            for name, empty, tensor in (("key", keys, layer.keys), ("value", values, layer.values)):
-                shape = len(ids), empty.size(1), 0, empty.size(3)
-                inputs[f"past_key_values.{number}.{name}"] = torch.zeros(shape)
-                outputs[f"present.{number}.{name}"] = tensor
-        examples.append(Example(_arrays(inputs), _arrays(outputs)))
-    texts, one = examples
-    last = dict(one.inputs)
-    for name in one.inputs:
+        if heads is None:
+            result = model(**inputs)
+            names = ("logits", "last_hidden_state", "pooler_output")
+            outputs = {name: result[name] for name in names if result.get(name) is not None}
+        else:
+            empty = require("transformers").DynamicCache()
+            result = model(**inputs, past_key_values=empty, use_cache=True)
+            outputs = {"logits": result.logits}
+            for number, (old, layer) in enumerate(zip(heads, result.past_key_values.layers)):
+                for name, one_token, tensor in zip(("key", "value"), old, (layer.keys, layer.values)):
+                    shape = len(ids), one_token.size(1), 0, one_token.size(3)
+                    inputs[f"past_key_values.{number}.{name}"] = torch.zeros(shape)
+                    outputs[f"present.{number}.{name}"] = tensor
+        arrays = [
+            {name: tensor.numpy() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+            for tensors in (inputs, outputs)
+        ]
+        examples.append(Example(*arrays))
+    if heads is None:
+        return examples
+    several, single = examples
+    last = dict(single.inputs)
+    for name in single.inputs:
         if name in ("input_ids", "token_type_ids"):
-            last[name] = one.inputs[name][:, -1:]
+            last[name] = single.inputs[name][:, -1:]
         elif name.startswith("past_key_values"):
-            last[name] = one.outputs[name.replace("past_key_values", "present")][:, :, :-1]
-    return [texts, Example(last, {**one.outputs, "logits": one.outputs["logits"][:, -1:]})]
+            last[name] = single.outputs[name.replace("past_key_values", "present")][:, :, :-1]
+    return [several, Example(last, {**single.outputs, "logits": single.outputs["logits"][:, -1:]})]
 
 
 def _rename(graph: Any, example: Example) -> None:

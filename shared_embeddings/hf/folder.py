@@ -6,27 +6,30 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shared_embeddings.checkpoints import stamp_safetensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors, stamp_safetensors
 from shared_embeddings.hf.word_layers import KEY, find_entry
 from shared_embeddings.quant.codec import DECODED_METHODS, check_decoder, program
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+# Of sentence encoders, names folders such as 1_Pooling.
+_SENTENCE_LAYERS = "modules.json"
 # Names code in settings.
 CODE = "auto_map"
 _LONGEST_REASON = 300  # characters of a library's error message
 # Arguments of ``from_pretrained``: nothing is downloaded, unpickled or run.
 _SAFE = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+# The names of sizes of layers and their numbers, with a prefix.
+_SIZES = re.compile(r"(^|_)(vocab_size|hidden_size|intermediate_size|d_model|d_ff|n_embd|layers?)$")
 # Files next to the weights and the configuration, such as tokenizers and generation settings. No code.
 _COPIED = (
     *("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "*.vocab", "*.bpe", "*.codes", "*.tiktoken"),
@@ -92,14 +95,34 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"model {folder}: names its weights (transformers_weights); rename them to {WEIGHTS}, and remove "
             "the setting"
         )
+    sizes = {name: value for name, value in _flat(config) if _SIZES.search(name)}
+    tables = (find_entry(config) or {"tables": {}})["tables"]
+    weights = [load_tensors(file, f"weights {file}") for file in weight_files(folder)]
+    tensors = {name: tensor for state in weights for name, tensor in state.items()}
+    check_sizes(f"model {folder}", {**sizes, **tables}, tensors)
     return config
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in settings, and in those of parts of a model, such as ``text_config``."""
+    for name, value in settings.items():
+        yield name, value
+        if isinstance(value, Mapping) and name.endswith("_config"):
+            yield from _flat(value)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; UserError if one is missing or not in the folder."""
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        index = read_json(folder / INDEX)
+        for entry in ("metadata", "weight_map"):  # transformers reads both
+            if not isinstance(index.get(entry), dict):
+                raise UserError(
+                    f"model {folder}: {INDEX} has no '{entry}'; copy it again, or write the model again with "
+                    "save_pretrained"
+                )
+        names = sorted(set(index["weight_map"].values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
@@ -127,8 +150,13 @@ def model_class(folder: Path, config: dict[str, Any]) -> Any:
     return architecture
 
 
-def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, list[str]]:
+def read_model(
+    folder: Path, architecture: Any, is_whole: bool = False, **settings: Any
+) -> tuple[Any, list[str]]:
     """Read a model of a class on the CPU, in the dtype of its weights; settings are for ``from_pretrained``.
+
+    Args:
+        is_whole: whether the class must use all tensors.
 
     Returns:
         The model, and the names of tensors that it does not use, such as layers for another task.
@@ -143,15 +171,19 @@ def read_model(folder: Path, architecture: Any, **settings: Any) -> tuple[Any, l
         model, info = architecture.from_pretrained(
             folder, **{**dtype, **settings, **_SAFE, "output_loading_info": True}
         )
-    _check_no_tensors(folder, "missing", info["missing_keys"])
-    return model, sorted(map(str, info["unexpected_keys"]))
-
-
-def _check_no_tensors(folder: Path, fault: str, names: Iterable[str]) -> None:
-    for name in sorted(names):
+    if "lm_head.weight" in info["missing_keys"] and (folder / _SENTENCE_LAYERS).is_file():
         raise UserError(
-            f"model {folder}: its weights do not match its config.json ({fault}: {name}); copy it again"
+            f"model {folder}: is an embedding model ({_SENTENCE_LAYERS}) without the output layer of its "
+            f"class {architecture.__name__}; models of this kind are not supported yet"
         )
+    unexpected = sorted(map(str, info["unexpected_keys"]))
+    faults = {"missing": sorted(info["missing_keys"]), "unexpected": unexpected if is_whole else []}
+    for fault, names in faults.items():
+        for name in names:
+            raise UserError(
+                f"model {folder}: its weights do not match its config.json ({fault}: {name}); copy it again"
+            )
+    return model, unexpected
 
 
 def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings: Any) -> Any:
@@ -180,8 +212,7 @@ def load(folder: str | os.PathLike[str], *, trainable: bool = False, **settings:
             f"model {path}: its config.json has no entry '{KEY}' of a compressed model: it is a plain model; "
             "load it with from_pretrained of transformers"
         )
-    model, unexpected = read_model(path, model_class(path, config), **settings)
-    _check_no_tensors(path, "unexpected", unexpected)
+    model, _ = read_model(path, model_class(path, config), is_whole=True, **settings)
     if trainable and getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()
     return model
@@ -263,8 +294,8 @@ def other_files(source: Path) -> list[Path]:
     """
     files = {file for pattern in _COPIED for file in source.glob(pattern) if file.is_file()}
     names = ["additional_chat_templates"]
-    if (source / "modules.json").is_file():  # of sentence encoders, names folders such as 1_Pooling
-        names += [layer["path"] for layer in read_json(source / "modules.json")]
+    if (source / _SENTENCE_LAYERS).is_file():
+        names += [layer["path"] for layer in read_json(source / _SENTENCE_LAYERS)]
     return [
         *(file for file in sorted(files) if file.name not in _NOT_COPIED and not file.match("*.index.json")),
         *(folder for folder in sorted(source.iterdir()) if folder.is_dir() and folder.name in names),
@@ -276,16 +307,11 @@ def copy_files(files: Iterable[Path], target: Path) -> None:
     for file in files:
         if file.is_dir():
             shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns("*.py"))
-        elif _names_code(file):
-            content = read_json(file)
+        elif file.name.endswith("config.json") and CODE in (content := read_json(file)):
             del content[CODE]
             write_json(target / file.name, content)
         else:
             shutil.copyfile(file, target / file.name)
-
-
-def _names_code(file: Path) -> bool:
-    return file.name.endswith("config.json") and CODE in read_json(file)
 
 
 def notes_on_code(source: Path, kind: str) -> list[str]:
@@ -294,7 +320,12 @@ def notes_on_code(source: Path, kind: str) -> list[str]:
     if find_entry(config) is not None:  # written by this library
         return []
     notes = []
-    if naming := [file.name for file in sorted(source.glob("*config.json")) if _names_code(file)]:
+    if (source / _SENTENCE_LAYERS).is_file() and kind.endswith("ForCausalLM"):
+        notes.append(
+            "this is an embedding model, but predictions of the next token were compared, not vectors of "
+            "sentences; evaluate these"
+        )
+    if naming := [file.name for file in sorted(source.glob("*config.json")) if CODE in read_json(file)]:
         notes.append(f"the code that {', '.join(naming)} name ({CODE}) was neither run nor copied")
     model_type = getattr(require("transformers"), kind).config_class.model_type
     if CODE in config or config.get("model_type") != model_type:

@@ -25,14 +25,13 @@ from shared_embeddings.compress.measure import (
     Quality,
     Samples,
     Validation,
+    in_float32,
     names_of,
     sampled_lines,
 )
-from shared_embeddings.hf.tokenizer import Vocabulary
+from shared_embeddings.hf.tokenizer import TokenVocabulary
 from shared_embeddings.hf.word_layers import first_position
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.layers import in_float32
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.reading import read_text
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.
@@ -62,7 +61,7 @@ def computing(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def samples(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> Samples:
     """About so many predictions of a model: after every token, or at masked tokens for a masked language
     model.
@@ -127,7 +126,7 @@ def _probing(model: Any) -> Iterator[None]:
 
 
 def _neighbors(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> Samples:
     """Which text is nearest to each text; UserError for fewer than two texts."""
     if texts is None:
@@ -160,7 +159,7 @@ def _neighbors(
 
 
 def _decoder_or_encoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
     """Concatenated lines of texts in rows that each start with the beginning marks, samples, or random words;
     some of them masked for a masked language model.
@@ -182,7 +181,8 @@ def _decoder_or_encoder_inputs(
             ids = _generate(model, start, longest - 1, do_sample=True, top_k=0, min_new_tokens=longest - 1)
     else:
         ids = _random_ids(model, (-(-tokens // longest), longest), seed)
-    mask = None if model.can_generate() or texts is None else vocabulary.mask()
+    is_masked = texts is not None and not model.can_generate() and vocabulary.tokenizer is not None
+    mask = vocabulary.tokenizer.mask_token_id if is_masked else None
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"
         return {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool), "" if texts else drawn
@@ -193,7 +193,7 @@ def _decoder_or_encoder_inputs(
 
 
 def _encoder_decoder_inputs(
-    model: Any, vocabulary: Vocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
+    model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
     longest = _longest(model, _LONGEST)
     if texts is None:
@@ -237,7 +237,7 @@ def _generate(model: Any, ids: Tensor, length: int, **options: Any) -> Tensor:
     return outputs
 
 
-def perplexity(model: Any, vocabulary: Vocabulary, validation: Validation) -> Quality:
+def perplexity(model: Any, vocabulary: TokenVocabulary, validation: Validation) -> Quality:
     """The perplexity of a text, over every token; except the first, if the tokenizer has no beginning mark.
 
     Each window has half a window of context followed by half a window of new tokens, which are scored. Every

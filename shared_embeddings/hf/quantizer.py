@@ -18,7 +18,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shared_embeddings.checkpoints import load_tensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors
 from shared_embeddings.hf.word_layers import (
     ENTRY,
     InputSide,
@@ -34,7 +34,7 @@ from shared_embeddings.utils.errors import UserError
 
 
 @register_quantization_config(ENTRY)
-class EmbeddingsConfig(QuantizationConfigMixin):
+class SharedEmbeddingsConfig(QuantizationConfigMixin):
     """The entry ``quantization_config`` of ``config.json``; its content is that of `entry_of`."""
 
     def __init__(self, **entry: Any) -> None:
@@ -47,7 +47,7 @@ class EmbeddingsQuantizer(HfQuantizer):
 
     is_trainable = True
 
-    def __init__(self, quantization_config: EmbeddingsConfig, **settings: Any) -> None:
+    def __init__(self, quantization_config: SharedEmbeddingsConfig, **settings: Any) -> None:
         super().__init__(quantization_config, **settings)
         self._conversions: list[WeightConverter] = []
 
@@ -66,17 +66,19 @@ class EmbeddingsQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **settings: Any
     ) -> None:
         """Put the embeddings into a model on the meta device, which may be of another task."""
-        embeddings, all_placements = from_entry(self.quantization_config.to_dict())
+        entry, files = self.quantization_config.to_dict(), checkpoint_files or ()
+        state = {key: value for file in files for key, value in load_tensors(file, f"weights {file}").items()}
+        if files:
+            check_sizes(f"weights {files[0]}", entry["tables"], state)
+        embeddings, all_placements = from_entry(entry)
         placements = placements_in(model, all_placements)
         place(model, {name: embeddings[name] for name in placements}, placements)
-        self.quantization_config = EmbeddingsConfig(**model.config.quantization_config)
+        self.quantization_config = SharedEmbeddingsConfig(**model.config.quantization_config)
         unused = [rf"^{ENTRY}\.{re.escape(name)}\." for name in embeddings if name not in placements]
         # The placeholders of output layers that the model does not have.
         paths = [path for placement in all_placements.values() for path in placement.outputs]
         unused += [rf"^{re.escape(path)}\.weight$" for path in paths]
         model._keys_to_ignore_on_load_unexpected.update([*unused, f"^{HEADER}$"])
-        files = checkpoint_files or ()
-        state = {key: value for file in files for key, value in load_tensors(file, f"weights {file}").items()}
         packing, names = packing_of(state), model.state_dict().keys()
         missing = sorted(name for name in names if name.startswith(f"{ENTRY}.") and name not in state)
         if missing and files:  # transformers would make them up

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_embeddings.hf.folder import quiet
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.reading import read_lines
 
 TOKENIZER = "tokenizer.json"
@@ -54,43 +53,34 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The vocabulary of the tokenizer in a model's folder.
 
-    Without a tokenizer, tokens are named by their ids, and methods that tokenize raise UserError.
+    Without a `tokenizer`, tokens are named by their ids, and methods that tokenize raise UserError.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         has_tokenizer = any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
-        self._tokenizer = load_tokenizer(folder) if has_tokenizer else None
+        self.tokenizer = load_tokenizer(folder) if has_tokenizer else None
 
     def words(self, length: int) -> list[str]:
         """Return the tokens of the ids from 0 to `length` - 1; unused ids get placeholder names."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return [str(index) for index in range(length)]
-        tokens = {index: token for token, index in self._tokenizer.get_vocab().items()}
+        tokens = {index: token for token, index in self.tokenizer.get_vocab().items()}
         return [tokens.get(index, f"<unused {index}>") for index in range(length)]
-
-    def check(self, rows: int) -> None:
-        """Raise UserError unless the tokenizer, if any, fits tables with `rows` rows."""
-        if self._tokenizer is not None:
-            check_tokens(self._tokenizer.get_vocab(), rows)
 
     def sentence_marks(self) -> tuple[str, ...]:
         """Return the tokens that the tokenizer adds to every sentence."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return ()
-        return tuple(self._tokenizer.convert_ids_to_tokens(self._tokenizer("")["input_ids"]))
-
-    def mask(self) -> int | None:
-        """Return the id of the mask token, if any."""
-        return None if self._tokenizer is None else self._tokenizer.mask_token_id
+        return tuple(self.tokenizer.convert_ids_to_tokens(self.tokenizer("")["input_ids"]))
 
     def _required(self, use: str = "to tokenize texts with; add it there") -> Any:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise UserError(f"model {self.folder}: has no tokenizer {use}")
-        return self._tokenizer
+        return self.tokenizer
 
     def encode(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids of the tokenizer's beginning mark, if any, and of a text."""
@@ -162,9 +152,11 @@ class TokenizerFile:
             raise UserError(
                 f"a tokenizer of kind {self.kind} cannot be trimmed; supported are {', '.join(KINDS)}"
             )
-        self.ids: dict[str, int] = self._model_ids() | {
-            t["content"]: t["id"] for t in content["added_tokens"]
-        }
+        vocab = self.model["vocab"]
+        if self.kind == "Unigram":
+            vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
+        self._model_ids: dict[str, int] = dict(vocab)
+        self.ids = self._model_ids | {token["content"]: token["id"] for token in content["added_tokens"]}
         self.tokens = {number: token for token, number in self.ids.items()}
         # Older files separate the two parts of a merge by a space.
         merges = (m.split(" ") if isinstance(m, str) else m for m in self.model.get("merges", ()))
@@ -175,12 +167,6 @@ class TokenizerFile:
         self._suffix: str = self.model.get("end_of_word_suffix") or ""
         self.marks = [mark for mark in (self._prefix, self._suffix, SPACE) if mark]
         self._ranks = {parts: rank for rank, parts in enumerate(self.merges)}
-
-    def _model_ids(self) -> dict[str, int]:
-        vocab = self.model["vocab"]
-        if self.kind == "Unigram":
-            return {piece: number for number, (piece, _) in enumerate(vocab)}
-        return dict(vocab)
 
     def specials(self) -> set[int]:
         """Return the ids of added tokens, of tokens around every text, and of unknown words and padding."""
@@ -216,7 +202,7 @@ class TokenizerFile:
         if self.kind == "WordLevel" or len(self._bytes()) >= _BYTES:
             return set()
         spelling = set()
-        for token, number in self._model_ids().items():
+        for token, number in self._model_ids.items():
             parts = self._characters(token)
             if len(parts) == 1 or any(character not in self.ids for character in parts):
                 spelling.add(number)
@@ -295,7 +281,7 @@ class TokenizerFile:
                 model["unk_id"] = new_ids[model["unk_id"]]
             return content
         model["vocab"] = {
-            token: new_ids[number] for token, number in self._model_ids().items() if number in new_ids
+            token: new_ids[number] for token, number in self._model_ids.items() if number in new_ids
         }
         if self.kind == "BPE":
             vocab = model["vocab"]

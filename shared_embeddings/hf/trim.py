@@ -18,12 +18,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.checkpoints import load_tensors, save_safetensors
-from shared_embeddings.compress.host import TrimmableModel, Vocabulary
+from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.hf import folder
 from shared_embeddings.hf.tokenizer import TOKENIZER, TokenizerFile, check_tokens, load_tokenizer
 from shared_embeddings.hf.word_layers import (
     ENTRY,
     KEY,
+    check_text_only,
     entry_of,
     find_entry,
     first_position,
@@ -31,8 +32,7 @@ from shared_embeddings.hf.word_layers import (
     without_weights,
 )
 from shared_embeddings.quant.storage import HEADER, pack, packing_of, unpack
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.reading import read_json
 
@@ -91,7 +91,11 @@ class TrimmableFolder(TrimmableModel):
         self.kind = architecture.__name__
         model = without_weights(architecture, self.config)
         self.first_position = first_position(model)
-        self.weights = Weights(path, word_axes(model), self.rows, config)
+        try:
+            self.weights = Weights(path, word_axes(model), self.rows, config)
+        except UserError:
+            check_text_only(self.kind, self.config)  # their tensors may have other names than in the model
+            raise
         self.settings = {name: read_json(path / name) for name in _SETTINGS if (path / name).is_file()}
         self.named = {token for settings in self.settings.values() for token in named_ids(settings)}
         unknown = self.file.model.get("unk_token")
@@ -101,16 +105,14 @@ class TrimmableFolder(TrimmableModel):
         self.kept: list[int] = []
         self.trimmed: Any = None
 
-    def vocabularies(self) -> list[Vocabulary]:
+    def vocabularies(self) -> list[HostVocabulary]:
         words = [self.file.tokens.get(number, "") for number in range(self.rows)]
         specials = frozenset(self.file.specials() | (self.named & self.file.tokens.keys()))
-        return [Vocabulary(NAME, words, specials, self.unknown)]
+        return [HostVocabulary(NAME, words, specials, self.unknown)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(lines))]
-
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.trimmed.encode_batch(list(lines))]
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        tokenizer = self.trimmed if trimmed else self.tokenizer
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
 
     def used(self, vocabulary: str, lines: Sequence[str]) -> list[Counter[int]]:
         """Count the tokens of the lines: one by one, and as one text with its line ends."""
@@ -165,11 +167,23 @@ class TrimmableFolder(TrimmableModel):
         left_out = [file.name for file in sorted(self.path.iterdir()) if file not in written]
         return [*notes, f"left out: {', '.join(left_out)}"] if left_out else notes
 
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return _count_restored(self.tokenizer, lines, ids, self.file.marks)
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
+        """Count the lines that the tokenizer decodes from their ids.
 
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return _count_restored(self.trimmed, lines, ids, self.file.marks)
+        Normalization may change case or accents; decoders may add or drop spaces, or leave marks of pieces.
+        """
+        tokenizer = self.trimmed if trimmed else self.tokenizer
+
+        def letters(text: str) -> str:
+            text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+            for mark in self.file.marks:
+                text = text.replace(mark, "")
+            return "".join(text.split())
+
+        decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
+        return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
 
     def weight_bytes(self) -> int:
         return self.weights.bytes(len(self.kept) or self.rows)
@@ -224,24 +238,6 @@ def _load_fast_tokenizer(path: Path) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _count_restored(
-    tokenizer: Any, lines: Sequence[str], ids: Sequence[Sequence[int]], marks: Sequence[str]
-) -> int:
-    """Count the lines that a tokenizer decodes from their ids.
-
-    Normalization may change case or accents; decoders may add or drop spaces, or leave the `marks` of pieces.
-    """
-
-    def letters(text: str) -> str:
-        text = text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
-        for mark in marks:
-            text = text.replace(mark, "")
-        return "".join(text.split())
-
-    decoded = tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
-    return sum(letters(line) == letters(text) for line, text in zip(lines, decoded, strict=True))
 
 
 # Weights.
@@ -315,11 +311,23 @@ class Weights:
                 if name == HEADER or name.startswith(f"{ENTRY}."):
                     self._embedded[name] = tensor
                 else:
-                    self._sizes[name] = tensor.nbytes
-                    self._axes[name] = _find_axis(name, tuple(tensor.shape), axes, rows)
+                    self._sizes[name], shape = tensor.nbytes, tuple(tensor.shape)
+                    # In a file, the name may have another prefix than in the model.
+                    similar = (key for key in axes if key.endswith(f".{name}") or name.endswith(f".{key}"))
+                    in_model = name if name in axes else next(similar, None)
+                    if in_model is None and rows in shape:
+                        raise UserError(
+                            f"tensor {name} {shape} may have a row for every word, but is not in the model"
+                        )
+                    self._axes[name] = axis = None if in_model is None else axes[in_model]
+                    if axis is not None and shape[axis] != rows:
+                        raise UserError(
+                            f"tensor {name} {shape} does not have one row for each of the {rows} words; this "
+                            "model cannot be trimmed"
+                        )
         self.entry = find_entry(config)
-        self._embeddings, self._placements = from_entry(self.entry) if self.entry else ({}, {})
         state = unpack(self._embedded)
+        self._embeddings, self._placements = from_entry(self.entry, state) if self.entry else ({}, {})
         for table, embedding in self._embeddings.items():
             if embedding.num_embeddings != rows:
                 raise UserError(
@@ -378,21 +386,6 @@ class Weights:
             folder.write_json(target / folder.INDEX, {**index, "weight_map": where})
 
 
-def _find_axis(name: str, shape: tuple[int, ...], axes: Mapping[str, int | None], rows: int) -> int | None:
-    """Return the word axis of a tensor in a file, whose name may have another prefix than in the model."""
-    similar = (other for other in axes if other.endswith(f".{name}") or name.endswith(f".{other}"))
-    in_model = name if name in axes else next(similar, None)
-    if in_model is None and rows in shape:
-        raise UserError(f"tensor {name} {shape} may have a row for every word, but is not in the model")
-    axis = None if in_model is None else axes[in_model]
-    if axis is not None and shape[axis] != rows:
-        raise UserError(
-            f"tensor {name} {shape} does not have one row for each of the {rows} words; this model cannot be "
-            "trimmed"
-        )
-    return axis
-
-
 # Token ids in settings.
 
 
@@ -409,32 +402,25 @@ def named_ids(settings: Mapping[str, Any]) -> Iterator[int]:
 
 def with_new_ids(settings: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
     """Return settings with new token ids; None for ids of removed tokens, and for lists without others."""
-    return {
-        name: with_new_ids(value, new_ids)
-        if isinstance(value, dict) and name != "added_tokens_decoder"
-        else _with_new_ids(name, value, new_ids)
-        for name, value in settings.items()
-    }
-
-
-def _with_new_ids(name: str, value: Any, new_ids: Mapping[int, int]) -> Any:
-    """Return the value of a setting with new token ids."""
-    if name == "added_tokens_decoder":
-        return {str(new_ids[int(old)]): token for old, token in value.items()}
-    if not value and value != 0 or not name.endswith((*_NAMES, *_LISTS)):
-        return value
-    if not isinstance(value, list):
-        return new_ids.get(value) if value >= 0 else value
-    if name == "forced_decoder_ids":  # pairs of a position and a token
-        renumbered: list[Any] = [[place, new_ids.get(token)] for place, token in value]
-    elif name == "sequence_bias":  # pairs of tokens and a number
-        renumbered = [[_new(ids, new_ids), bias] for ids, bias in value if new_ids.keys() >= set(ids)]
-    elif name in ("bad_words_ids", "force_words_ids"):
-        renumbered = [_new(ids, new_ids) for ids in value if new_ids.keys() >= set(ids)]
-    else:
-        renumbered = _new(value, new_ids)
-    return renumbered or None  # transformers rejects empty lists
-
-
-def _new(ids: Sequence[int], new_ids: Mapping[int, int]) -> list[int]:
-    return [new_ids[token] for token in ids if token in new_ids]
+    renumbered: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "added_tokens_decoder":
+            value = {str(new_ids[int(old)]): token for old, token in value.items()}
+        elif isinstance(value, dict):
+            value = with_new_ids(value, new_ids)
+        elif not (value or value == 0) or not name.endswith((*_NAMES, *_LISTS)):
+            pass
+        elif not isinstance(value, list):
+            value = new_ids.get(value) if value >= 0 else value
+        # transformers rejects empty lists.
+        elif name == "forced_decoder_ids":  # pairs of a position and a token
+            value = [[place, new_ids.get(token)] for place, token in value] or None
+        elif name == "sequence_bias":  # pairs of tokens and a number
+            whole = [(ids, bias) for ids, bias in value if new_ids.keys() >= set(ids)]
+            value = [[[new_ids[token] for token in ids], bias] for ids, bias in whole] or None
+        elif name in ("bad_words_ids", "force_words_ids"):
+            value = [[new_ids[token] for token in ids] for ids in value if new_ids.keys() >= set(ids)] or None
+        else:
+            value = [new_ids[token] for token in value if token in new_ids] or None
+        renumbered[name] = value
+    return renumbered

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.storage import HEADER, hold
-from shared_embeddings.registry import build
+from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError
 
 # The name of the model's submodule that contains the embeddings, and of the quantizer that loads them.
@@ -88,20 +88,32 @@ def find_tables(model: Any) -> list[WordTable]:
             )
         weights.setdefault(id(weight), (name, weight))
     is_single = len(weights) - len(of_layers) == 1
-    return [
-        WordTable(
-            "words" if is_single and name == "input" else f"{name}_words", weight, _find_uses(model, weight)
-        )
-        for name, weight in weights.values()
-    ]
+    tables = []
+    for name, weight in weights.values():
+        inputs: dict[str, float] = {}
+        outputs = []
+        # Every module that has the parameter, by every path.
+        for path, module in model.named_modules(remove_duplicate=False):
+            if not any(parameter is weight for parameter in module.parameters(recurse=False)):
+                continue
+            if isinstance(module, nn.Embedding):
+                inputs[path] = _find_scale(model, path, module)
+            elif type(module) is nn.Linear:
+                outputs.append(path)
+            else:
+                raise UserError(
+                    f"{kind}: {path} is a {type(module).__name__} with the word table, which cannot be "
+                    "replaced"
+                )
+        of_side = "words" if is_single and name == "input" else f"{name}_words"
+        tables.append(WordTable(of_side, weight, Placement(inputs, tuple(outputs))))
+    return tables
 
 
 def _word_layers(model: Any) -> list[tuple[str, Any]]:
     """Return the input and output layers of a model, by name; encoders and classifiers have no output."""
     kind, config = type(model).__name__, model.config
-    for name in ("vision_config", "audio_config"):
-        if getattr(config, name, None) is not None:
-            raise UserError(f"{kind}: takes more than text ({name}); use a text-only model")
+    check_text_only(kind, config)
     try:
         layers = [("input", model.get_input_embeddings())]
         if getattr(config, "is_encoder_decoder", False):
@@ -115,22 +127,11 @@ def _word_layers(model: Any) -> list[tuple[str, Any]]:
     return layers
 
 
-def _find_uses(model: Any, weight: nn.Parameter) -> Placement:
-    """Return every module that has a parameter, by every path; UserError if one cannot be replaced."""
-    inputs: dict[str, float] = {}
-    outputs = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        has_weight = any(parameter is weight for parameter in module.parameters(recurse=False))
-        if has_weight and isinstance(module, nn.Embedding):
-            inputs[path] = _find_scale(model, path, module)
-        elif has_weight and type(module) is nn.Linear:
-            outputs.append(path)
-        elif has_weight:
-            raise UserError(
-                f"{type(model).__name__}: {path} is a {type(module).__name__} with the word table, which "
-                "cannot be replaced"
-            )
-    return Placement(inputs, tuple(outputs))
+def check_text_only(kind: str, config: Any) -> None:
+    """Raise UserError if a model of a class also takes pictures or sounds."""
+    for name in ("vision_config", "audio_config"):
+        if getattr(config, name, None) is not None:
+            raise UserError(f"{kind}: takes more than text ({name}); use a text-only model")
 
 
 @torch.no_grad()
@@ -278,6 +279,9 @@ class _Side(nn.Module):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
+    def extra_repr(self) -> str:
+        return self.embedding.method
+
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise RuntimeError(
             "nn.DataParallel cannot copy a model with shared embeddings: start with torchrun, which uses "
@@ -305,9 +309,6 @@ class InputSide(_Side, nn.Embedding):
             return vectors
         return vectors * torch.tensor(self.embed_scale, dtype=vectors.dtype)
 
-    def extra_repr(self) -> str:
-        return f"{self.embedding.method}, scale={self.embed_scale:g}"
-
 
 class OutputSide(_Side, nn.Linear):
     """Replaces an ``nn.Linear``: hidden states ``(B, T, D)`` to scores ``(B, T, V)``, plus a bias ``(V,)``.
@@ -328,22 +329,18 @@ class OutputSide(_Side, nn.Linear):
             return scores
         return scores + self._moved(self.bias if words is None else self.bias[words.ids])
 
-    def extra_repr(self) -> str:
-        return f"{self.embedding.method}, bias={self.bias is not None}"
-
 
 def place(model: Any, embeddings: Mapping[str, SharedEmbedding], placements: Mapping[str, Placement]) -> None:
     """Insert embeddings into a transformers model and its configuration; output layers keep their biases."""
-
-    def replace(path: str, new: nn.Module) -> None:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, new)
-
+    layers: dict[str, nn.Module] = {}
     for name, embedding in embeddings.items():
         for path, scale in placements[name].inputs.items():
-            replace(path, InputSide(embedding, scale))
+            layers[path] = InputSide(embedding, scale)
         for path in placements[name].outputs:
-            replace(path, OutputSide(embedding, getattr(model.get_submodule(path), "bias", None)))
+            layers[path] = OutputSide(embedding, getattr(model.get_submodule(path), "bias", None))
+    for path, layer in layers.items():
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, layer)
     # accelerate takes tied tensors without memory for any tensor that it has offloaded.
     placeholders = {weight for name in embeddings for weight in placements[name].weights}
     model.all_tied_weights_keys = {
@@ -434,11 +431,20 @@ def find_entry(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and entry.get("quant_method") == ENTRY else None
 
 
-def from_entry(entry: Mapping[str, Any]) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
-    """Build embeddings without their weights, and their placements."""
+def from_entry(
+    entry: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, SharedEmbedding], dict[str, Placement]]:
+    """Build embeddings without their weights, and their placements.
+
+    UserError unless a model's state, if given, has tensors of their sizes.
+    """
     embeddings, placements = {}, {}
     for name, table in entry["tables"].items():
         sizes = {size: table[size] for size in ("num_embeddings", "embedding_dim")}
+        if state is not None:
+            start = f"{ENTRY}.{name}."
+            part = {key.removeprefix(start): t for key, t in state.items() if key.startswith(start)}
+            check_stored(part, table["method"], **sizes, **table["options"])
         embeddings[name] = build(table["method"], **sizes, **table["options"])
         placements[name] = Placement(dict(table["inputs"]), tuple(table["outputs"]))
     return embeddings, placements

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,12 +19,12 @@ from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.factorization import truncated_svd
 from shared_embeddings.fitting.task import FitTask, reconstruct
 from shared_embeddings.loss import LinearScores, Reduction, ScoreTerms, blockwise_cross_entropy, sum_dtype
+from shared_embeddings.nn.layers import entry_std, zero_padding_row
+from shared_embeddings.nn.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 from shared_embeddings.registry import build, get_method_config, num_parameters, register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import entry_std, zero_padding_row
 from shared_embeddings.utils.options import option, require, require_effect
-from shared_embeddings.utils.tracing import has_values, needs_fixed_shapes, true_positions, without_autocast
 
 Tie = Literal["all", "tables", "none"]
 HeadProjection = Literal["none", "input", "both"]
@@ -57,7 +57,7 @@ def new_matrices(shapes: Mapping[str, tuple[int, int]]) -> nn.ParameterDict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SoftmaxPart:
     """Entries that share one softmax: the head, or one cluster."""
 
     segments: tuple[Tensor, ...]  # one row ``(R,)`` per entry, in tables one after the other
@@ -66,13 +66,9 @@ class Part:
     masked_entry: int | None  # the entry whose score is always zero
     bias: Tensor | None  # one number per entry, or None without
 
-    @property
-    def entries(self) -> int:
-        return sum(len(codes) for codes in self.segments)
-
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities of the entries for hidden states ``(..., D)``, in at least 32 bits."""
-        narrowed = self.narrowed(hidden)
+        narrowed = hidden if self.basis is None else F.linear(hidden, self.basis)
         scores = torch.cat([F.linear(narrowed, codes) for codes in self.segments], dim=-1)
         if self.bias is not None:
             scores = scores + self.bias
@@ -82,26 +78,20 @@ class Part:
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """Return loss and best entries of hidden states ``(n, D)`` for the entries `targets` ``(n,)``."""
-        factors = ((self.narrowed(hidden),) * len(self.segments)) + self.segments
+        narrowed = hidden if self.basis is None else F.linear(hidden, self.basis)
+        factors = (narrowed,) * len(self.segments) + self.segments
         terms = ScoreTerms(LinearScores, factors, targets, _IGNORED, self.bias, self.masked_entry)
         return blockwise_cross_entropy(terms, **options)
-
-    def narrowed(self, hidden: Tensor) -> Tensor:
-        """Hidden states in the width of the codes."""
-        return hidden if self.basis is None else F.linear(hidden, self.basis)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSoftmax:
     """A head and its clusters."""
 
-    head: Part  # the words below the first cutoff, then one entry per cluster
-    tails: Sequence[Part]  # the clusters
+    head: SoftmaxPart  # the words below the first cutoff, then one entry per cluster
+    tails: Sequence[SoftmaxPart]  # the clusters
     cutoffs: Sequence[int]  # the first word of each cluster
-
-    @property
-    def vocabulary(self) -> int:
-        return self.cutoffs[-1] + self.tails[-1].entries
+    vocabulary: int  # V
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """The log-probabilities ``(..., V)`` of all words for hidden states ``(..., D)``."""
@@ -172,13 +162,14 @@ class AdaptiveSoftmax:
         The uniform distribution over V words gives a cluster of n words the weight n / V in the head, and
         each of its words the weight 1 / n inside. The smoothing of the head gave each of its K entries 1 / K.
         """
-        entries = self.head.entries
+        entries = self.cutoffs[0] + len(self.tails)
+        sizes = [len(tail.segments[0]) for tail in self.tails]
         weights = hidden.new_full((entries,), 1 / entries - 1 / self.vocabulary, dtype=sum_dtype(hidden))
-        for entry, tail in enumerate(self.tails, start=self.cutoffs[0]):
-            weights[entry] = 1 / entries - tail.entries / self.vocabulary
+        for entry, size in enumerate(sizes, start=self.cutoffs[0]):
+            weights[entry] = 1 / entries - size / self.vocabulary
         if self.head.masked_entry is not None:
             weights[self.head.masked_entry] = 0.0
-        narrowed = self.head.narrowed(hidden)
+        narrowed = hidden if self.head.basis is None else F.linear(hidden, self.head.basis)
         with without_autocast(hidden.device):
             parts = weights.unsqueeze(0).split([len(codes) for codes in self.head.segments], dim=1)
             vectors = [part @ codes.to(part.dtype) for part, codes in zip(parts, self.head.segments)]
@@ -189,9 +180,9 @@ class AdaptiveSoftmax:
         if options["reduction"] != "none":
             loss = loss.sum()
         anywhere = torch.where(counted, 0, _IGNORED)
-        for tail in self.tails:
+        for tail, size in zip(self.tails, sizes):
             uniform, _ = tail.cross_entropy(hidden, anywhere, label_smoothing=1.0, **options)
-            loss = loss + uniform * (tail.entries / self.vocabulary)
+            loss = loss + uniform * (size / self.vocabulary)
         return loss
 
     @torch.no_grad()
@@ -289,10 +280,6 @@ class AdaptiveOptions(EmbeddingOptions):
                 f"option 'map_options' has {name!r}, which is not an option of maps; remove it",
             )
 
-    def sizes(self, num_embeddings: int) -> list[int]:
-        """The number of words in each band."""
-        return [high - low for low, high in pairwise((0, *self.cutoffs, num_embeddings))]
-
     def widths(self, embedding_dim: int) -> list[int]:
         """The width d_i of the vectors of each band."""
         first = self.width or embedding_dim
@@ -338,11 +325,10 @@ class AdaptiveOptions(EmbeddingOptions):
         # Checks the options of the map.
         self.count_parameters(num_embeddings, embedding_dim)
 
-    def count_bias(self, num_embeddings: int) -> int:
-        return num_embeddings + len(self.cutoffs) if self.output_bias else 0
-
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """Tables V_i d_i, projections d_i D, and d_0 for each cluster; twice if the output has its own.
+
+        With the option `output_bias` each cluster has a bias, too.
 
         DeFINE counts this way in its Table 1a, with d_0 = D, and in its Table 2, with d_i = n for all bands.
         UnClE's Eq. 9 omits the clusters and gives the first band a projection, its Table 12 does not.
@@ -352,27 +338,26 @@ class AdaptiveOptions(EmbeddingOptions):
             shapes += self.projection_shapes(embedding_dim, is_output=True).values()
         widths = self.widths(embedding_dim)
         clusters = len(self.cutoffs) * widths[0] if self.output != "none" else 0
-        others = sum(a * b for a, b in shapes) + clusters
+        others = sum(a * b for a, b in shapes) + clusters + (len(self.cutoffs) if self.output_bias else 0)
         if self.map is not None:
             counted = {"num_embeddings": num_embeddings, "embedding_dim": widths[0]}
             return num_parameters(self.map, **counted, **self.map_options) + others
-        tables = sum(size * width for size, width in zip(self.sizes(num_embeddings), widths, strict=True))
+        ends = pairwise((0, *self.cutoffs, num_embeddings))
+        tables = sum((end - start) * width for (start, end), width in zip(ends, widths, strict=True))
         return (2 * tables if self.tie == "none" else tables) + others
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Three bands, the second twice the first, and both factors, as in UnClE's Table 12."""
-        for factor in (4, 8):
-            if embedding_dim >= factor**2 and num_embeddings > 3:
-                yield SearchGrid(
-                    (num_embeddings - 1) // 3,
-                    lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
-                )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three bands with approximately the proportions of UnClE's Table 12."""
-        return {"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Three bands, with approximately the proportions and with both factors of UnClE's Table 12."""
+        grids = [
+            SearchGrid(
+                (num_embeddings - 1) // 3,
+                lambda h, k=factor: {"cutoffs": [h + 1, 3 * (h + 1)], "factor": k},  # type: ignore[misc]
+            )
+            for factor in (4, 8)
+            if embedding_dim >= factor**2 and num_embeddings > 3
+        ]
+        return Presets({"": {"cutoffs": [num_embeddings // 18, num_embeddings // 6]}}, grids)
 
 
 @register("adaptive", AdaptiveOptions)
@@ -400,7 +385,8 @@ class AdaptiveEmbedding(SharedEmbedding):
         self.has_linear_scores = False  # words of clusters are scored within their cluster
         self.score_dim = self.options.score_dim or self.embedding_dim
         self.starts = (0, *self.options.cutoffs)
-        self.sizes = self.options.sizes(self.num_embeddings)
+        ends = pairwise((*self.starts, self.num_embeddings))
+        self.sizes = [end - start for start, end in ends]
         widths = self.options.widths(self.embedding_dim)
         shapes = {str(band): shape for band, shape in enumerate(zip(self.sizes, widths, strict=True))}
         self.map: Any = None
@@ -440,82 +426,60 @@ class AdaptiveEmbedding(SharedEmbedding):
         if self.cluster_bias is not None:
             nn.init.zeros_(self.cluster_bias)
 
-    @property
-    def _draws_per_token(self) -> bool:
-        return self.map is not None and bool(self.map._draws_per_token)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._rows(ids, None if self.map is None else self.map.rows(ids))
-
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         if self.map is None or not self._draws_per_token:
             return super().token_rows(words, inverse)
         tokens = words.index_select(0, inverse)
-        rows = self._rows(tokens, self.map.token_rows(words, inverse))
-        return without_padding(rows, tokens, self.padding_idx)
+        rows = self.rows(tokens, self.map.token_rows(words, inverse))
+        return without_padding(rows, self.padding_idx, tokens)
 
-    def _rows(self, ids: Tensor, mapped: Tensor | None) -> Tensor:
-        """Rows ``(n, D)`` for ids ``(n,)`` that the map has `mapped`; each band computes its own words."""
+    def rows(self, ids: Tensor, mapped: Tensor | None = None) -> Tensor:
+        """Return rows ``(n, D)`` for ids ``(n,)``; each band computes its own words.
+
+        Args:
+            mapped: other vectors ``(n, d_0)`` than those of the map.
+        """
+        projections = [self.projections.get(str(band)) for band in range(len(self.starts))]
         if not needs_fixed_shapes(ids):
-            positions = self._positions(ids)
-            parts = map(self._widened, range(len(positions)), self._codes_of(ids, mapped, positions))
-            vectors = torch.cat(list(parts))
+            positions, parts = self._in_bands(ids, mapped)
+            widened = [part if basis is None else part @ basis for part, basis in zip(parts, projections)]
+            vectors = torch.cat(widened)
             return torch.empty_like(vectors).index_copy_(0, torch.cat(positions), vectors)
-        bands, parts_of_all = bands_of(ids, self.options.cutoffs), []
-        for band, start in enumerate(self.starts):
+        if mapped is None and self.map is not None:
+            mapped = self.map.rows(ids)
+        bands, parts = bands_of(ids, self.options.cutoffs), []
+        for band, (start, projection) in enumerate(zip(self.starts, projections)):
             is_other = bands != band
             inside = (ids - start).masked_fill(is_other, 0)
             codes = F.embedding(inside, self.tables[str(band)]) if mapped is None else mapped
-            parts_of_all.append(self._widened(band, codes).masked_fill(is_other.unsqueeze(1), 0.0))
-        return torch.stack(parts_of_all).sum(dim=0)
+            vectors = codes if projection is None else codes @ projection
+            parts.append(vectors.masked_fill(is_other.unsqueeze(1), 0.0))
+        return torch.stack(parts).sum(dim=0)
 
-    def _widened(self, band: int, codes: Tensor) -> Tensor:
-        """Vectors ``(n, d_i)`` of a band in D dimensions ``(n, D)``."""
-        projection = self.projections.get(str(band))
-        return codes if projection is None else codes @ projection
-
-    def _positions(self, ids: Tensor) -> tuple[Tensor, ...]:
-        return positions_by_group(bands_of(ids, self.options.cutoffs), len(self.starts))
-
-    def _codes_of(self, ids: Tensor, mapped: Tensor | None, positions: Sequence[Tensor]) -> list[Tensor]:
-        """The vectors ``(n_i, d_i)`` of the `ids` ``(n,)`` at the `positions` of each band."""
-        if mapped is not None:
-            return [mapped.index_select(0, inside) for inside in positions]
-        return [
-            F.embedding(ids[inside] - start, table)
-            for inside, start, table in zip(positions, self.starts, self.tables.values(), strict=True)
-        ]
+    def _in_bands(self, ids: Tensor, mapped: Tensor | None = None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Return for each band the positions of its words in `ids` ``(n,)``, and vectors ``(n_i, d_i)``."""
+        positions = positions_by_group(bands_of(ids, self.options.cutoffs), len(self.starts))
+        if self.map is None:
+            pairs = zip(positions, self.starts, self.tables.values(), strict=True)
+            return positions, [F.embedding(ids[inside] - start, table) for inside, start, table in pairs]
+        mapped = self.map.rows(ids) if mapped is None else mapped
+        return positions, [mapped.index_select(0, inside) for inside in positions]
 
     def layers(self, ids: Tensor) -> list[Layer]:
-        mapped = None if self.map is None else self.map.rows(ids)
-        codes = self._codes_of(ids, mapped, self._positions(ids))
-        inner = [Layer(f"band {band}", of_band) for band, of_band in enumerate(codes)]
+        inner = [Layer(f"band {band}", codes) for band, codes in enumerate(self._in_bands(ids)[1])]
         return [*inner, *super().layers(ids)]
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self.logits(hidden)
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities ``(..., V)``: a score means nothing without that of its cluster."""
-        return self._softmax().log_prob(hidden)
+        softmax: AdaptiveSoftmax = self.cached("output", self._softmax)
+        return softmax.log_prob(hidden)
 
-    def _loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-        block_size: int | None = None,
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
     ) -> tuple[Tensor, Callable[[], Tensor]]:
-        states, words = self._flat(hidden, targets, ignore_index)
-        softmax, count, shape = self._softmax(), targets.numel(), targets.shape
-        loss, best = softmax.cross_entropy(
-            states, words, ignore_index, label_smoothing, reduction, block_size
-        )
-        if reduction == "none":
-            loss = loss[:count].view(shape)
-        return loss, lambda: softmax.predictions(states, best)[:count].view(shape)
+        softmax: AdaptiveSoftmax = self.cached("output", self._softmax)
+        loss, best = softmax.cross_entropy(hidden, targets, ignore_index, *settings)
+        return loss, lambda: softmax.predictions(hidden, best)
 
     def inner_embedding(self) -> SharedEmbedding:
         """With factor 1, the table of all bands, which is the `map` or a copy."""
@@ -561,7 +525,8 @@ class AdaptiveEmbedding(SharedEmbedding):
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Every band keeps its width, and at least one word."""
         options, state = super().state_for_ids(ids)
-        members = [ids[inside] for inside in self._positions(ids)]
+        positions = positions_by_group(bands_of(ids, self.options.cutoffs), len(self.starts))
+        members = [ids[inside] for inside in positions]
         for band, (start, words) in enumerate(zip(self.starts, members)):
             if len(words) == 0:
                 raise UserError(
@@ -580,9 +545,9 @@ class AdaptiveEmbedding(SharedEmbedding):
     def output_table(self) -> Tensor:
         """The vectors ``(V, S)`` of all words; scores are only comparable within a band."""
         self._check_output()
-        bands = zip(self._output_codes(), self._output_projections())
+        bands = self._output_bands()
         table = torch.cat([codes if basis is None else codes @ basis for codes, basis in bands])
-        return without_padding(table, torch.arange(len(table), device=table.device), self.padding_idx)
+        return without_padding(table, self.padding_idx)
 
     def set_output_bias(self, bias: Tensor) -> None:
         """The bias of a cluster becomes the logsumexp of the biases of its words.
@@ -597,34 +562,26 @@ class AdaptiveEmbedding(SharedEmbedding):
             self.cluster_bias.copy_(torch.stack([tail.logsumexp(dim=0) for tail in tails]))
 
     def _softmax(self) -> AdaptiveSoftmax:
-        self._check_output()
+        assert self.clusters is not None
+        biases: Sequence[Tensor | None] = [None] * len(self.sizes)
+        if self.bias is not None and self.cluster_bias is not None:
+            of_head, *of_tails = self.bias.split(self.sizes)
+            biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
+        bands = zip(self._output_bands(), biases, strict=True)
+        head, *tails = (
+            SoftmaxPart((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
+            for band, ((codes, basis), bias) in enumerate(bands)
+        )
+        return AdaptiveSoftmax(head, tails, self.options.cutoffs, self.num_embeddings)
 
-        def make() -> AdaptiveSoftmax:
-            assert self.clusters is not None
-            biases: Sequence[Tensor | None] = [None] * len(self.sizes)
-            if self.bias is not None and self.cluster_bias is not None:
-                of_head, *of_tails = self.bias.split(self.sizes)
-                biases = [torch.cat([of_head, self.cluster_bias]), *of_tails]
-            bands = zip(self._output_codes(), self._output_projections(), biases, strict=True)
-            head, *tails = (
-                Part((codes,) if band else (codes, self.clusters), basis, self._padding_in(band), bias)
-                for band, (codes, basis, bias) in enumerate(bands)
-            )
-            return AdaptiveSoftmax(head, tails, self.options.cutoffs)
-
-        return self.cached("output", make)
-
-    def _output_codes(self) -> Sequence[Tensor]:
-        """The vectors ``(V_i, d_i)`` of the words of every band on the output side."""
-        if self.map is not None:
-            return self.map.table().split(self.sizes)
-        return list((self.tables if self.output_tables is None else self.output_tables).values())
-
-    def _output_projections(self) -> list[nn.Parameter | None]:
-        """The projection of every band on the output side, if it has one."""
+    def _output_bands(self) -> list[tuple[Tensor, nn.Parameter | None]]:
+        """Return the output vectors ``(V_i, d_i)`` of every band, and its projection, if it has one."""
+        tables = self.tables if self.output_tables is None else self.output_tables
+        codes = tables.values() if self.map is None else self.map.table().split(self.sizes)
         projections = self.projections if self.output_projections is None else self.output_projections
         shapes = self.options.projection_shapes(self.embedding_dim, is_output=True)
-        return [projections[str(band)] if str(band) in shapes else None for band in range(len(self.sizes))]
+        names = [str(band) if str(band) in shapes else None for band in range(len(self.sizes))]
+        return [(part, projections[name] if name else None) for part, name in zip(codes, names, strict=True)]
 
     def _padding_in(self, band: int) -> int | None:
         """The position of the padding word within a band, or None if it is in another one."""
@@ -633,16 +590,15 @@ class AdaptiveEmbedding(SharedEmbedding):
         word = self.padding_idx - self.starts[band]
         return word if 0 <= word < self.sizes[band] else None
 
-    def input_parameters(self) -> Iterator[nn.Parameter]:
-        for part in (self.map, self.tables, self.projections):
-            yield from part.parameters() if part is not None else ()
-
-    def output_parameters(self) -> Iterator[nn.Parameter]:
-        for part in (self.map, self.tables if self.output_tables is None else self.output_tables):
-            yield from part.parameters() if part is not None else ()
-        for parameter in (*self._output_projections(), self.clusters, self.bias, self.cluster_bias):
-            if parameter is not None:
-                yield parameter
+    def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        of_map = [] if self.map is None else list(self.map.parameters())
+        tables = self.tables if self.output_tables is None else self.output_tables
+        projections = self.projections if self.output_projections is None else self.output_projections
+        shapes = self.options.projection_shapes(self.embedding_dim, is_output=True)
+        others = (self.clusters, self.bias, self.cluster_bias)
+        outputs = [*of_map, *tables.values(), *(projections[band] for band in shapes)]
+        outputs += [parameter for parameter in others if parameter is not None]
+        return [*of_map, *self.tables.values(), *self.projections.values()], outputs
 
     @classmethod
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
 from shared_embeddings.fitting.task import FitTask, reconstruct
+from shared_embeddings.nn.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import EndingDropout, code_bits, code_dtype, code_std, entry_std
+from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require, require_effect
 
 
@@ -68,13 +68,10 @@ class AloneOptions(EmbeddingOptions["AloneEmbedding"]):
         return trained_base + self.hidden_dim * (base_dim + embedding_dim)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        yield SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Both filters with the hidden width of the paper's translation models, 8 D."""
-        return {kind: {"hidden_dim": 8 * embedding_dim, "filter": kind} for kind in ("real", "binary")}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        # The hidden width of the paper's translation models.
+        examples = {kind: {"hidden_dim": 8 * embedding_dim, "filter": kind} for kind in ("real", "binary")}
+        return Presets(examples, [SearchGrid(num_embeddings, lambda step: {"hidden_dim": step + 1})])
 
 
 @register("alone", AloneOptions)
@@ -160,17 +157,9 @@ class AloneEmbedding(SharedEmbedding):
         reconstruct(embedding, task)
         return embedding
 
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._row_function()(ids)
-
     def _row_function(self) -> Callable[[Tensor], Tensor]:
         hidden = self._hidden_function()
         return lambda ids: F.linear(hidden(ids), self.second)
-
-    @property
-    def _draws_per_token(self) -> bool:
-        """In training, until `relu_dropout` ends."""
-        return self.training and self.relu_dropout.p > 0.0
 
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         """With dropout, tokens of a word share only the work before it."""
@@ -178,7 +167,7 @@ class AloneEmbedding(SharedEmbedding):
             return super().token_rows(words, inverse)
         hidden = self.relu_dropout(F.embedding(inverse, self._hidden_function()(words)))
         tokens = words.index_select(0, inverse)
-        return without_padding(F.linear(hidden, self.second), tokens, self.padding_idx)
+        return without_padding(F.linear(hidden, self.second), self.padding_idx, tokens)
 
     def _hidden_function(self) -> Callable[[Tensor], Tensor]:
         """A function from word ids ``(n,)`` to hidden units ``(n, H)``; shared work is done once, here.

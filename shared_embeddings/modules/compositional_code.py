@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding, scores_of_codes
 from shared_embeddings.fitting.codes import learn_codes
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.layers import code_bits, code_dtype, draw_codes, entry_std
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
+from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.options import option
 
 
@@ -42,16 +42,11 @@ class CompositionalCodeOptions(EmbeddingOptions["CompositionalCodeEmbedding"]):
         return self.num_codebooks * self.codebook_size * embedding_dim
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Codebooks of 16 entries, up to the size of a plain table."""
-        yield SearchGrid(
-            max(num_embeddings // 16, 1), lambda step: {"num_codebooks": step + 1, "codebook_size": 16}
-        )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The default codebooks, but no more entries than words."""
-        return {"": {"num_codebooks": min(num_embeddings // 16, 32), "codebook_size": 16}}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """The default codebooks, but no more entries than words; up to the size of a plain table."""
+        most = num_embeddings // 16
+        grid = SearchGrid(max(most, 1), lambda step: {"num_codebooks": step + 1, "codebook_size": 16})
+        return Presets({"": {"num_codebooks": min(most, 32), "codebook_size": 16}}, [grid])
 
 
 @register("compositional_code", CompositionalCodeOptions)
@@ -81,14 +76,12 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         std = entry_std(self.embedding_dim * self.options.num_codebooks)
         nn.init.normal_(self.codebooks, std=std)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._row_function()(ids)
-
     def _row_function(self) -> Callable[[Tensor], Tensor]:
         entries = dense(self.codebooks).flatten(0, 1)
+        starts = torch.arange(self.options.num_codebooks, device=entries.device) * self.options.codebook_size
 
         def rows(ids: Tensor) -> Tensor:
-            return F.embedding_bag(self._entries(self.codes.index_select(0, ids)), entries, mode="sum")
+            return F.embedding_bag(self.codes.index_select(0, ids).long() + starts, entries, mode="sum")
 
         return rows
 
@@ -108,12 +101,8 @@ class CompositionalCodeEmbedding(SharedEmbedding):
         if 2 * entries.size(0) > 3 * self.embedding_dim:
             return super().output_factors()
         ones = entries.new_zeros((self.num_embeddings, entries.size(0)))
-        return OutputFactors(ones.scatter_(1, self._entries(self.codes), 1.0), entries)
-
-    def _entries(self, codes: Tensor) -> Tensor:
-        """The places ``(n, M)`` of codes ``(n, M)`` in the codebooks, one after the other."""
-        starts = torch.arange(self.options.num_codebooks, device=codes.device) * self.options.codebook_size
-        return codes.long() + starts
+        starts = torch.arange(self.options.num_codebooks, device=ones.device) * self.options.codebook_size
+        return OutputFactors(ones.scatter_(1, self.codes.long() + starts, 1.0), entries)
 
     @classmethod
     def fit(cls, task: FitTask) -> CompositionalCodeEmbedding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from shared_embeddings.embedding import Layer, SharedEmbedding, without_padding
-from shared_embeddings.registry import build, get_method_config, methods, num_parameters, register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import entry_std
+from shared_embeddings.nn.layers import entry_std
+from shared_embeddings.registry import build, get_method_config, methods, register
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.options import OptionError, option, require, require_effect
 
 Transform = Literal["hgt", "glt", "linear"]
@@ -35,66 +35,6 @@ class LayerPlan(NamedTuple):
     outputs: int
 
 
-def plan_groups(transform: Transform, max_groups: int, depth: int) -> list[int]:
-    """The number of groups of each layer: halved from layer to layer (Eq. 1), constant, or one."""
-    if transform == "hgt":
-        return [max(max_groups // 2**layer, 1) for layer in range(depth)]
-    return [max_groups if transform == "glt" else 1] * depth
-
-
-def plan_layers(
-    input_dim: int, expand_dim: int, depth: int, max_groups: int, transform: Transform, connection: Connection
-) -> list[LayerPlan]:
-    """The sizes of the N = `depth` layers that expand n = `input_dim` to k = `expand_dim` (section 3.2).
-
-    The space between n and k is sampled linearly, so that the outputs of layer l are n + (k - n) l / N,
-    rounded down to a multiple of all groups; with residual connections k / 2 (section 4.4). A direct link to
-    the input widens the inputs of all layers but the first by n.
-    """
-    groups = plan_groups(transform, max_groups, depth)
-    step = math.lcm(*groups)
-    linked = input_dim if connection in ("mixer", "skip") else 0
-    plans: list[LayerPlan] = []
-    for layer, count in enumerate(groups):
-        width = (input_dim * depth + (expand_dim - input_dim) * (layer + 1)) // depth
-        if connection == "residual":
-            width = max(expand_dim // 2, step)
-        inputs = plans[-1].outputs + linked if plans else input_dim
-        plans.append(LayerPlan(count, inputs, width // step * step))
-    return plans
-
-
-def plan_delight_groups(max_groups: int, depth: int) -> list[int]:
-    """The number of groups of each layer in the authors' later code.
-
-    From the last layer back they are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again.
-    """
-    cycle = [2**power for power in range(max_groups.bit_length())]
-    return [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
-
-
-def plan_delight_layers(embedding_dim: int, expand_dim: int, depth: int, max_groups: int) -> list[LayerPlan]:
-    """The sizes of all layers after the first in the authors' later code, for inputs of D / 2.
-
-    Output widths are spaced linearly from D / 2 to k = `expand_dim`, without the first of them. Fractions are
-    dropped, and the rest is rounded up to a multiple of 8 and of the groups on both sides. The last group
-    transform reduces to D; a linear layer to D follows it. All layers but the first read the inputs, too.
-    """
-    groups = plan_delight_groups(max_groups, depth)
-    inputs = embedding_dim // 2
-    outputs = []
-    for layer in range(1, depth):
-        most = max(groups[layer - 1 : layer + 1])
-        step = most * math.ceil(8 / most)
-        outputs.append(step * math.ceil((inputs + layer * (expand_dim - inputs) // (depth - 1)) / step))
-    outputs.append(embedding_dim)
-    plans = [
-        LayerPlan(count, inputs + (outputs[layer - 1] if layer else 0), outputs[layer])
-        for layer, count in enumerate(groups)
-    ]
-    return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
-
-
 class GroupTransform(nn.Module):
     """The group transform of unit "paper" (Eq. 1, appendix A.1), then layer normalization and GELU.
 
@@ -106,15 +46,6 @@ class GroupTransform(nn.Module):
         super().__init__()
         self.groups = plan.groups
         self.weight = nn.Parameter(torch.empty(plan.inputs // plan.groups, plan.outputs // plan.groups))
-
-    @staticmethod
-    def num_parameters(plan: LayerPlan) -> int:
-        """in out / g**2."""
-        return plan.inputs * plan.outputs // plan.groups**2
-
-    def reset_parameters(self) -> None:
-        # Keeps the variance.
-        nn.init.normal_(self.weight, std=self.weight.size(0) ** -0.5)
 
     def forward(self, vectors: Tensor) -> Tensor:
         transformed = (vectors.unflatten(1, (self.groups, -1)) @ self.weight).flatten(1)
@@ -133,16 +64,6 @@ class GroupLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(groups, plan.inputs // groups, width))
         self.bias = nn.Parameter(torch.empty(groups, 1, width))
         self.norm = nn.LayerNorm(width)
-
-    @staticmethod
-    def num_parameters(plan: LayerPlan) -> int:
-        """in out / g weights, a bias for each output, gain and shift."""
-        return plan.inputs * plan.outputs // plan.groups + plan.outputs + 2 * (plan.outputs // plan.groups)
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
-        nn.init.zeros_(self.bias)
-        self.norm.reset_parameters()
 
     def forward(self, vectors: Tensor) -> Tensor:
         chunks = vectors.unflatten(1, self.weight.shape[:2]).transpose(0, 1)
@@ -175,11 +96,6 @@ class Expansion(nn.Module):
         has_first_link = plans[0].inputs == plans[0].outputs
         # The number of activations that are summed in the output.
         self.summands = len(plans) + has_first_link if connection == "residual" else 1
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """``(n, input_dim)`` -> ``(n, width of the last layer)``."""
-        # Keeps only the latest output in memory.
-        return deque(self.outputs(inputs), maxlen=1).pop()
 
     def outputs(self, inputs: Tensor) -> Iterator[Tensor]:
         """The outputs ``(n, width)`` of all layers for inputs ``(n, input_dim)``, in order."""
@@ -272,12 +188,13 @@ class DefineOptions(EmbeddingOptions):
         )
         if self.transform == "linear":
             require_effect(self, ("max_groups", "shuffle"), "with transform 'linear', which has one group")
+        max_groups = self.max_groups or 4
         if self.unit == "paper":
-            for layer, count in enumerate(plan_groups(self.transform, self._groups, self.depth), start=1):
+            for layer, plan in enumerate(self.layers(self.map_dim), start=1):
                 require(
-                    self.map_dim % count == 0,
-                    f"option 'map_dim' is {self.map_dim}, not divisible by the {count} groups of layer "
-                    f"{layer}; change it or 'max_groups' ({self._groups})",
+                    self.map_dim % plan.groups == 0,
+                    f"option 'map_dim' is {self.map_dim}, not divisible by the {plan.groups} groups of layer "
+                    f"{layer}; change it or 'max_groups' ({max_groups})",
                 )
         else:
             require_effect(self, ("transform", "shuffle", "connection", "reduce"), "with unit 'delight'")
@@ -287,8 +204,8 @@ class DefineOptions(EmbeddingOptions):
                 "another; choose at least 2",
             )
             require(
-                self._groups.bit_count() == 1,
-                f"option 'max_groups' is {self._groups}, but with unit 'delight' it must be a power of 2",
+                max_groups.bit_count() == 1,
+                f"option 'max_groups' is {max_groups}, but with unit 'delight' it must be a power of 2",
             )
         if self.output != "map":
             require_effect(self, ("output_projection",), f"with output '{self.output}'")
@@ -312,19 +229,49 @@ class DefineOptions(EmbeddingOptions):
             return map_options[name]
         raise AttributeError(f"'define' has no option '{name}'")
 
-    @property
-    def _groups(self) -> int:
-        return self.max_groups or 4
-
     def layers(self, embedding_dim: int) -> list[LayerPlan]:
-        if self.unit == "delight":
-            return plan_delight_layers(embedding_dim, self.expand_dim, self.depth, self._groups)
-        return plan_layers(
-            self.map_dim, self.expand_dim, self.depth, self._groups, self.transform, self.connection
-        )
+        """Return the sizes of the layers.
+
+        Unit "paper": N = `depth` layers expand n to k (section 3.2), whatever D is. The space between n and k
+        is sampled linearly, so that the outputs of layer l are n + (k - n) l / N, rounded down to a multiple
+        of all groups; with residual connections k / 2 (section 4.4). A direct link to the input widens the
+        inputs of all layers but the first by n.
+
+        Unit "delight": all layers after the first in the authors' later code, for inputs of D / 2. From the
+        last group transform back, the groups are 1, 2, 4 and so on up to g_max, then 1, 2, 4 again. Outputs
+        are spaced linearly from D / 2 to k, without the first of them. Fractions are dropped, and the rest is
+        rounded up to a multiple of 8 and of the groups on both sides. The last group transform reduces to D;
+        a linear layer to D follows it. All layers but the first read the inputs, too.
+        """
+        n, k, depth, most = self.map_dim, self.expand_dim, self.depth, self.max_groups or 4
+        plans: list[LayerPlan] = []
+        if self.unit == "paper":
+            groups = [most if self.transform == "glt" else 1] * depth
+            if self.transform == "hgt":  # halved from layer to layer (Eq. 1)
+                groups = [max(most // 2**layer, 1) for layer in range(depth)]
+            step = math.lcm(*groups)
+            linked = n if self.connection in ("mixer", "skip") else 0
+            for layer, count in enumerate(groups):
+                width = (n * depth + (k - n) * (layer + 1)) // depth
+                if self.connection == "residual":
+                    width = max(k // 2, step)
+                inputs = plans[-1].outputs + linked if plans else n
+                plans.append(LayerPlan(count, inputs, width // step * step))
+            return plans
+        cycle = [2**power for power in range(most.bit_length())]
+        groups = [cycle[(depth - 1 - layer) % len(cycle)] for layer in range(depth)]
+        inputs = embedding_dim // 2
+        for layer, count in enumerate(groups, start=1):
+            outputs = embedding_dim
+            if layer < depth:
+                larger = max(groups[layer - 1 : layer + 1])
+                step = larger * math.ceil(8 / larger)
+                outputs = step * math.ceil((inputs + layer * (k - inputs) // (depth - 1)) / step)
+            plans.append(LayerPlan(count, inputs + (plans[-1].outputs if plans else 0), outputs))
+        return [*plans, LayerPlan(1, inputs + embedding_dim, embedding_dim)]
 
     @classmethod
-    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
+    def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
         """Move the options of the map's method, given next to the unit's own, into `map_options`."""
         map_method = values.get("map", "standard")
         if map_method not in methods() or not isinstance(values.get("map_options", {}), Mapping):
@@ -344,7 +291,8 @@ class DefineOptions(EmbeddingOptions):
         # Checks the options of the map without building it.
         self.count_parameters(num_embeddings, embedding_dim)
         if self.unit == "delight":
-            half, most = embedding_dim // 2, max(plan_delight_groups(self._groups, self.depth))
+            half = embedding_dim // 2
+            most = max(plan.groups for plan in self.layers(embedding_dim))
             require(
                 half >= most and half % most == 0,
                 f"option 'max_groups' leads to {most} groups, but with unit 'delight' half of the dimension, "
@@ -367,27 +315,22 @@ class DefineOptions(EmbeddingOptions):
         """The map, the first layer, the group transforms, reduction and projection.
 
         The first layer has n**2, the group transforms in out / g**2 each, the reduction (k + n) D, or k D if
-        it does not read the map. All layers of unit "delight" are `GroupLinear`.
+        it does not read the map. All layers of unit "delight" are `GroupLinear`, with in out / g weights, a
+        bias for each output, and gain and shift of a group.
         """
         layers = self.layers(embedding_dim)
         if self.unit == "delight":
             entry = LayerPlan(1, self.map_dim, embedding_dim // 2)
-            unit = sum(map(GroupLinear.num_parameters, [entry, *layers]))
+            unit = sum(i * o // g + o + 2 * (o // g) for g, i, o in (entry, *layers))
         else:
-            unit = self.map_dim**2 + sum(map(GroupTransform.num_parameters, layers))
-            unit += self.reduction_inputs(layers) * embedding_dim if self.reduce else 0
+            unit = self.map_dim**2 + sum(i * o // g**2 for g, i, o in layers)
+            # The reduction has the connection of the last layer to the map, too.
+            linked = self.map_dim if self.connection in ("mixer", "skip") else 0
+            unit += (layers[-1].outputs + linked) * embedding_dim if self.reduce else 0
         projection = self.map_dim * embedding_dim if self.output_projection else 0
-        sizes = {"num_embeddings": num_embeddings, "embedding_dim": self.map_dim}
-        return num_parameters(self.map, **sizes, **self.build_options_of_map()) + unit + projection
-
-    def reduction_inputs(self, layers: list[LayerPlan]) -> int:
-        """The inputs of the reduction, which also has the connection of the last layer to the map."""
-        linked = self.map_dim if self.connection in ("mixer", "skip") else 0
-        return layers[-1].outputs + linked
-
-    def count_bias(self, num_embeddings: int) -> int:
-        # That of the map is counted with it.
-        return 0 if self.output == "map" else super().count_bias(num_embeddings)
+        sizes = num_embeddings, self.map_dim
+        of_map = get_method_config(self.map).resolve(*sizes, self.build_options_of_map())
+        return of_map.count_parameters(*sizes) + unit + projection
 
     def build_options_of_map(self) -> dict[str, Any]:
         """The options of the map, with an output side only if the unit uses it."""
@@ -397,27 +340,24 @@ class DefineOptions(EmbeddingOptions):
         return {**self.map_options, **({"output": "none"} if has_output else {})}
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Examples of about n = D / 4, k = 2 D and three layers, tied to either part.
 
-        The output is tied to the whole unit, which every host supports.
+        The grid has units in the proportions of the smallest one of the paper's Table 1a, k = 4 n and N = 3.
+        Their output is tied to the whole unit, which every host supports.
         """
-        if embedding_dim >= 4:
-            yield SearchGrid(embedding_dim // 4, lambda step: cls._unit(4 * (step + 1), 16 * (step + 1)))
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """About n = D / 4, k = 2 D and three layers, tied to either part."""
+        unit: Options = {"depth": 3, "max_groups": 4, "output": "table"}
         n = embedding_dim // 16 * 4
-        return {
-            "tied to its table": cls._unit(n, 8 * n),
-            "tied to its map": {**cls._unit(n, 8 * n), "output": "map", "output_projection": True},
+        example = {**unit, "map_dim": n, "expand_dim": 8 * n}
+        examples = {
+            "tied to its table": example,
+            "tied to its map": {**example, "output": "map", "output_projection": True},
         }
-
-    @staticmethod
-    def _unit(map_dim: int, expand_dim: int) -> Options:
-        sizes = {"map_dim": map_dim, "expand_dim": expand_dim, "depth": 3, "max_groups": 4}
-        return {**sizes, "output": "table"}
+        grid = SearchGrid(
+            embedding_dim // 4,
+            lambda step: {**unit, "map_dim": 4 * (step + 1), "expand_dim": 16 * (step + 1)},
+        )
+        return Presets(examples, [grid] if embedding_dim >= 4 else [])
 
 
 @register("define", DefineOptions)
@@ -467,7 +407,8 @@ class DefineEmbedding(SharedEmbedding):
             self.expansion = Expansion(GroupTransform, layers, self.options.connection, self.options.shuffle)
             rms = rms_of_activations(1.0, self.expansion.summands)
             if self.options.reduce:
-                inputs, expanded = self.options.reduction_inputs(layers), self.expansion.width
+                expanded = self.expansion.width
+                inputs = expanded + (width if self.options.connection in ("mixer", "skip") else 0)
                 self.reducer = nn.Linear(inputs, self.embedding_dim, bias=False)
                 # All words share the reduction: with inputs of norm one, a step moves a row about as far as
                 # in a plain table. With larger ones, the first steps make all rows alike.
@@ -488,16 +429,21 @@ class DefineEmbedding(SharedEmbedding):
         self.map.reset_parameters()
         std = entry_std(self.embedding_dim)
         layers: list[Any] = list(self.expansion.layers)
-        for layer in layers:
-            layer.reset_parameters()
         if isinstance(self.entry, GroupLinear):
-            self.entry.reset_parameters()
+            layers.append(self.entry)
+        for layer in layers:
+            # Keeps the variance.
+            nn.init.normal_(layer.weight, std=layer.weight.size(-2) ** -0.5)
+            if isinstance(layer, GroupLinear):
+                nn.init.zeros_(layer.bias)
+                layer.norm.reset_parameters()
+        if isinstance(self.entry, GroupLinear):
             # The gain for which `rms_of_activations` is `std`, by bisection.
             low, high = 0.0, 4.0 * std + 4.0
             for _ in range(60):
                 middle = (low + high) / 2
                 low, high = (middle, high) if rms_of_activations(middle) < std else (low, middle)
-            nn.init.constant_(layers[-1].norm.weight, high)
+            nn.init.constant_(layers[-2].norm.weight, high)
         else:
             # The map's vectors have norm one, so the values after the entry have std one.
             nn.init.normal_(self.entry.weight)
@@ -506,22 +452,18 @@ class DefineEmbedding(SharedEmbedding):
         if self.output_projection is not None:
             nn.init.normal_(self.output_projection.weight, std=std)
 
-    @property
-    def _draws_per_token(self) -> bool:
-        return self.map._draws_per_token
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._deepened(self.map.rows(ids))
-
     def token_rows(self, words: Tensor, inverse: Tensor) -> Tensor:
         if not self._draws_per_token:
             return super().token_rows(words, inverse)
-        rows = self._deepened(self.map.token_rows(words, inverse))
-        return without_padding(rows, words.index_select(0, inverse), self.padding_idx)
+        tokens = words.index_select(0, inverse)
+        rows = self.rows(tokens, self.map.token_rows(words, inverse))
+        return without_padding(rows, self.padding_idx, tokens)
 
-    def _deepened(self, mapped: Tensor) -> Tensor:
-        entry = self.entry(mapped)
-        expanded = self.expansion(entry)
+    def rows(self, ids: Tensor, mapped: Tensor | None = None) -> Tensor:
+        """Return rows ``(n, D)`` for ids ``(n,)``, or for other vectors of the map ``(n, map_dim)``."""
+        entry = self.entry(self.map.rows(ids) if mapped is None else mapped)
+        # Keeps only the latest output in memory.
+        expanded = deque(self.expansion.outputs(entry), maxlen=1).pop()
         if self.reducer is None:
             return self.scale * expanded
         is_linked = self.reducer.in_features > self.expansion.width
@@ -582,17 +524,17 @@ class DefineEmbedding(SharedEmbedding):
     # With output "map", the output side is that of the map.
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        return self.map.logits(self._projected(hidden)) if self.ties_map else super()._scores(hidden)
+        if not self.ties_map:
+            return super()._scores(hidden)
+        return self.map.logits(hidden if self.output_projection is None else self.output_projection(hidden))
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self.map.log_prob(self._projected(hidden)) if self.ties_map else super().log_prob(hidden)
-
-    def _loss(
-        self, hidden: Tensor, targets: Tensor, *settings: Any, **options: Any
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
     ) -> tuple[Tensor, Callable[[], Tensor]]:
         if not self.ties_map:
-            return super()._loss(hidden, targets, *settings, **options)
-        return self.map._loss(self._projected(hidden), targets, *settings, **options)
+            return super()._token_loss(hidden, targets, ignore_index, *settings)
+        projected = hidden if self.output_projection is None else self.output_projection(hidden)
+        return self.map._token_loss(projected, targets, ignore_index, *settings)
 
     def output_table(self) -> Tensor:
         if not self.ties_map:
@@ -609,22 +551,12 @@ class DefineEmbedding(SharedEmbedding):
         else:
             super().set_output_bias(bias)
 
-    def _projected(self, hidden: Tensor) -> Tensor:
-        """Hidden states ``(..., S)`` in the width of the map ``(..., n)``."""
-        self._check_hidden(hidden)
-        return hidden if self.output_projection is None else self.output_projection(hidden)
-
-    def input_parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.map.input_parameters()
+    def parameters_by_side(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        inputs, outputs = self.map.parameters_by_side()
         for part in (self.entry, self.expansion, self.reducer):
-            yield from part.parameters() if part is not None else ()
-
-    def output_parameters(self) -> Iterator[nn.Parameter]:
+            inputs += part.parameters() if part is not None else ()
         if self.options.output == "table":
-            yield from self.input_parameters()
-            if self.bias is not None:
-                yield self.bias
-        else:
-            yield from self.map.output_parameters()
+            outputs = [*inputs, self.bias] if self.bias is not None else list(inputs)
         if self.output_projection is not None:
-            yield from self.output_projection.parameters()
+            outputs += self.output_projection.parameters()
+        return inputs, outputs

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding, scores_of_blocks
+from shared_embeddings.embedding import SCORED_ROWS, Layer
 from shared_embeddings.fitting.factorization import (
+    distances,
     least_mean_distance,
-    mean_distance,
     restore_scale,
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.modules.projective import LowRankOptions
+from shared_embeddings.modules.projective import LowRankOptions, ProjectiveEmbedding
+from shared_embeddings.nn.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.registry import register
-from shared_embeddings.utils.layers import ACTIVATIONS, code_std, entry_std, zero_padding_row
 from shared_embeddings.utils.options import option
 
 # The mean of new codes in units of their std: most pass the ReLU, and training decides which do not. A small
@@ -43,7 +43,7 @@ class FunnelOptions(LowRankOptions["FunnelEmbedding"]):
 
 
 @register("funnel", FunnelOptions)
-class FunnelEmbedding(SharedEmbedding):
+class FunnelEmbedding(ProjectiveEmbedding):
     """Row w of the table is ``f(codes[w]) @ basis`` (Distilled Embedding, Eq. 3).
 
     Negative codes, which a ReLU sets to zero, still get a gradient (`relu_of_codes`).
@@ -52,12 +52,7 @@ class FunnelEmbedding(SharedEmbedding):
     """
 
     options: FunnelOptions
-    per_word = ("codes",)
     scores_in_blocks = True
-
-    def create_parameters(self) -> None:
-        self.codes = nn.Parameter(torch.empty(self.num_embeddings, self.options.rank))
-        self.basis = nn.Parameter(torch.empty(self.options.rank, self.embedding_dim))
 
     def init_weights(self) -> None:
         """Small codes, most of them above zero, and a large basis that gives products of std D**-0.5."""
@@ -75,22 +70,15 @@ class FunnelEmbedding(SharedEmbedding):
             self.basis.mul_(entry_std(self.embedding_dim) / norm)
         zero_padding_row(self.codes, self.padding_idx)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._activated(F.embedding(ids, self.codes)) @ self.basis
-
     def layers(self, ids: Tensor) -> list[Layer]:
-        codes = F.embedding(ids, self.codes)
-        activated = Layer("activated codes", self._activated(codes))
-        return [Layer("codes", codes), activated, *super().layers(ids)]
-
-    def output_factors(self) -> OutputFactors:
-        return OutputFactors(self._activated(self.codes), self.basis)
+        codes, *others = super().layers(ids)
+        return [codes, Layer("activated codes", self._activated(codes.values)), *others]
 
     def _block_scores(self, hidden: Tensor) -> Tensor:
         projected = F.linear(hidden, self.basis)
-        return scores_of_blocks(
-            projected, lambda ids: self._activated(F.embedding(ids, self.codes)), self.num_embeddings
-        )
+        ids = torch.arange(self.num_embeddings, device=hidden.device)
+        blocks = (F.embedding(block, self.codes) for block in ids.split(SCORED_ROWS))
+        return torch.cat([F.linear(projected, self._activated(codes)) for codes in blocks], dim=-1)
 
     def _activated(self, codes: Tensor) -> Tensor:
         return ACTIVATIONS[self.options.activation](codes)
@@ -104,7 +92,7 @@ class FunnelEmbedding(SharedEmbedding):
         is_good = False
         if activation == "relu":
             codes, basis = least_mean_distance(table, embedding.options.rank, task.progress)
-            best = mean_distance(table, codes, basis)
+            best = float(distances(table, codes, basis).mean())
             codes, basis = without_negatives(codes, basis)
             with torch.no_grad():
                 embedding.codes.copy_(codes)
@@ -112,7 +100,7 @@ class FunnelEmbedding(SharedEmbedding):
                 # The row of padding is zero and does not count.
                 zero_padding_row(embedding.codes, task.padding_idx)
             allowed = best * (1.0 + _ACCEPTED_LOSS) + _ROUNDING * float(table.norm(dim=1).mean())
-            is_good = mean_distance(table, codes, basis) <= allowed
+            is_good = float(distances(table, codes, basis).mean()) <= allowed
         if not is_good:
             reconstruct(embedding, scaled)
         restore_scale(scale, activation, embedding.codes, embedding.basis)

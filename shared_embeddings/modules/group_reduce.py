@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -24,13 +24,14 @@ from shared_embeddings.fitting.factorization import (
     without_negatives,
 )
 from shared_embeddings.fitting.task import FitTask, reconstruct
-from shared_embeddings.loss import LinearScores, ScoreTerms
+from shared_embeddings.loss import LinearScores, ScoreTerms, blockwise_cross_entropy
+from shared_embeddings.nn.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.formats import BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense, inner_tensors
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import ACTIVATIONS, code_bits, code_dtype, entry_std
 from shared_embeddings.utils.options import (
     OptionError,
     option,
@@ -38,7 +39,6 @@ from shared_embeddings.utils.options import (
     require,
     require_effect,
 )
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 # The options that determine the groups without their sizes.
 _LAYOUT = ("num_groups", "min_rank", "max_rank", "num_parameters")
@@ -155,14 +155,12 @@ def group_reduce(
     groups[by_frequency] = torch.arange(num_groups, device=table.device).repeat_interleave(
         torch.tensor(layout.sizes, device=table.device)
     )
-    bases = _group_bases(table, counts, groups, layout.ranks)
-    losses = _losses(table, counts, bases)
+    bases, losses = _group_bases(table, counts, groups, layout.ranks)
     errors = [float(losses.gather(1, groups.unsqueeze(1)).sum())]
     for _ in range(refinements):
         ranks = [len(basis) for basis in bases]
         moved = _reassigned(losses, groups, ranks, min_rank or layout.ranks[-1])
-        refined = _group_bases(table, counts, moved, ranks)
-        losses = _losses(table, counts, refined)
+        refined, losses = _group_bases(table, counts, moved, ranks)
         error = float(losses.gather(1, moved.unsqueeze(1)).sum())
         if error >= errors[-1]:
             break
@@ -172,22 +170,20 @@ def group_reduce(
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], errors)
 
 
-def _group_bases(table: Tensor, counts: Tensor, groups: Tensor, ranks: Sequence[int]) -> list[Tensor]:
-    """The best basis of each group, with at most as many rows as the group has words."""
+def _group_bases(
+    table: Tensor, counts: Tensor, groups: Tensor, ranks: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
+    """Return the best basis of each group, and the weighted squared error ``(V, G)`` of each word in each.
+
+    A basis has at most as many rows as the group has words. The products, most of the work of the fit, are in
+    the type of the table, their sums in 64 bits.
+    """
     bases = []
     for group, rank in enumerate(ranks):
         members = (groups == group).nonzero().squeeze(1)
         # If no word has a count, all count equally.
         weights = counts[members] if counts[members].any() else None
         bases.append(best_basis(table[members], min(rank, len(members)), weights))
-    return bases
-
-
-def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
-    """``(V, G)`` the weighted squared error of each word in each group's basis.
-
-    The products, most of the work of the fit, are in the type of the table, their sums in 64 bits.
-    """
     stacked, sizes = torch.cat(bases).to(table.dtype), [len(basis) for basis in bases]
     losses = []
     for rows, block in blocks(table):
@@ -195,7 +191,7 @@ def _losses(table: Tensor, counts: Tensor, bases: list[Tensor]) -> Tensor:
         captured = torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1)
         left = (block.square().sum(dim=1, keepdim=True) - captured).clamp_(min=0.0)
         losses.append(left * counts[rows].unsqueeze(1))
-    return torch.cat(losses)
+    return bases, torch.cat(losses)
 
 
 def _reassigned(losses: Tensor, groups: Tensor, ranks: list[int], min_rank: int) -> Tensor:
@@ -330,8 +326,11 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
         return self.layout(num_embeddings, embedding_dim).parameters(embedding_dim)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The number of groups in Distilled Embedding, with up to as many parameters as a plain table."""
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """The groups and approximate rank of Distilled Embedding; fewer groups for small vocabularies.
+
+        The grid has up to as many parameters as a plain table.
+        """
         groups = min(10, num_embeddings)
         least = num_embeddings + groups * embedding_dim
         steps = max(math.log(num_embeddings * embedding_dim / least, _STEP), 0.0)
@@ -342,13 +341,8 @@ class GroupReduceOptions(EmbeddingOptions["GroupReduceEmbedding"]):
             size = options.count_parameters(num_embeddings, embedding_dim)
             return {"num_groups": groups, "num_parameters": size}
 
-        yield SearchGrid(int(steps) + 1, options_at)
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """The groups and approximate rank of Distilled Embedding; fewer groups for small vocabularies."""
-        groups = min(10, num_embeddings // 16)
-        return {"": {"num_groups": groups, "min_rank": max(embedding_dim // 22, 2)}}
+        example = {"num_groups": min(10, num_embeddings // 16), "min_rank": max(embedding_dim // 22, 2)}
+        return Presets({"": example}, [SearchGrid(int(steps) + 1, options_at)])
 
 
 @register("group_reduce", GroupReduceOptions)
@@ -364,6 +358,7 @@ class GroupReduceEmbedding(SharedEmbedding):
     groups: Tensor
     per_word = ("groups",)
     scores_in_blocks = True
+    never_has_table = True
 
     def create_parameters(self) -> None:
         self.layout = self.options.layout(self.num_embeddings, self.embedding_dim)
@@ -455,17 +450,16 @@ class GroupReduceEmbedding(SharedEmbedding):
         products = [self._activated(codes) @ basis for codes, basis in zip(self.codes, self.bases)]
         return torch.cat(products).index_select(0, self._places())
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        return self._completed(self._block_scores(hidden.reshape(-1, self.embedding_dim)), hidden.shape[:-1])
-
     def _block_scores(self, hidden: Tensor) -> Tensor:
         parts = zip(*self._projected(hidden))
         scores = torch.cat([F.linear(part, codes) for part, codes in parts], dim=-1)
         return scores.index_select(-1, self._places())
 
-    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         if self._scores_by_blocks():
-            return super()._score_terms(hidden, targets, ignore_index)
+            return super()._token_loss(hidden, targets, ignore_index, *settings)
         places = self._places()
         words = _inverse(dense(places))
         bias, masked = self.output_bias(), None
@@ -481,10 +475,9 @@ class GroupReduceEmbedding(SharedEmbedding):
         targets = targets.masked_fill(ignored, 0)
         targets = places.index_select(0, targets).masked_fill(ignored, _IGNORED)
         bias = None if bias is None else bias.index_select(0, words)
-        return ScoreTerms(LinearScores, (*hiddens, *codes), targets, _IGNORED, bias, masked)
-
-    def _predicted(self, places: Tensor) -> Tensor:
-        return places if self._scores_by_blocks() else _inverse(dense(self._places()))[places]
+        terms = ScoreTerms(LinearScores, (*hiddens, *codes), targets, _IGNORED, bias, masked)
+        loss, best = blockwise_cross_entropy(terms, *settings)
+        return loss, lambda: words[best]
 
     def _projected(self, hidden: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Each group's projection ``(..., r_g)`` of hidden states ``(..., D)``; its codes ``(V_g, r_g)``."""

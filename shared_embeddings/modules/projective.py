@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.factorization import shrink_codes, truncated_svd
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.layers import code_std, entry_std, zero_padding_row
 from shared_embeddings.registry import register
-from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import code_std, entry_std, zero_padding_row
+from shared_embeddings.spec import Candidate, EmbeddingClass, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require
 
 
@@ -39,12 +39,9 @@ class LowRankOptions(EmbeddingOptions[EmbeddingClass]):
         return self.rank * (num_embeddings + embedding_dim)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        yield SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        return {"": {"rank": embedding_dim // 8}}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        grid = SearchGrid(embedding_dim, lambda step: {"rank": step + 1})
+        return Presets({"": {"rank": embedding_dim // 8}}, [grid])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +65,7 @@ class ProjectiveEmbedding(SharedEmbedding):
     before it multiplies them by the codes.
     """
 
-    options: ProjectiveOptions
+    options: LowRankOptions[Any]
     per_word = ("codes",)
 
     def create_parameters(self) -> None:
@@ -83,13 +80,16 @@ class ProjectiveEmbedding(SharedEmbedding):
         zero_padding_row(self.codes, self.padding_idx)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.codes) @ self.basis
+        return self._activated(F.embedding(ids, self.codes)) @ self.basis
+
+    def _activated(self, codes: Tensor) -> Tensor:
+        return codes
 
     def layers(self, ids: Tensor) -> list[Layer]:
         return [Layer("codes", F.embedding(ids, self.codes)), *super().layers(ids)]
 
     def output_factors(self) -> OutputFactors:
-        return OutputFactors(self.codes, self.basis)
+        return OutputFactors(self._activated(self.codes), self.basis)
 
     @classmethod
     def fit(cls, task: FitTask) -> ProjectiveEmbedding:

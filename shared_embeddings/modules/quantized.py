@@ -17,18 +17,17 @@ from tqdm import tqdm
 import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
-from shared_embeddings.quant.allocation import even_counts
+from shared_embeddings.nn.layers import code_dtype, entry_std
+from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
-from shared_embeddings.spec import Candidate, EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import code_dtype, entry_std
 from shared_embeddings.utils.options import option, require
-from shared_embeddings.utils.tracing import cache_tensor, has_values, needs_fixed_shapes
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
 # Rows that codebooks are trained on: among all, and among those of each rate, since few words may have one.
@@ -108,14 +107,18 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
             f"option 'count_exponent' is {self.count_exponent:g}, but it must be from 0 to 1",
         )
 
-    def codec_for(self, embedding_dim: int) -> Codec:
-        return codecs()[self.codec](embedding_dim, self.group_size, self.directions)
+    def layout(self, num_embeddings: int, embedding_dim: int) -> tuple[Codec, dict[float, int]]:
+        """Return the codec, and the number of words of every rate, without rates that have none.
 
-    def word_counts(self, num_embeddings: int) -> dict[float, int]:
-        """The number of words of every rate; rates without words are left out."""
-        if not self.words_per_width:
-            return even_counts(num_embeddings, self.bits)
-        return {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
+        Before a fit, words have whole bits that differ by at most one.
+        """
+        codec = codecs()[self.codec](embedding_dim, self.group_size, self.directions)
+        if self.words_per_width:
+            return codec, {rate: count for rate, count in zip(RATES, self.words_per_width) if count}
+        low = int(self.bits)
+        high = round((self.bits - low) * num_embeddings)
+        counts = {float(low): num_embeddings - high, float(low + 1): high}
+        return codec, {rate: count for rate, count in counts.items() if count}
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
         counts = self.words_per_width
@@ -127,21 +130,15 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """The trained numbers: the scales, and the codebooks of the codec."""
-        codec = self.codec_for(embedding_dim)
-        shapes = codec.book_shapes(list(self.word_counts(num_embeddings))).values()
+        codec, counts = self.layout(num_embeddings, embedding_dim)
+        shapes = codec.book_shapes(list(counts)).values()
         return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
 
     def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
         """Parameters, and 32 bits of the codes for one more."""
-        codec = self.codec_for(embedding_dim)
-        counts = self.word_counts(num_embeddings).items()
-        codes = sum(codec.row_bytes(rate) * count for rate, count in counts if rate)
+        codec, counts = self.layout(num_embeddings, embedding_dim)
+        codes = sum(codec.row_bytes(rate) * count for rate, count in counts.items() if rate)
         return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 4)
-
-    @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """The default codec with 0.25 to 8 bits."""
-        yield SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
 
     @classmethod
     def candidates(cls) -> list[Candidate]:
@@ -149,10 +146,12 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
         return [Candidate({}, "fp16"), *others]
 
     @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """All codecs; the grid has the default one with 0.25 to 8 bits."""
         others = {name: codec for name, codec in codecs().items() if name != DEFAULT_CODEC}
         named = {name: {"bits": codec.example_bits, "codec": name} for name, codec in others.items()}
-        return {"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}
+        grid = SearchGrid(249, lambda step: {"bits": 0.25 + step / 32})
+        return Presets({"": {"bits": 4.0}, "mixed": {"bits": 2.5}, **named}, [grid])
 
 
 @register("quantized", QuantizedOptions)
@@ -172,11 +171,10 @@ class QuantizedEmbedding(SharedEmbedding):
     scores_in_blocks = True
     _is_packed = True
     widths: Tensor
-    signs: Tensor
+    signs: Tensor | None
 
     def create_parameters(self) -> None:
-        self.codec = self.options.codec_for(self.embedding_dim)
-        self.word_counts = self.options.word_counts(self.num_embeddings)
+        self.codec, self.word_counts = self.options.layout(self.num_embeddings, self.embedding_dim)
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
         scales = torch.empty(self.num_embeddings, self.codec.num_scales)
         self.register_parameter(self.scales_name, nn.Parameter(scales))
@@ -190,8 +188,8 @@ class QuantizedEmbedding(SharedEmbedding):
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
             self.register_buffer("widths", torch.empty(self.num_embeddings, dtype=torch.uint8))
-        if self.codec.rotates:
-            self.register_buffer("signs", torch.empty(self.embedding_dim, dtype=torch.uint8))
+        signs = torch.empty(self.embedding_dim, dtype=torch.uint8) if self.codec.rotates else None
+        self.register_buffer("signs", signs)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -275,7 +273,7 @@ class QuantizedEmbedding(SharedEmbedding):
         if slots is None:
             rate = next(iter(self.word_counts))
             rows = self._decoded(self.codes(rate).index_select(0, ids), scales, rate, books)
-            return self._restored(rows, books)
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         places, ends = slots.index_select(0, ids).int(), [*itertools.accumulate(self.word_counts.values())]
         if needs_fixed_shapes(ids):
             # Sizes must not depend on data in compiled graphs, so each rate decodes all words.
@@ -285,7 +283,7 @@ class QuantizedEmbedding(SharedEmbedding):
                 decoded = self._decoded(self.codes(rate).index_select(0, every), scales, rate, books)
                 has_rate = (places >= end - count) & (places < end)
                 rows = torch.where(has_rate.unsqueeze(1), decoded, rows)
-            return self._restored(rows, books)
+            return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
         # In the order of slots, words of a rate are consecutive.
         places, order = places.sort()
         bounds = [0, *torch.searchsorted(places, places.new_tensor(ends)).tolist()]
@@ -295,18 +293,22 @@ class QuantizedEmbedding(SharedEmbedding):
                 codes = self.codes(rate).index_select(0, places[first:last] - (end - count))
                 parts.append(self._decoded(codes, scales[first:last], rate, books))
         rows = torch.cat(parts)
-        return self._restored(torch.empty_like(rows).index_copy(0, order, rows), books)
+        rows = torch.empty_like(rows).index_copy(0, order, rows)
+        return rotate(self.codec.project(rows, books, is_inverted=True), self.signs, is_inverted=True)
 
     def _all_rows(self) -> Tensor:
-        books = self._shared().books
-        return torch.cat([self._restored(rows, books) for rows in self._decoded_rows().split(BLOCK)])
+        books, signs, parts = self._shared().books, self.signs, []
+        for rows in self._decoded_rows().split(BLOCK):
+            parts.append(rotate(self.codec.project(rows, books, is_inverted=True), signs, is_inverted=True))
+        return torch.cat(parts)
 
     def output_factors(self) -> OutputFactors:
         """The decoded rows ``(V, D)``, and the map ``(D, D)`` that restores them and rotates them back."""
         rows = self._decoded_rows()
-        is_plain = not self.codec.rotates and type(self.codec).restore is Codec.restore
-        eye = torch.eye(rows.size(1)).to(rows)
-        return OutputFactors(rows, None if is_plain else self._restored(eye, self._shared().books))
+        if self.signs is None and type(self.codec).project is Codec.project:
+            return OutputFactors(rows, None)
+        eye = self.codec.project(torch.eye(rows.size(1)).to(rows), self._shared().books, is_inverted=True)
+        return OutputFactors(rows, rotate(eye, self.signs, is_inverted=True))
 
     def _decoded(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
         return self.codec.decode(codes, scales, rate, books) if rate else self.codec.uncoded(scales, books)
@@ -321,14 +323,10 @@ class QuantizedEmbedding(SharedEmbedding):
         rows = torch.cat(blocks)
         return rows if slots is None else rows.index_select(0, slots.int())
 
-    def _restored(self, rows: Tensor, books: Books) -> Tensor:
-        rows = self.codec.restore(rows, books)
-        return rotate(rows, self.signs, is_inverted=True) if self.codec.rotates else rows
-
     def _block_scores(self, hidden: Tensor) -> Tensor:
         codec, shared, parts = self.codec, self._shared(), []
         books, slots = shared.books, shared.slots
-        states = codec.project(self._rotated(hidden), books)
+        states = codec.project(rotate(hidden, self.signs), books)
         for rate, scales in self._parts(shared.words):
             if rate:
                 parts.append(codec.scores(states, self.codes(rate), scales, rate, books))
@@ -344,9 +342,6 @@ class QuantizedEmbedding(SharedEmbedding):
             return
         scales = self.word_scales.index_select(0, words.int())
         yield from zip(self.word_counts, scales.split(list(self.word_counts.values())))
-
-    def _rotated(self, rows: Tensor) -> Tensor:
-        return rotate(rows, self.signs) if self.codec.rotates else rows
 
     def state_for_ids(self, ids: Tensor) -> tuple[dict[str, object], dict[str, Tensor]]:
         state = self.state_dict()
@@ -411,13 +406,13 @@ class QuantizedEmbedding(SharedEmbedding):
             is_sampled[words[:: max(1, len(words) // _SAMPLE_OF_RATE)]] = True
         # In blocks: rotating takes several copies.
         ids = is_sampled.nonzero().flatten().to(table.device)
-        sample = torch.cat([made._rotated(table[block]) for block in ids.split(BLOCK)])
+        sample = torch.cat([rotate(table[block], made.signs) for block in ids.split(BLOCK)])
         for name, values in made.codec.learn(sample, rates.to(table.device)[ids]).items():
             made.get_parameter(name).copy_(values)
         del sample
         books, metric = made._shared().books, None
         if task.metric is not None:
-            rotated = Metric(task.metric).seen_by(made._rotated)
+            rotated = Metric(task.metric).seen_by(lambda states: rotate(states, made.signs))
             metric = rotated.seen_by(lambda states: codec.project(states, books))
         is_encoded = torch.ones(len(table), dtype=torch.bool)
         if task.only is not None:
@@ -428,7 +423,7 @@ class QuantizedEmbedding(SharedEmbedding):
             words = (rates == rate).nonzero().flatten()
             for places in is_encoded[words].nonzero().flatten().split(BLOCK):
                 ids = words[places].to(table.device)
-                rows = made._rotated(table[ids])
+                rows = rotate(table[ids], made.signs)
                 if rate:
                     codes, scales = codec.encode(rows, rate, books, metric)
                     made.codes(rate)[places.to(table.device)] = codes
@@ -451,13 +446,17 @@ def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     return codes + books + (sum(used.values()) // 2 if len(used) > 1 else 0)
 
 
-def rotate(values: Tensor, signs: Tensor, is_inverted: bool = False) -> Tensor:
+def rotate(values: Tensor, signs: Tensor | None, is_inverted: bool = False) -> Tensor:
     """Return rotated vectors ``(n, D)``: signs, then small orthogonal matrices along the factors of D.
+
+    Without signs, vectors stay as they are.
 
     After it, the entries of any row are close to normal with one variance, so that one codebook fits all
     tables. Dimensions with a 1 in the signs ``(D,)``, which are 0 or 1, are negated first. The product of the
     matrices is their Kronecker product. The inverse has their transposes, and the signs last.
     """
+    if signs is None:
+        return values
     factors = 1 - 2 * signs.to(values.dtype)
     mixed, done = values if is_inverted else values * factors, 1
     for sizes in _groups(values.size(1)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.layers import entry_std, zero_padding_row
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import entry_std, zero_padding_row
+from shared_embeddings.spec import EmbeddingOptions, Presets, SearchGrid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +28,8 @@ class StandardOptions(EmbeddingOptions["StandardEmbedding"]):
         return num_embeddings * embedding_dim
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        yield SearchGrid(1, lambda step: {})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        return {"": {}}
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        return Presets({"": {}}, [SearchGrid(1, lambda step: {})])
 
 
 @register("standard", StandardOptions)

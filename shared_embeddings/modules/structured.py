@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding, scores_of_codes
 from shared_embeddings.fitting.codes import product_quantization
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.layers import code_bits, code_dtype, draw_codes, entry_std
 from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
-from shared_embeddings.utils.layers import code_bits, code_dtype, draw_codes, entry_std
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require
 
 # The search grid has at most 2**10 clusters: more are slow to fit and rarely better.
@@ -64,16 +64,33 @@ class StructuredOptions(EmbeddingOptions["StructuredEmbedding"]):
         return self.count_parameters(num_embeddings, embedding_dim) + -(-codes // 32)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        """Numbers of groups and clusters by size, as far as the expected error falls."""
-        options = _worthwhile(num_embeddings, embedding_dim)
-        yield SearchGrid(len(options), lambda step: dict(options[step]))
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """As in Distilled Embedding 32 groups, or the next smaller divisor of D, and V / 16 clusters.
 
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """As in Distilled Embedding 32 groups, or the next smaller divisor of D, and V / 16 clusters."""
-        groups = max(number for number in range(1, 33) if embedding_dim % number == 0)
-        return {"": {"num_groups": groups, "num_clusters": min(num_embeddings // 16 + 1, 2048)}}
+        The grid has groups and clusters from small to large, each with a smaller expected error than all
+        those before. The error is the approximate relative one of k-means for pieces of normal numbers: with
+        many clusters Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for single
+        numbers towards 1 for wide pieces.
+        """
+        divisors = [number for number in range(1, embedding_dim + 1) if embedding_dim % number == 0]
+        numbers = {2**bits * part // 8 for bits in range(_MOST_BITS + 1) for part in (5, 6, 7, 8)}
+        trials = []
+        for groups in divisors:
+            width = embedding_dim // groups
+            constant = 1.0 + 1.72 * width**-0.77
+            for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
+                options = StructuredOptions(num_groups=groups, num_clusters=clusters)
+                error = 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
+                trials.append((options.search_size(num_embeddings, embedding_dim), error, groups, clusters))
+        worthwhile: list[Options] = []
+        least = math.inf
+        for _, error, groups, clusters in sorted(trials):
+            if error < least:
+                worthwhile.append({"num_groups": groups, "num_clusters": clusters})
+                least = error
+        most = max(number for number in divisors if number <= 32)
+        example = {"num_groups": most, "num_clusters": min(num_embeddings // 16 + 1, 2048)}
+        return Presets({"": example}, [SearchGrid(len(worthwhile), lambda step: dict(worthwhile[step]))])
 
 
 @register("structured", StructuredOptions)
@@ -99,9 +116,6 @@ class StructuredEmbedding(SharedEmbedding):
     def init_weights(self) -> None:
         draw_codes(self.codes, self.options.num_clusters, self.options.seed)
         nn.init.normal_(self.centroids, std=entry_std(self.embedding_dim))
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._row_function()(ids)
 
     def _row_function(self) -> Callable[[Tensor], Tensor]:
         centroids = dense(self.centroids).flatten(0, 1)
@@ -144,29 +158,3 @@ class StructuredEmbedding(SharedEmbedding):
             embedding.codes.copy_(codes)
             embedding.centroids.copy_(centroids)
         return embedding
-
-
-def _worthwhile(num_embeddings: int, embedding_dim: int) -> list[Options]:
-    """Options from small to large, each with a smaller expected error than all those before.
-
-    The error is the approximate relative one of k-means for pieces of normal numbers: with many clusters
-    Zador's constant times ``K ** (-2 / d)``; the constant falls from 2.72 for single numbers towards 1 for
-    wide pieces.
-    """
-    numbers = {2**bits * part // 8 for bits in range(_MOST_BITS + 1) for part in (5, 6, 7, 8)}
-    trials = []
-    for groups in range(1, embedding_dim + 1):
-        if embedding_dim % groups == 0:
-            width = embedding_dim // groups
-            constant = 1.0 + 1.72 * width**-0.77
-            for clusters in sorted(number for number in numbers if 1 <= number <= num_embeddings):
-                options = StructuredOptions(num_groups=groups, num_clusters=clusters)
-                error = 1.0 / (1.0 + (clusters ** (2.0 / width) - 1.0) / constant)
-                trials.append((options.search_size(num_embeddings, embedding_dim), error, groups, clusters))
-    worthwhile: list[Options] = []
-    least = math.inf
-    for _, error, groups, clusters in sorted(trials):
-        if error < least:
-            worthwhile.append({"num_groups": groups, "num_clusters": clusters})
-            least = error
-    return worthwhile

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import tt_svd
 from shared_embeddings.fitting.task import FitTask
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.options import option, require
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,19 +81,30 @@ class TensorTrainOptions(EmbeddingOptions["TensorTrainEmbedding"]):
         return sum(math.prod(shape) for shape in self.core_shapes())
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
-        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
+        """Three similar factors of V, or little more, and of D.
+
+        The example has about the rank of Distilled Embedding.
+        """
+        root = num_embeddings ** (1 / 3)
+        around = range(max(int(0.7 * root), 1), math.ceil(1.4 * root) + 1)
+        shapes_of_words = {
+            tuple(sorted((a, b, math.ceil(num_embeddings / (a * b))))) for a, b in product(around, repeat=2)
+        }
+        words = min(shapes_of_words, key=lambda shape: (math.prod(shape), shape[2] - shape[0]))
+        lower = [number for number in range(1, math.isqrt(embedding_dim) + 1) if embedding_dim % number == 0]
+        divisors = sorted({*lower, *(embedding_dim // number for number in lower)})
+        shapes_of_dims = {
+            tuple(sorted((a, b, embedding_dim // (a * b))))
+            for a, b in product(divisors, repeat=2)
+            if embedding_dim % (a * b) == 0
+        }
+        dims = min(shapes_of_dims, key=lambda shape: (shape[2], shape[2] - shape[0]))
+        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
         # A higher inner rank cannot represent more tables.
         highest = min(words[0] * dims[0], words[2] * dims[2])
-        shapes: Options = {"vocab_shape": list(words), "dim_shape": list(dims)}
-        yield SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        """Three cores with about the rank of Distilled Embedding."""
-        words, dims = three_factors_above(num_embeddings), three_factors(embedding_dim)
-        rank = max(embedding_dim // 6, 4)
-        return {"": {"vocab_shape": list(words), "dim_shape": list(dims), "rank": rank}}
+        grid = SearchGrid(highest, lambda step: {**shapes, "rank": step + 1})
+        return Presets({"": {**shapes, "rank": max(embedding_dim // 6, 4)}}, [grid])
 
 
 @register("tensor_train", TensorTrainOptions)
@@ -198,23 +209,3 @@ class TensorTrainEmbedding(SharedEmbedding):
             for parameter, core in zip(embedding.cores, cores, strict=True):
                 parameter.copy_(core)
         return embedding
-
-
-def three_factors_above(number: int) -> tuple[int, int, int]:
-    """Three similar factors, ascending, whose product is `number` or little more."""
-    root = number ** (1 / 3)
-    lowest, highest = max(int(0.7 * root), 1), math.ceil(1.4 * root)
-    pairs = product(range(lowest, highest + 1), repeat=2)
-    shapes = {tuple(sorted((a, b, math.ceil(number / (a * b))))) for a, b in pairs}
-    a, b, c = min(shapes, key=lambda shape: (math.prod(shape), shape[2] - shape[0]))
-    return a, b, c
-
-
-def three_factors(number: int) -> tuple[int, int, int]:
-    """Three factors, ascending, whose product is `number`, with the largest as small as possible."""
-    lower = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
-    divisors = sorted({*lower, *(number // factor for factor in lower)})
-    pairs = product(divisors, repeat=2)
-    shapes = {tuple(sorted((a, b, number // (a * b)))) for a, b in pairs if number % (a * b) == 0}
-    a, b, c = min(shapes, key=lambda shape: (shape[2], shape[2] - shape[0]))
-    return a, b, c

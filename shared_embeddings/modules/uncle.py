@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +15,19 @@ from torch import Tensor, nn
 from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.codes import class_centers, product_quantization
 from shared_embeddings.fitting.task import FitTask
-from shared_embeddings.loss import SCORES, Gradients, LossSettings, ScoreTerms, sum_dtype
+from shared_embeddings.loss import (
+    SCORES,
+    Gradients,
+    LossSettings,
+    ScoreTerms,
+    blockwise_cross_entropy,
+    sum_dtype,
+)
+from shared_embeddings.nn.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.quant.packed_tensor import column_sums
 from shared_embeddings.registry import register
-from shared_embeddings.spec import EmbeddingOptions, Options, SearchGrid
+from shared_embeddings.spec import EmbeddingOptions, Options, Presets, SearchGrid
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import code_bits, entry_std, zero_padding_row
 from shared_embeddings.utils.options import (
     STORED,
     OptionError,
@@ -35,17 +42,10 @@ from shared_embeddings.words.classes import WordClasses
 Source = str | tuple[int, ...]
 
 
-class Level(NamedTuple):
-    """One level of classes: how many there are, and the class ``(V,)`` of every word."""
-
-    num_classes: int
-    assignment: np.ndarray
-
-
 def load_level(
     source: Source, num_classes: int | None, num_embeddings: int, words: Sequence[str] | None = None
-) -> Level:
-    """The level of given class indices, or of a class file.
+) -> tuple[int, np.ndarray]:
+    """Return the number of classes at a level, and the class ``(V,)`` of every word.
 
     Args:
         source: a class file, or one index for each word.
@@ -84,7 +84,7 @@ def load_level(
         f"{named} has a class {wrong[0] if wrong.size else ''}, but classes are from 0 to {known - 1}; "
         "change it or 'num_classes'",
     )
-    return Level(known, assignment)
+    return known, assignment
 
 
 def plain_classes(value: Any) -> object:
@@ -284,66 +284,60 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             values = getattr(self, name)
             count = len(values) if isinstance(values, tuple) else 1
             require(
-                values is None or 0 < count == self.levels(),
+                values is None or 0 < count == len(self.levels()),
                 f"option '{name}' has {count} numbers; give one for each level of classes",
             )
 
-    def levels(self) -> int:
-        """L, how many classes each word has."""
+    def levels(self) -> list[tuple[Any, Any]]:
+        """Return the class file or the class indices of each level, and its number of classes, if given."""
+        numbers = self.num_classes if isinstance(self.num_classes, tuple) else None
+        sources: Sequence[Any]
         if self.classes is None or self.classes == STORED:
-            return len(self.num_classes) if isinstance(self.num_classes, tuple) else 1
-        return len(self.sources())
+            sources = [None] * (1 if numbers is None else len(numbers))
+        elif isinstance(self.classes, str) or isinstance(self.classes[0], int):
+            sources = [self.classes]
+        else:
+            sources = self.classes
+        if numbers is None:
+            return [(source, self.num_classes) for source in sources]
+        return [(source, dict(enumerate(numbers)).get(level)) for level, source in enumerate(sources)]
 
-    def sources(self) -> tuple[Source, ...]:
-        """The class file or the class indices of each level, if they are given."""
-        assert self.classes is not None
-        if isinstance(self.classes, str) or isinstance(self.classes[0], int):
-            return (self.classes,)  # type: ignore[return-value]
-        return self.classes  # type: ignore[return-value]
-
-    def counts(self) -> tuple[Any, ...]:
-        """The option `num_classes` for every level; None if it is omitted."""
-        numbers = self.num_classes
-        return numbers if isinstance(numbers, tuple) else (numbers,) * self.levels()
-
-    def assignments(self, num_embeddings: int) -> list[Level]:
-        """The classes of all V words at every level."""
-        counts = self.counts()
-        if self.random_classes:
-            random = np.random.default_rng(self.seed)
-            return [Level(count, random.integers(count, size=num_embeddings)) for count in counts]
-        if self.classes == STORED:
-            # A placeholder until the stored assignment is loaded.
-            return [Level(count, np.arange(num_embeddings) % count) for count in counts]
-        return [load_level(*level, num_embeddings) for level in zip(self.sources(), counts)]
+    def assignments(self, num_embeddings: int) -> list[tuple[int, np.ndarray]]:
+        """Return the number of classes at every level, and the class ``(V,)`` of every word."""
+        random, levels = np.random.default_rng(self.seed), []
+        for source, count in self.levels():
+            if source is not None:
+                levels.append(load_level(source, count, num_embeddings))
+            elif self.random_classes:
+                levels.append((count, random.integers(count, size=num_embeddings)))
+            else:  # a placeholder until the stored assignment is loaded
+                levels.append((count, np.arange(num_embeddings) % count))
+        return levels
 
     def widths(self, embedding_dim: int) -> tuple[int, ...]:
         if self.class_dims is not None:
             return self.class_dims
-        rest, levels = embedding_dim - self.unique_dim, self.levels()
+        rest, levels = embedding_dim - self.unique_dim, len(self.levels())
         return tuple(rest // levels + (level < rest % levels) for level in range(levels))
 
     @classmethod
-    def normalize(cls, values: dict[str, object]) -> dict[str, object]:
-        if "classes" not in values:
+    def normalize(cls, values: dict[str, object], words: Sequence[str] | None = None) -> dict[str, object]:
+        if "classes" in values:
+            values = {**values, "classes": plain_classes(values["classes"])}
+        if words is None:
             return values
-        return {**values, "classes": plain_classes(values["classes"])}
-
-    @classmethod
-    def for_vocabulary(cls, values: dict[str, object], words: Sequence[str]) -> dict[str, object]:
         # Words that a file lacks, such as a host's markers, are like words that never occurred.
-        options = parse_options(cls.method, UncleOptions, cls.normalize(values))
+        options = parse_options(cls.method, UncleOptions, values)
         if options.classes in (None, STORED):
             return values
-        sources = zip(options.sources(), options.counts())
         try:
-            levels = [load_level(*source, len(words), words) for source in sources]
+            levels = [load_level(*level, len(words), words) for level in options.levels()]
         except OptionError as error:
             raise OptionError(f"{cls.method}: {error}") from None
         return {
             **values,
-            "classes": [level.assignment.tolist() for level in levels],
-            "num_classes": [level.num_classes for level in levels],
+            "classes": [assignment.tolist() for _, assignment in levels],
+            "num_classes": [count for count, _ in levels],
         }
 
     def check_sizes(self, num_embeddings: int, embedding_dim: int) -> None:
@@ -358,31 +352,27 @@ class UncleOptions(EmbeddingOptions["UncleEmbedding"]):
             f"option 'class_dims' is {list(widths)}, but the widths must be at least 1 and add up to the "
             f"{rest} dimensions that 'unique_dim' leaves; change one of the two",
         )
-        for level in self.assignments(num_embeddings):
+        for count, _ in self.assignments(num_embeddings):
             require(
-                level.num_classes <= num_embeddings,
-                f"option 'num_classes' is {level.num_classes}, more than {num_embeddings} words; lower it",
+                count <= num_embeddings,
+                f"option 'num_classes' is {count}, more than {num_embeddings} words; lower it",
             )
 
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """V_s U_d + C_s C_d (Eq. 3), the last summed over the levels."""
         levels = zip(self.assignments(num_embeddings), self.widths(embedding_dim))
-        return num_embeddings * self.unique_dim + sum(level.num_classes * width for level, width in levels)
+        return num_embeddings * self.unique_dim + sum(count * width for (count, _), width in levels)
 
     @classmethod
-    def search_grids(cls, num_embeddings: int, embedding_dim: int) -> Iterator[SearchGrid]:
+    def presets(cls, num_embeddings: int, embedding_dim: int) -> Presets:
         """V / 11 classes (appendix A.4), and all widths of the unique part."""
         classes = max(num_embeddings // 11, 1)
-        if embedding_dim > 1:
-            yield SearchGrid(
-                embedding_dim - 1,
-                lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
-            )
-
-    @classmethod
-    def examples(cls, num_embeddings: int, embedding_dim: int) -> dict[str, Options]:
-        classes = min(num_embeddings // 11, 1000)
-        return {"": {"unique_dim": embedding_dim // 8, "num_classes": classes, "random_classes": True}}
+        grid = SearchGrid(
+            embedding_dim - 1,
+            lambda step: {"unique_dim": step + 1, "num_classes": classes, "random_classes": True},
+        )
+        example: Options = {"unique_dim": embedding_dim // 8, "num_classes": min(classes, 1000)}
+        return Presets({"": {**example, "random_classes": True}}, [grid] if embedding_dim > 1 else [])
 
 
 @register("uncle", UncleOptions)
@@ -403,11 +393,11 @@ class UncleEmbedding(SharedEmbedding):
 
     def create_parameters(self) -> None:
         levels = self.options.assignments(self.num_embeddings)
-        self.num_classes = tuple(level.num_classes for level in levels)
+        self.num_classes = tuple(count for count, _ in levels)
         # The smallest type that NCCL supports, which excludes int16.
         dtype = torch.uint8 if max(self.num_classes) <= 2**8 else torch.int32
         # Kept until classes are loaded, so that parameters can be reset without the class file.
-        assignment = np.stack([level.assignment for level in levels], axis=1)
+        assignment = np.stack([assignment for _, assignment in levels], axis=1)
         self._assignment: Tensor | None = torch.tensor(assignment, dtype=dtype, device="cpu")
         self.widths = (self.options.unique_dim, *self.options.widths(self.embedding_dim))
         self.unique = nn.Parameter(torch.empty(self.num_embeddings, self.options.unique_dim))
@@ -445,14 +435,18 @@ class UncleEmbedding(SharedEmbedding):
             scores[..., self.padding_idx] = 0.0
         return scores
 
-    def _score_terms(self, hidden: Tensor, targets: Tensor, ignore_index: int) -> ScoreTerms:
+    def _token_loss(
+        self, hidden: Tensor, targets: Tensor, ignore_index: int, *settings: Any
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
         """Computes the scores of a class once for all of its words."""
         if self._scores_by_blocks():
-            return super()._score_terms(hidden, targets, ignore_index)
+            return super()._token_loss(hidden, targets, ignore_index, *settings)
         index = self.cached("index", lambda: class_index(self.classes, self.num_classes))
         bias, padding = self.output_bias(), self.padding_idx
         factors = (hidden, self.unique, *self.class_tables)
-        return ScoreTerms(_ClassScores, factors, targets, ignore_index, bias, padding, index)
+        terms = ScoreTerms(_ClassScores, factors, targets, ignore_index, bias, padding, index)
+        loss, best = blockwise_cross_entropy(terms, *settings)
+        return loss, lambda: best
 
     def stored_options(self) -> dict[str, object]:
         resolved = dataclasses.replace(

@@ -8,13 +8,6 @@ import torch
 from torch import Tensor
 
 
-def even_counts(num_words: int, bits: float) -> dict[float, int]:
-    """The number of words of each rate for a mean of `bits`, with whole bits that differ by at most one."""
-    low = int(bits)
-    high = round((bits - low) * num_words)
-    return {float(rate): count for rate, count in ((low, num_words - high), (low + 1, high)) if count}
-
-
 def rates_within(
     importance: Tensor,
     is_small: Callable[[Mapping[float, int]], bool],

@@ -12,11 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def bytes_for(bits: int) -> int:
-    """The bytes that hold `bits` bits."""
-    return -(-bits // 8)
-
-
 def pack_bits(numbers: Tensor, width: int) -> Tensor:
     """Numbers ``(n, T)`` below 2**width as bytes ``(n, ceil(T * width / 8))``; unused bits are zero."""
     bits = bits_of(numbers, width)

@@ -168,7 +168,7 @@ class Codec(ABC):
     def derived(self, books: Books, rates: Sequence[float]) -> Books:
         """What the methods below need besides codebooks, and get with them; computed once in inference.
 
-        `restore` and `project` use only what is there for any rates.
+        `project` uses only what is there for any rates.
         """
         return {}
 
@@ -183,7 +183,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:
-        """Rows ``(n, D)`` as `restore` takes them, in the type of the scales ``(n, S)``."""
+        """Rows ``(n, D)`` before `project` is inverted, in the type of the scales ``(n, S)``."""
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
         """Rows ``(n, D)`` of words without codes, likewise; by default zeros."""
@@ -194,12 +194,11 @@ class Codec(ABC):
         shared = self.uncoded(rows.new_ones(len(rows), self.num_scales), books)
         return fitted_scales(self.project(rows, books), shared, metric).clamp(min=0)
 
-    def restore(self, rows: Tensor, books: Books) -> Tensor:
-        """The vectors ``(n, D)`` of decoded rows ``(n, D)``: by a linear map, by default none."""
-        return rows
+    def project(self, hidden: Tensor, books: Books, is_inverted: bool = False) -> Tensor:
+        """Hidden states ``(N, D)`` whose products with decoded rows are those of `hidden` with vectors.
 
-    def project(self, hidden: Tensor, books: Books) -> Tensor:
-        """Hidden states ``(N, D)`` whose products with decoded rows are those of `hidden` with vectors."""
+        This is an orthogonal map, by default none. Inverted, it gives the vectors ``(n, D)`` of decoded rows.
+        """
         return hidden
 
     def scores(self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books) -> Tensor:

@@ -18,16 +18,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_embeddings.quant import kernels
+from shared_embeddings.nn.tracing import needs_fixed_shapes
 from shared_embeddings.quant.codec import STEPS_PER_OCTAVE
-from shared_embeddings.utils.tracing import needs_fixed_shapes
 
 _SCALE_TYPE = torch.bfloat16
 _RANGE = torch.finfo(_SCALE_TYPE)
@@ -50,13 +49,7 @@ class Packed(NamedTuple):
     """
 
     codes: Tensor
-    scales: Tensor | None
-
-    @property
-    def factors(self) -> Tensor:
-        """The scales in float32."""
-        assert self.scales is not None
-        return self.scales.float()
+    scales: Any  # a tensor, or None
 
 
 class NumberFormat(ABC):
@@ -69,42 +62,36 @@ class NumberFormat(ABC):
 
     Attributes:
         name: of the storage.
+        kind: the type of the codes.
         shape: of the tensor.
+        codes_shape: of the codes.
+        scales_shape: of the scales; None without.
         widths: the bits of the integers of each column; empty for real numbers.
     """
 
     name: ClassVar[str]
+    kind: ClassVar[torch.dtype]
+    scales_shape: tuple[int, ...] | None = None
     widths: tuple[int, ...] = ()
 
-    def __init__(self, shape: Sequence[int]) -> None:
-        self.shape = tuple(shape)
-        # A row with its own scale spans the fewest trailing axes with at least 16 values: the vector of a
-        # word or codebook entry, or all entries of a codebook if each is only a piece of a vector.
-        self.axes = len(self.shape) - 1  # the leading ones, which index rows; at least one
-        while self.axes > 1 and math.prod(self.shape[self.axes :]) < _LEAST_IN_ROW:
-            self.axes -= 1
-
-    @property
-    @abstractmethod
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        """The type and the shape of the codes, and the shape of the scales if there are any."""
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
+        self.shape = self.codes_shape = tuple(shape)
 
     @property
     def bytes(self) -> int:
         """The bytes of a tensor, including its scales."""
-        kind, codes, scales = self.layout
-        of_scales = 0 if scales is None else math.prod(scales) * _SCALE_TYPE.itemsize
-        return math.prod(codes) * kind.itemsize + of_scales
+        of_scales = 0 if self.scales_shape is None else math.prod(self.scales_shape) * _SCALE_TYPE.itemsize
+        return math.prod(self.codes_shape) * self.kind.itemsize + of_scales
 
     def check(self, packed: Packed) -> None:
         """Raise ValueError unless types and sizes are those of a packed tensor of `shape`, and finite."""
-        kind, codes, scales = self.layout
-        of_scales = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
         of_codes = packed.codes.dtype, packed.codes.shape
-        if of_codes != (kind, codes) or of_scales != (None if scales is None else (_SCALE_TYPE, scales)):
+        of_scales = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
+        wanted = None if self.scales_shape is None else (_SCALE_TYPE, self.scales_shape)
+        if of_codes != (self.kind, self.codes_shape) or of_scales != wanted:
             raise ValueError("unexpected type or shape")
         # Scales are multiplied by integers up to 127.
-        largest = packed.codes if packed.scales is None else packed.factors * _LARGEST
+        largest = packed.codes if packed.scales is None else packed.scales.float() * _LARGEST
         if largest.is_floating_point() and not bool(largest.isfinite().all()):
             raise ValueError("numbers that are not finite")
 
@@ -122,11 +109,10 @@ class NumberFormat(ABC):
 
     def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
         """The codes and scales of some of the first axis; `choose` selects from this axis."""
-        chosen = [
-            None if part is None else choose(part.unflatten(0, (self.shape[0], -1))).flatten(0, 1)
-            for part in packed
-        ]
-        return Packed(*chosen)  # type: ignore[arg-type]
+        codes, scales = packed
+        if scales is not None and len(scales) > 1:
+            scales = choose(scales.unflatten(0, (self.shape[0], -1))).flatten(0, 1)
+        return Packed(choose(codes.unflatten(0, (self.shape[0], -1))).flatten(0, 1), scales)
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The products ``(N, n)`` of hidden states ``(N, D)`` in at least 32 bits with n rows of a matrix."""
@@ -137,10 +123,7 @@ class Float16(NumberFormat):
     """See the module; values above 65504 become infinite."""
 
     name = "fp16"
-
-    @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        return torch.float16, self.shape, None
+    kind = torch.float16
 
     def encode(self, values: Tensor) -> Packed:
         return Packed(values.half(), None)
@@ -153,10 +136,16 @@ class Int8(NumberFormat):
     """See the module."""
 
     name = "int8"
+    kind = torch.int8
 
-    @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        return torch.int8, self.shape, self.shape[: self.axes] + (1,) * (len(self.shape) - self.axes)
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
+        super().__init__(shape)
+        # A row with its own scale spans the fewest trailing axes with at least 16 values: the vector of a
+        # word or codebook entry, or all entries of a codebook if each is only a piece of a vector.
+        self.axes = len(self.shape) - 1  # the leading ones, which index rows; at least one
+        while self.axes > 1 and math.prod(self.shape[self.axes :]) < _LEAST_IN_ROW:
+            self.axes -= 1
+        self.scales_shape = self.shape[: self.axes] + (1,) * (len(self.shape) - self.axes)
 
     def encode(self, values: Tensor) -> Packed:
         within = list(range(self.axes, values.dim()))
@@ -167,11 +156,11 @@ class Int8(NumberFormat):
         return Packed(integers.clamp(-_LARGEST, _LARGEST).to(torch.int8), scales)
 
     def decode(self, packed: Packed) -> Tensor:
-        return packed.codes.float().mul_(packed.factors)
+        return packed.codes.float().mul_(packed.scales.float())
 
     def scores(self, hidden: Tensor, packed: Packed) -> Tensor:
         """The scales multiply the scores, which are fewer than the values."""
-        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.factors.t())
+        return F.linear(hidden, packed.codes.to(hidden.dtype)).mul_(packed.scales.float().t())
 
 
 class Logarithms(NumberFormat):
@@ -182,10 +171,8 @@ class Logarithms(NumberFormat):
     """
 
     name = "log8"
-
-    @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        return torch.uint8, self.shape, (1, 1)
+    kind = torch.uint8
+    scales_shape = (1, 1)
 
     def encode(self, values: Tensor) -> Packed:
         steps = (values.clamp(min=torch.finfo(torch.float32).tiny).log2() * STEPS_PER_OCTAVE).round()
@@ -197,11 +184,8 @@ class Logarithms(NumberFormat):
         return Packed(codes.to(torch.uint8), top.exp2().to(_SCALE_TYPE).reshape(1, 1))
 
     def decode(self, packed: Packed) -> Tensor:
-        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.factors
+        numbers = torch.exp2((packed.codes.float() - 255) / STEPS_PER_OCTAVE) * packed.scales.float()
         return numbers.masked_fill(packed.codes == 0, 0.0)
-
-    def rows_of(self, packed: Packed, choose: Callable[[Tensor], Tensor]) -> Packed:
-        return Packed(choose(packed.codes), packed.scales)
 
 
 class BitCodes(NumberFormat):
@@ -216,13 +200,15 @@ class BitCodes(NumberFormat):
     """
 
     name = "bits"
+    kind = torch.uint8
 
-    def __init__(self, shape: Sequence[int], widths: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = ()) -> None:
         self.shape, self.widths = tuple(shape), tuple(widths)
         self.rows = math.prod(self.shape) // len(self.widths)
         is_even = self.rows * len(self.widths) == math.prod(self.shape)
         if not is_even or not all(0 <= width <= _MOST_BITS for width in widths):
             raise ValueError("unexpected type or shape")
+        self.codes_shape = (-(-self.rows * sum(self.widths) // 8),)
 
     @staticmethod
     def of(values: Tensor) -> BitCodes:
@@ -230,10 +216,6 @@ class BitCodes(NumberFormat):
         columns = values.size(1) if values.dim() == 2 else 1
         largest = values.reshape(-1, columns).amax(dim=0)
         return BitCodes(values.shape, [number.bit_length() for number in largest.tolist()])
-
-    @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-        return torch.uint8, (-(-self.rows * sum(self.widths) // 8),), None
 
     def encode(self, values: Tensor) -> Packed:
         """Codes of integers on a CPU."""
@@ -257,12 +239,6 @@ class BitCodes(NumberFormat):
             return self.decode(packed).index_select(0, ids)
         return self._decoded(packed.codes, ids.long()).reshape(-1, *self.shape[1:])
 
-    def table_scores(self, packed: Packed, tables: Tensor) -> Tensor | None:
-        """Sums ``(N, rows)`` of what each integer adds, `tables` ``(N, columns, K)``; None without a loop."""
-        if not kernels.usable(packed.codes, tables):
-            return None
-        return kernels.field_scores(packed.codes, self.widths, self.rows, tables)
-
     def _decoded(self, codes: Tensor, rows: Tensor) -> Tensor:
         """The integers ``(n, columns)`` of `rows` ``(n,)``."""
         ends = torch.tensor(self.widths, device=codes.device).cumsum(0)
@@ -276,9 +252,4 @@ class BitCodes(NumberFormat):
         return (fields >> (starts & 7) & (1 << widths) - 1).to(kind)
 
 
-FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Logarithms)}
-
-
-def format_of(name: str, shape: Sequence[int], widths: Sequence[int] = ()) -> NumberFormat:
-    """Return the format of a name, for tensors of a shape; integers have `widths`."""
-    return BitCodes(shape, widths) if name == BitCodes.name else FORMATS[name](shape)
+FORMATS: dict[str, type[NumberFormat]] = {kind.name: kind for kind in (Float16, Int8, Logarithms, BitCodes)}

@@ -35,11 +35,6 @@ def usable(*tensors: Tensor) -> bool:
     return all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
 
 
-def has_lanes() -> bool:
-    """Whether this processor has the instructions of `shared_embeddings.quant.lanes`."""
-    return importlib.import_module("shared_embeddings.quant.lanes").INSTRUCTIONS is not None
-
-
 class LanePlan(NamedTuple):
     """How vectors of rows are decoded: numbers in pairs, in runs of pairs whose factors are equal. Arrays.
 

@@ -17,8 +17,8 @@ no particular processor, and LLVM translates that to instructions. ``numba.exten
 function that, when numba compiles a call of it, returns the type of the result and a function that *appends
 LLVM instructions* to the program with a *builder*: ``builder.add(a, b)`` emits ``add <16 x i16> %a, %b``.
 Nothing is computed at that moment. `_operation` wraps this for operations on values, `_in_memory` for those
-at a place of an array, whose pointer it passes. `Lanes` tells numba that such values exist, and `_LanesModel`
-how LLVM names their types, for instance ``<16 x i16>``.
+at a place of an array, whose pointer it passes. `Lanes` tells numba that such values exist, and
+`register_model` how LLVM names their types, for instance ``<16 x i16>``.
 
 **What becomes of it.** A vector takes one register with AVX2 (256 bits) and AVX-512 (512 bits), and two with
 NEON (128 bits each). LLVM chooses about these instructions::
@@ -92,10 +92,7 @@ _words, _bytes = Lanes("words", _WORDS), Lanes("bytes", _BYTES)
 _ints, _floats = Lanes("ints", _INTS), Lanes("floats", _FLOATS)
 
 
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, lanes.llvm_type)
+register_model(Lanes)(lambda manager, lanes: models.PrimitiveModel(manager, lanes, lanes.llvm_type))
 
 
 def _operation(result: Any, build: Callable[..., Any]) -> Any:

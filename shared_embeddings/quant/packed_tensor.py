@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shared_embeddings.quant.formats import BitCodes, NumberFormat, Packed, format_of
+from shared_embeddings.quant.formats import FORMATS, NumberFormat, Packed
 from shared_embeddings.utils.errors import UserError
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
@@ -39,6 +39,8 @@ class PackedTensor(Tensor):
 
     form: NumberFormat
     packed: Packed
+    codes: Tensor
+    scales: Tensor | None
     is_transposed: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -60,21 +62,12 @@ class PackedTensor(Tensor):
                 cls, shape, strides=strides, dtype=dtype, device=packed.codes.device, requires_grad=False
             )
         made.form, made.packed, made.is_transposed = form, packed, is_transposed
+        made.codes, made.scales = packed
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """The storage and the shape."""
         return f"PackedTensor({self.form.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
-
-    @property
-    def codes(self) -> Tensor:
-        """The codes."""
-        return self.packed.codes
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales, None for fp16 and integers."""
-        return self.packed.scales
 
     def decoded(self) -> Tensor:
         """The plain tensor."""
@@ -87,10 +80,6 @@ class PackedTensor(Tensor):
         packed = Packed(change(codes), None if scales is None else change(scales))
         return PackedTensor(self.form, packed, dtype or self.dtype, self.is_transposed)
 
-    def select_rows(self, ids: Tensor) -> Tensor:
-        """The decoded rows ``(n, ...)`` of ids ``(n,)``."""
-        return self.form.decode_rows(self.packed, ids).to(self.dtype)
-
     def scores(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The products ``(N, V)`` of hidden states ``(N, R)`` with all rows, decoded in blocks.
 
@@ -101,18 +90,11 @@ class PackedTensor(Tensor):
         Raises:
             RuntimeError: the hidden states have another width.
         """
-        rows, width = self.form.shape
-        if hidden.size(-1) != width:
-            raise RuntimeError(f"{tuple(hidden.shape)} and ({width}, {rows}) cannot be multiplied")
         states = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        scores = hidden.new_empty(hidden.size(0), rows) if out is None else out
+        scores = hidden.new_empty(hidden.size(0), self.form.shape[0]) if out is None else out
         for block, part in self._parts():
             scores[:, block] = self.form.scores(states, part)
         return scores
-
-    def table_scores(self, tables: Tensor) -> Tensor | None:
-        """See `BitCodes.table_scores`, for word codes."""
-        return self.form.table_scores(self.packed, tables) if isinstance(self.form, BitCodes) else None
 
     def sums(self, weights: Tensor) -> Tensor:
         """The products ``(N, R)`` of weights ``(N, V)`` with the matrix, decoded in blocks."""
@@ -172,7 +154,7 @@ class PackedTensor(Tensor):
         """The inverse of `__tensor_flatten__`."""
         name, shape, widths, dtype, is_transposed = context
         packed = Packed(inner["codes"], inner.get("scales"))
-        return PackedTensor(format_of(name, shape, widths), packed, dtype, is_transposed)
+        return PackedTensor(FORMATS[name](shape, widths), packed, dtype, is_transposed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedTensor:
         """A tensor with its own memory, a parameter if this is one."""
@@ -203,7 +185,7 @@ def restore(
     Raises:
         ValueError: the parts do not belong together.
     """
-    form, packed = format_of(name, shape, widths), Packed(codes, scales)
+    form, packed = FORMATS[name](shape, widths), Packed(codes, scales)
     form.check(packed)
     tensor = PackedTensor(form, packed, dtype, is_transposed)
     return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
@@ -287,24 +269,24 @@ def _slice(tensor: PackedTensor, axis: int = 0, start: Any = None, end: Any = No
     return PackedTensor(form, tensor.form.rows_of(tensor.packed, itemgetter(rows)), tensor.dtype)
 
 
-def _index_select(tensor: PackedTensor, axis: int, ids: Tensor) -> Any:
-    if axis != 0 or not isinstance(tensor, PackedTensor) or tensor.is_transposed:
-        return NotImplemented
-    return tensor.select_rows(dense(ids))
-
-
 def _embedding(tensor: Any, ids: Tensor, *others: Any) -> Any:
     if not isinstance(tensor, PackedTensor) or tensor.is_transposed or tensor.dim() != 2:
         return NotImplemented
-    rows = tensor.select_rows(ids.reshape(-1))
+    rows = tensor.form.decode_rows(tensor.packed, ids.reshape(-1)).to(tensor.dtype)
     return rows if ids.dim() == 1 else rows.unflatten(0, ids.shape)
 
 
-def _select(tensor: PackedTensor, axis: int, place: int) -> Any:
-    if axis != 0 or tensor.is_transposed or not -len(tensor) <= place < len(tensor):
+def _select(tensor: PackedTensor, axis: int, place: Any) -> Any:
+    """For `select` of one row, and `index_select` of ids."""
+    if axis != 0 or not isinstance(tensor, PackedTensor) or tensor.is_transposed:
+        return NotImplemented
+    if isinstance(place, Tensor):
+        return tensor.form.decode_rows(tensor.packed, dense(place)).to(tensor.dtype)
+    if not -len(tensor) <= place < len(tensor):
         return NotImplemented
     with torch.inference_mode(False):  # as in `PackedTensor.__new__`
-        return tensor.select_rows(torch.tensor([place % len(tensor)], device=tensor.device))[0]
+        ids = torch.tensor([place % len(tensor)], device=tensor.device)
+        return tensor.form.decode_rows(tensor.packed, ids)[0].to(tensor.dtype)
 
 
 def _mm(first: Any, second: Any, *, out: Tensor | None = None) -> Any:
@@ -333,7 +315,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.permute.default: _transpose,
     _aten.slice.Tensor: _slice,
     _aten.select.int: _select,
-    _aten.index_select.default: _index_select,
+    _aten.index_select.default: _select,
     _aten.embedding.default: _embedding,
     _aten.mm.default: _mm,
     _aten.mm.out: _mm,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shared_embeddings.quant import STORES
 from shared_embeddings.quant.decoder import HEADER
-from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed, format_of
+from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.reading import parse_json
@@ -133,7 +133,7 @@ def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, form in forms.items():
         try:
             codes = tensors[name]
-            numbers = format_of(form["as"], form.get("shape", codes.shape), form.get("widths", ()))
+            numbers = FORMATS[form["as"]](form.get("shape", codes.shape), form.get("widths", ()))
             packed = Packed(codes, tensors.pop(f"{name}{_SCALE}", None))
             numbers.check(packed)
             if not numbers.widths:

@@ -1,4 +1,7 @@
-"""Argument parsing, error messages and exit statuses shared by all commands."""
+"""Argument parsing, error messages, signals and exit statuses shared by all commands.
+
+Ctrl-C and SIGTERM end commands with one line, after ``finally`` clauses; training loops after a step.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,25 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from types import FrameType
 from typing import Any, NoReturn
 
 from shared_embeddings.utils import paths
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import missing_module
-from shared_embeddings.utils.signals import Terminated, raise_terminated
+from shared_embeddings.utils.errors import UserError, first_line, missing_module
 
 USER_ERROR = 2
 TRACEBACK_VARIABLE = "SHARED_EMBEDDINGS_TRACEBACK"
 # torch's messages for failed allocations.
 NO_MEMORY = re.compile("can't allocate memory|out of memory|size calculation overflowed")
 
+RESUME = "run the same command again to resume"
+
 Main = Callable[[Sequence[str]], "int | None"]
 Explain = Callable[[BaseException], "str | None"]
+
+
+class Terminated(KeyboardInterrupt):
+    """The process received SIGTERM."""
 
 
 def error_line(error: BaseException) -> str:
@@ -77,7 +85,11 @@ def run(
         print(f"{program} {metadata.version('shared-embeddings')}")
         return 0
     is_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, raise_terminated) if is_main_thread else None
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate) if is_main_thread else None
     try:
         if isinstance(main, str):
             module, _, function = main.partition(":")
@@ -103,6 +115,46 @@ def run(
     finally:
         if is_main_thread:
             signal.signal(signal.SIGTERM, previous)
+
+
+class StopFlag:
+    """Record Ctrl-C and SIGTERM while this context is open, so that a loop can end between two steps.
+
+    A second signal of the same kind takes effect at once. Threads other than the main one get no signals::
+
+        with StopFlag() as stop:
+            while not stop.requested:
+                step()
+        save()
+        stop.raise_requested()
+
+    Attributes:
+        requested: the number of the first signal; 0 if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.requested = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopFlag:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._record)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.requested = self.requested or number
+        signal.signal(number, self._previous[number])
+
+    def raise_requested(self, advice: str = "") -> None:
+        """Raise `KeyboardInterrupt` or `Terminated`, with an advice to the user, if a signal was recorded."""
+        if self.requested:
+            raise (Terminated if self.requested == signal.SIGTERM else KeyboardInterrupt)(advice)
 
 
 class Parser(argparse.ArgumentParser):

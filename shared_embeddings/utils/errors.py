@@ -1,33 +1,62 @@
-"""The exception that every command turns into a single line and exit status 2, and helpers of messages."""
+"""Errors that the user can fix, and optional dependencies: which extra installs a missing module."""
 
 from __future__ import annotations
 
-import pickle
-import struct
-import zipfile
+import importlib
+from typing import Any
+
+# The top-level modules that each extra installs beyond the dependencies of the library (pyproject.toml).
+EXTRAS = {
+    "classes": ("gensim", "matplotlib", "sklearn"),
+    "fast": ("numba",),
+    "gguf": ("gguf",),
+    "hf": ("accelerate", "huggingface_hub", "tokenizers", "transformers"),
+    "lm": ("tensorboard", "torchtext"),
+    "nmt": tuple(
+        "ahocorasick configargparse ctranslate2 flask nltk rapidfuzz rouge_score sacrebleu sentencepiece "
+        "six subword_nmt waitress".split()
+    ),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "recipes": ("babel", "num2words", "pandas", "sacremoses"),
+    "transforms": ("fasttext", "pyonmttok", "spacy"),
+    "wandb": ("wandb",),
+}
+# Packages that are not named like their module.
+_PACKAGES = {"sklearn": "scikit-learn", "ahocorasick": "pyahocorasick"}
 
 
 class UserError(ValueError):
     """Something the user can fix; the message names what was wrong, what was expected and what to do."""
 
 
-# Errors of torch.load(weights_only=True), and of indexing its result, for files that are truncated or not
-# checkpoints.
-UNREADABLE = (
-    zipfile.BadZipFile,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    struct.error,
-    AssertionError,
-    LookupError,
-    TypeError,
-    ValueError,
-    OSError,
-)
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error message, truncated; the error's class name if it is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:160]
+
+
+def missing_module(name: str) -> str | None:
+    """Return how to install a missing module, in one line; None for a module that is in no extra."""
+    top = name.partition(".")[0]
+    if top == "onmt":
+        # It caps torch below 2.3, so no extra can install it. The last step restores the commands.
+        return (
+            "OpenNMT-py is not installed: pip install 'shared-embeddings[nmt]' && pip install --no-deps "
+            "OpenNMT-py==3.5.1 && pip install --no-deps --force-reinstall shared-embeddings"
+        )
+    for extra, modules in EXTRAS.items():
+        if top in modules:
+            package = _PACKAGES.get(top, top)
+            return f"the package {package} is not installed: pip install 'shared-embeddings[{extra}]'"
+    return None
+
+
+def require(name: str) -> Any:
+    """Import an optional module; ModuleNotFoundError says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        advice = missing_module(error.name or name)
+        if advice is None:
+            raise
+        raise ModuleNotFoundError(advice, name=error.name) from None

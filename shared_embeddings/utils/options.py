@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 # The value of an option that otherwise names a file: the content of the file is in the state_dict.
 STORED = "stored"
+_UNIONS = (typing.Union, types.UnionType)
 
 
 class OptionError(UserError):
@@ -67,7 +68,7 @@ def add_options(parser: argparse._ActionsContainer, options_class: type[Any]) ->
     for field in dataclasses.fields(options_class):
         hint, metadata = hints[field.name], option_metadata(options_class, field.name)
         parse, text = metadata["parse"], metadata["description"]
-        if _is_union(hint):
+        if typing.get_origin(hint) in _UNIONS:
             hint = [part for part in typing.get_args(hint) if part is not types.NoneType][-1]
         settings: dict[str, Any] = {"type": parse or hint}
         if hint is bool:
@@ -111,23 +112,25 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
         OptionError: `given` is not a mapping; an option is unknown, missing or of the wrong type; or the
             class itself rejects it.
     """
-    from pydantic import ValidationError
-
-    def to_plain(value: Any) -> object:
-        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+    from pydantic import ValidationError  # slow to import
 
     if not isinstance(given, Mapping):
         raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
     try:
+        names = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
         for name, value in given.items():
-            check_known("option", name, [field.name for field in dataclasses.fields(options_class)])  # type: ignore[arg-type]
+            check_known("option", name, names)
             metadata = option_metadata(options_class, name)
             for number in value if isinstance(value, (list, tuple)) else (value,):
                 is_number = isinstance(number, Real) and not isinstance(number, bool)
                 if is_number and metadata.get("minimum") is not None:
                     require_at_least(name, float(number), metadata["minimum"], metadata["below"])
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
-        text = json.dumps(dict(given), default=to_plain, allow_nan=False)
+        text = json.dumps(
+            dict(given),
+            default=lambda value: value.tolist() if hasattr(value, "tolist") else os.fspath(value),
+            allow_nan=False,
+        )
         return _validator(options_class).validate_json(text, strict=True, extra="forbid")  # type: ignore
     except ValidationError as error:
         problem = error.errors()[0]
@@ -222,16 +225,12 @@ def require_effect(options: Any, names: Iterable[str], condition: str) -> None:
         require(name not in names, message)
 
 
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
 def describe_type(hint: Any) -> str:
     """Describe the values that an annotation accepts, such as ``int | list[int] | null``."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(repr, arguments))
-    if _is_union(hint):
+    if typing.get_origin(hint) in _UNIONS:
         return " | ".join(map(describe_type, arguments))
     if typing.get_origin(hint) is tuple:
         return f"list[{describe_type(arguments[0])}]"

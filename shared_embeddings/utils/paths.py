@@ -48,14 +48,17 @@ def output_path(text: str) -> Path:
 
 
 def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) -> None:
-    """Raise `UserError` if an output is an input or another output, or cannot be written, or exists."""
-    used = [path.resolve() for path in inputs]
+    """Raise `UserError` if an output is an input or another output, or cannot be written, or exists.
+
+    A folder is written as a whole, before outputs in it, such as a report.
+    """
+    read, written = [path.resolve() for path in inputs], list[Path]()
     for output in outputs:
         target = output.resolve()
-        for path in used:
-            # A folder is replaced as a whole, with any input in it; files in a folder that is read stay.
+        for path in [*read, *written]:
             is_same = path.exists() and target.exists() and path.samefile(target)
-            if is_same or path.is_relative_to(target) or (target.is_relative_to(path) and target.exists()):
+            is_part = path in read and target.is_relative_to(path) and target.exists()
+            if is_same or is_part or path.is_relative_to(target):
                 raise UserError(f"{output} would replace an input or another output; name another path")
         parent = next(folder for folder in target.parents if folder.exists())
         is_stream = output.exists() and not output.is_file() and not output.is_dir()
@@ -63,4 +66,4 @@ def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path], force: bool) 
             raise UserError(f"{output} cannot be written; name a path in a writable folder")
         if output.exists() and not force:
             raise UserError(f"{output} already exists; add --force to replace it, or name another path")
-        used.append(target)
+        written.append(target)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import yaml
 
@@ -23,17 +26,26 @@ _Loader.add_implicit_resolver(
 )
 
 
+def open_bytes(path: AnyPath) -> IO[bytes]:
+    """Open a file for reading; its content is decompressed if its name ends in ``.gz``."""
+    return cast(IO[bytes], gzip.open(path)) if os.fspath(path).endswith(".gz") else open(path, "rb")
+
+
 def read_lines(path: AnyPath) -> Iterator[str]:
     """Yield the lines of a UTF-8 text without their ends and without a byte order mark at the beginning.
 
-    Only a line feed ends a line, with or without a carriage return. UserError names a line that is not UTF-8.
+    Only a line feed ends a line, with or without a carriage return. The text may be compressed (``.gz``).
+    UserError names a line that is not UTF-8.
     """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise UserError(f"{path}: line {number} is not UTF-8 text; convert the file") from None
+    with open_bytes(path) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise UserError(f"{path}: line {number} is not UTF-8 text; convert the file") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{path}: cannot be decompressed ({first_line(error)}); get it again") from None
 
 
 def read_text(path: AnyPath) -> str:

@@ -1,4 +1,4 @@
-"""Results as JSON files with version, machine and date; progress of trainings for Weights & Biases."""
+"""Results as JSON with version, machine and date; progress of trainings for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.extras import require
-from shared_embeddings.utils.files import write_text
+from shared_embeddings.utils.errors import UserError, require
 
 # The repository, whose git state is part of every record.
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict[str, Any]:
-    """The date (UTC), the commit, the versions of Python and of `packages`, and the machine of a result."""
+    """Return the date (UTC), the commit, the versions of Python and of `packages`, and the machine."""
     commit, dirty = git_state(ROOT)
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in packages:
@@ -42,41 +40,32 @@ def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-
+    """Return the commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
+    asked = {"cwd": folder, "stderr": subprocess.DEVNULL, "text": True}
     try:
-        top, commit = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        printed = subprocess.check_output(["git", "rev-parse", "--show-toplevel", "HEAD"], **asked)
+        top, commit = printed.splitlines()
         # An installed copy may be inside another repository.
         if Path(top).resolve() != folder.resolve():
             return None, None
-        return commit, bool(git("status", "--porcelain").strip())
+        return commit, bool(subprocess.check_output(["git", "status", "--porcelain"], **asked).strip())
     except (OSError, subprocess.CalledProcessError):
         return None, None
 
 
 def describe_device(kind: str) -> str:
-    """The GPUs for ``"cuda"``; otherwise the processor, if known, and torch's number of threads."""
+    """Return the GPUs for ``"cuda"``; otherwise the processor, if known, and torch's number of threads."""
     if kind == "cuda":
         return f"cuda: {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
-        processor = found[1] if found else processor
+        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+        processor = match[1] if match else processor
     return f"cpu: {processor}, {torch.get_num_threads()} threads"
 
 
-def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write a record atomically as indented JSON; see `encoded`."""
-    write_text(Path(path), encoded(path, record, indent=2) + "\n")
-
-
 def encoded(path: str | os.PathLike[str], record: Mapping[str, Any], indent: int | None = None) -> str:
-    """A record for a file as JSON, with paths relative to the repository.
+    """Return a record for a file as JSON, with paths relative to the repository.
 
     UserError for a value that is not valid JSON (a tensor, a NaN).
     """
@@ -87,7 +76,7 @@ def encoded(path: str | os.PathLike[str], record: Mapping[str, Any], indent: int
 
 
 def portable(value: Any) -> Any:
-    """`value` with the paths in its strings made relative to the repository."""
+    """Return `value` with the paths in its strings made relative to the repository."""
     if isinstance(value, Mapping):
         return {key: portable(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -95,18 +84,8 @@ def portable(value: Any) -> Any:
     return value.replace(f"{ROOT}{os.sep}", "") if isinstance(value, str) else value
 
 
-class Writer(Protocol):
-    """The part of ``torch.utils.tensorboard.SummaryWriter`` that trainings use."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Record a value at a step."""
-
-    def close(self) -> None:
-        """Write everything."""
-
-
 class WandbWriter:
-    """Sends scalars to a project of Weights & Biases.
+    """Sends scalars to a project of Weights & Biases, as TensorBoard's ``SummaryWriter`` writes them.
 
     A resumed training is another run of the same group, which is named after its folder. The environment
     variables of wandb apply, such as ``WANDB_MODE=offline``.
@@ -115,31 +94,23 @@ class WandbWriter:
         project: name of the project.
         folder: of the training, where wandb keeps its files.
         config: settings to show with the run.
+        others: writers that get the same scalars.
     """
 
-    def __init__(self, project: str, folder: Path, config: Mapping[str, Any]) -> None:
-        name = folder.absolute().name
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any], *others: Any) -> None:
+        name, self._others = folder.absolute().name, others
         self._run = require("wandb").init(
             project=project, group=name, name=name, dir=str(folder), config=dict(config)
         )
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self._run.log({tag: scalar_value}, step=global_step)
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Record a value at a step."""
+        self._run.log({tag: value}, step=step)
+        for writer in self._others:
+            writer.add_scalar(tag, value, step)
 
     def close(self) -> None:
+        """Write everything."""
         self._run.finish()
-
-
-class Writers:
-    """Several writers as one."""
-
-    def __init__(self, writers: Iterable[Writer]) -> None:
-        self._writers = list(writers)
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        for writer in self._writers:
-            writer.add_scalar(tag, scalar_value, global_step)
-
-    def close(self) -> None:
-        for writer in self._writers:
+        for writer in self._others:
             writer.close()

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shared_embeddings.accounting import distinct_state
-from shared_embeddings.checkpoints import load_tensors, save_safetensors
+from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors
 from shared_embeddings.compress import host
-from shared_embeddings.compress.host import EmbeddingTable, Vocabulary, WordTokens, teacher_table
+from shared_embeddings.compress.host import EmbeddingTable, HostVocabulary, TrimmableModel, teacher_table
 from shared_embeddings.compress.measure import (
     NEIGHBORS,
     SHARPNESS,
@@ -29,7 +29,7 @@ from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
-from shared_embeddings.registry import build
+from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
@@ -46,28 +46,36 @@ _ROWS = 64
 
 
 class Adapter(host.TrimmingAdapter):
-    """Opens word vectors."""
+    """Opens word vectors.
+
+    Attributes:
+        skip_undecodable: an option of `read_vectors`.
+    """
+
+    skip_undecodable = False
 
     def sniff(self, path: Path) -> bool:
         return path.is_file() and (_is_compressed(path) or looks_like_vectors(path))
 
     def read(self, path: Path, runs: bool = True) -> VectorsModel:
-        return VectorsModel(path)
+        return VectorsModel(path, self.skip_undecodable)
 
     read_trimmable = read
 
 
-class VectorsModel(WordTokens):
+class VectorsModel(TrimmableModel):
     """Word vectors read from a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
         self.path = path
+        self.notes: list[str] = []  # what a file of another program has, but not the model
         self.module: Any  # a SharedEmbedding
         self.packing: Packing | None = None
         if _is_compressed(path):
-            self.words, self.module, self.packing = _read_compressed(path)
+            self.words, self.module, self.packing, self.notes = _read_compressed(path)
         else:
-            self.words, vectors = read_vectors(path)
+            self.words, vectors, notes = read_vectors(path, skip_undecodable=skip_undecodable)
+            self.notes = list(notes)
             with torch.device("meta"):
                 count, dim = vectors.shape
                 self.module = build("standard", num_embeddings=count, embedding_dim=dim).eval()
@@ -124,16 +132,19 @@ class VectorsModel(WordTokens):
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         self.module = fitted[NAME]
-        return []
+        return self.notes
 
     def tensors(self) -> dict[str, Tensor]:
         return distinct_state(self.module)
 
     def files(self, path: Path) -> list[Path]:
-        """Return the file, and for an output the module that reads it with numpy unless it exists."""
+        """Return the file; UserError if the module beside an output would replace another file."""
         loader = path.with_name(Path(load_vectors.__file__).name)
-        is_there = path == self.path or (loader.is_file() and loader.read_bytes() == _loader())
-        return [path] if is_there else [path, loader]
+        if path != self.path and loader.exists() and loader.read_bytes() != _loader():
+            raise UserError(
+                f"output {path}: {loader} exists with other content; remove it, or use another folder"
+            )
+        return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the module that reads vectors with numpy, and a safetensors file."""
@@ -144,32 +155,30 @@ class VectorsModel(WordTokens):
             "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
             "embedding": json.dumps(settings),
         }
+        if self.notes:
+            metadata["notes"] = json.dumps(self.notes)
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        for loader in self.files(output)[1:]:
-            with replacing(loader) as temporary:
-                temporary.write_bytes(_loader())
+        with replacing(output.with_name(Path(load_vectors.__file__).name)) as temporary:
+            temporary.write_bytes(_loader())
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary(NAME, self.original, frozenset(), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return _encode(self.original, lines)
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        return _encode(self.words if trimmed else self.original, lines)
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
         self.words = [self.original[word] for word in kept[NAME].tolist()]
-        return []
+        return self.notes
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return _encode(self.words, lines)
-
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
         return sum(len(line.split()) == len(tokens) for line, tokens in zip(lines, ids))
-
-    restored_trimmed = restored
 
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
@@ -183,25 +192,30 @@ def _is_compressed(path: Path) -> bool:
         return f'"{load_vectors.FORMAT}"'.encode() in file.read(_SEARCHED_BYTES)
 
 
-def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None]:
+def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | None, list[str]]:
     tensors = load_tensors(path, f"vectors {path}")
     try:
         with safe_open(path, "pt") as file:
             settings = file.metadata() or {}
+        if settings["version"] != load_vectors.VERSION:
+            raise ValueError(
+                f"it is of version {settings['version']}, but this program supports {load_vectors.VERSION}"
+            )
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])
-        embedding = build(options.pop("method"), num_embeddings=count, embedding_dim=dim, **options)
-        packing = packing_of(tensors)
-        state = hold(tensors)
-        if state.keys() != embedding.state_dict().keys():
-            raise KeyError("it has other tensors than its method")
+        check_sizes("its header", {"words": count, "dimensions": dim, **options}, tensors)
+        packing, state = packing_of(tensors), hold(tensors)
+        options |= {"num_embeddings": count, "embedding_dim": dim}
+        check_stored(state, **options)
+        embedding = build(**options)
         embedding.load_state_dict(install(embedding, state), strict=False)
     except Exception as error:  # each method raises its own errors
         raise UserError(
-            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged or truncated; copy it again"
+            f"vectors {path}: cannot be read ({first_line(error)}); it is damaged, or of another "
+            "version of this program; copy it again, or use that version"
         ) from error
-    return words, embedding.eval(), packing
+    return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
 
 
 def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:

@@ -26,7 +26,7 @@ _TYPES = {
 }
 
 
-class WordVectors:
+class LoadedVectors:
     """Words and their vectors.
 
     Attributes:
@@ -51,7 +51,7 @@ class WordVectors:
         return np.asarray(self.vectors[self.ids[word]])
 
 
-def load(path: str | Path) -> WordVectors:
+def load(path: str | Path) -> LoadedVectors:
     """Read a file.
 
     Raises:
@@ -65,7 +65,7 @@ def load(path: str | Path) -> WordVectors:
         raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({reason})") from error
 
 
-def _read(content: bytes) -> WordVectors:
+def _read(content: bytes) -> LoadedVectors:
     start = 8 + int.from_bytes(content[:8], "little")
     entries = json.loads(content[8:start])
     metadata, tensors = entries.pop("__metadata__"), {}
@@ -85,4 +85,4 @@ def _read(content: bytes) -> WordVectors:
     table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
     if table.shape != (count, dim) or not np.isfinite(table).all():
         raise ValueError(f"numbers of {table.shape} that are not finite, or not {count} x {dim}")
-    return WordVectors(words, table)
+    return LoadedVectors(words, table)

@@ -12,13 +12,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import AnyPath, replacing
 from shared_embeddings.utils.paths import check_outputs
 from shared_embeddings.utils.reading import read_lines
@@ -145,14 +144,7 @@ def class_of_unseen(centers: np.ndarray) -> int:
     return int(np.linalg.norm(centers, axis=1).argmin())
 
 
-class Clusters(NamedTuple):
-    """The cluster ``(V,)`` of every vector, and the centers ``(K, d)``."""
-
-    classes: np.ndarray
-    centers: np.ndarray
-
-
-def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
+def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Cluster word vectors with k-means (section 4.2), after scaling each of them to unit length.
 
     The length of a skip-gram vector depends on the word's frequency; without scaling, k-means puts most
@@ -163,6 +155,9 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
         vectors: ``(V, d)``.
         num_classes: K.
         seed: for the initial centers.
+
+    Returns:
+        The cluster ``(V,)`` of every vector, and the centers ``(K, d)``.
 
     Raises:
         UserError: more classes than distinct vectors, an invalid seed, or vectors that are not finite.
@@ -183,7 +178,7 @@ def cluster(vectors: np.ndarray, num_classes: int, seed: int = 0) -> Clusters:
     fitted = kmeans.fit(directions)
     classes = np.full(len(vectors), class_of_unseen(fitted.cluster_centers_), dtype=np.int64)
     classes[seen] = fitted.labels_
-    return Clusters(classes, fitted.cluster_centers_)
+    return classes, fitted.cluster_centers_
 
 
 def read_vocabulary(path: AnyPath) -> tuple[str, ...]:
@@ -375,13 +370,13 @@ def train_word_vectors(
     return vectors
 
 
+@dataclasses.dataclass
 class _Sentences:
     """The sentences of text files as lists of in-vocabulary words; can be iterated many times."""
 
-    def __init__(self, texts: Sequence[AnyPath], vocabulary: frozenset[str]) -> None:
-        self.texts = texts
-        self.vocabulary = vocabulary
-        self.bar: Any = None
+    texts: Sequence[AnyPath]
+    vocabulary: frozenset[str]
+    bar: Any = None
 
     def __iter__(self) -> Iterator[list[str]]:
         for text in self.texts:

@@ -1,21 +1,23 @@
-"""Read word vector files of GloVe, word2vec and fastText, text and binary, with gensim.
+"""Read word vector files of GloVe, word2vec and fastText, text and binary.
 
 Axes: ``V`` vocabulary, ``D`` dimension.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import math
+import mmap
 import string
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.extras import require
+from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 
 # The first bytes of a fastText model with subwords.
@@ -32,56 +34,92 @@ class WordVectors(NamedTuple):
 
     words: list[str]  # V distinct words in file order, usually by frequency
     vectors: np.ndarray  # ``(V, D)`` float32
+    notes: tuple[str, ...] = ()  # what the file has, but not these
 
 
-def read_vectors(path: Path, limit: int | None = None) -> WordVectors:
+def read_vectors(path: Path, limit: int | None = None, skip_undecodable: bool = False) -> WordVectors:
     """Read word vectors in any common format, detected from the content.
 
-    Formats: lines of a word and its numbers, separated by spaces (GloVe); the same after a header line V D
-    (word2vec, fastText ``.vec``); word2vec's binary format; fastText's ``.bin``. All but the last may be
-    gzipped if their name ends in ``.gz``.
+    Formats: lines of a word and its numbers, separated by spaces (GloVe), where words may contain spaces; the
+    same after a header line V D (word2vec, fastText ``.vec``); word2vec's binary format; fastText's ``.bin``,
+    without its subwords. All but the last may be gzipped if their name ends in ``.gz``.
 
     Args:
         limit: read only this many words; all if None.
+        skip_undecodable: leave out words that are not UTF-8 text.
 
     Raises:
         UserError: the file is malformed or truncated, or repeats a word, or `limit` is below 1.
-        ImportError: gensim is not installed.
+        ImportError: gensim, which reads ``.bin``, is not installed.
     """
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}, but must be at least 1; raise it")
-    kind, announced = "word vectors", 0
-    try:
-        kind, announced = _kind_of(path)
-        if kind in ("lines", "lines below a header"):
-            _check_lines(path, has_header=kind != "lines", limit=limit)
-        if kind == "a fastText model":
-            keyed = require("gensim.models.fasttext").load_facebook_vectors(str(path))
-        else:
-            with np.errstate(over="ignore"):  # infinity is an error below
-                keyed = require("gensim.models").KeyedVectors.load_word2vec_format(
-                    str(path), binary=kind == "binary vectors", no_header=kind == "lines", limit=limit
-                )
-    except (ImportError, UserError, FileNotFoundError):
-        raise
-    except Exception as error:  # gensim's binary readers raise many kinds for other files
+    kind, announced = _kind_of(path)
+    if kind == "fastText":
+        return _checked(path, _read_fasttext(path, limit))
+    unit = "word" if kind == "binary" else "line"
+    entries = _binary_entries(path) if kind == "binary" else _text_entries(path, announced is not None)
+    first = 1 if kind == "binary" or announced is None else 2
+    places: dict[str, int] = {}
+    numbers, read, dim = bytearray(), 0, 0
+    for place, (encoded, row) in enumerate(islice(entries, limit), first):
+        read, dim = read + 1, len(row)
+        try:
+            word = encoded.decode("utf-8")
+        except UnicodeDecodeError:
+            if skip_undecodable:
+                continue
+            raise UserError(
+                f"vectors {path}: {unit} {place} has the word {encoded[:60]!r}, which is not UTF-8 text; "
+                "convert the file, or leave such words out (skip_undecodable)"
+            ) from None
+        if places.setdefault(word, place) != place:
+            raise UserError(
+                f"vectors {path}: {unit} {place} repeats {word[:60]!r} of {unit} {places[word]}; correct or "
+                "remove it"
+            )
+        numbers += row.tobytes()
+    if announced is not None and read != min(announced, limit or announced):
         raise UserError(
-            f"vectors {path}: cannot be read as {kind} ({first_line(error)}); it is damaged, truncated, "
-            "or in another format"
-        ) from error
-    number = min(len(keyed.key_to_index), limit or len(keyed.key_to_index))
-    words, vectors = keyed.index_to_key[:number], np.asarray(keyed.vectors, np.float32)[:number]
-    if kind == "binary vectors" and number < min(announced, limit or announced):
-        raise UserError(f"vectors {path}: repeats words; remove all but one of the vectors of a word")
-    if 0 in vectors.shape:
+            f"vectors {path}: its header announces {announced} words, but there are {read}; it is "
+            "truncated, or the header is wrong"
+        )
+    skipped = read - len(places)
+    notes = (f"{skipped:,} words that are not UTF-8 text are left out",) if skipped else ()
+    return _checked(
+        path, WordVectors(list(places), np.frombuffer(numbers, np.float32).reshape(len(places), dim), notes)
+    )
+
+
+def _checked(path: Path, read: WordVectors) -> WordVectors:
+    """Return what was read, unless it is empty or not finite."""
+    if 0 in read.vectors.shape:
         raise UserError(f"vectors {path}: has no words or no dimensions; use another file")
-    broken = ~np.isfinite(vectors).all(axis=1)
+    broken = ~np.isfinite(read.vectors).all(axis=1)
     if broken.any():
         raise UserError(
-            f"vectors {path}: the vector of {words[int(broken.argmax())]!r} contains NaN or infinity; "
+            f"vectors {path}: the vector of {read.words[int(broken.argmax())]!r} contains NaN or infinity; "
             "replace the file"
         )
-    return WordVectors(words, vectors)
+    return read
+
+
+def _read_fasttext(path: Path, limit: int | None) -> WordVectors:
+    """Read the words of a fastText model with gensim."""
+    try:
+        keyed = require("gensim.models.fasttext").load_facebook_vectors(str(path))
+    except ImportError:
+        raise
+    except Exception as error:  # gensim raises many kinds for other files
+        raise UserError(
+            f"vectors {path}: cannot be read as a fastText model ({first_line(error)}); it is damaged or "
+            "truncated"
+        ) from error
+    note = (
+        "the subword vectors of fastText are lost: words that are not in the vocabulary have no vectors any "
+        "more; keep the original for them"
+    )
+    return WordVectors(keyed.index_to_key[:limit], np.asarray(keyed.vectors, np.float32)[:limit], (note,))
 
 
 def looks_like_vectors(path: Path) -> bool:
@@ -93,13 +131,13 @@ def looks_like_vectors(path: Path) -> bool:
         return False
     if first.startswith(_FASTTEXT_MAGIC) or _is_pickle(first + second):
         return True
+    first = first.removeprefix(codecs.BOM_UTF8)
     if _is_header(first):
         return bool(second)
-    numbers = first.split()[1:]
-    try:
-        return len(numbers) > 1 and all(math.isfinite(float(number)) for number in numbers)
-    except ValueError:
-        return False
+    numbers = first.split()[1:][-2:]  # words may contain spaces
+    return len(numbers) == 2 and all(
+        _is_number(number) and math.isfinite(float(number)) for number in numbers
+    )
 
 
 def _is_pickle(start: bytes) -> bool:
@@ -109,6 +147,14 @@ def _is_pickle(start: bytes) -> bool:
 def _is_header(line: bytes) -> bool:
     fields = line.split()
     return len(fields) == 2 and all(field.isdigit() and len(field) < 19 for field in fields)
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return not field.translate(None, _NUMBERS)
 
 
 def write_vectors(path: Path, vectors: WordVectors) -> None:
@@ -126,57 +172,96 @@ def write_vectors(path: Path, vectors: WordVectors) -> None:
             file.write(f"{word} {' '.join(f'{number:.6g}' for number in row)}\n")
 
 
-def _kind_of(path: Path) -> tuple[str, int]:
-    """Return the format of a file, and the number of words in its header, if it has one."""
+def _kind_of(path: Path) -> tuple[str, int | None]:
+    """Return the format of a file, and the number of words in its header, None without one."""
     with _opened(path) as file:
         first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     if first.startswith(_FASTTEXT_MAGIC):
-        return "a fastText model", 0
+        return "fastText", None
     if _is_pickle(first + second):
         raise UserError(
             f"vectors {path}: is a pickle of gensim, which could run code; in gensim, write a file with "
             "KeyedVectors.save_word2vec_format and use that"
         )
+    first = first.removeprefix(codecs.BOM_UTF8)
     if not first.strip():
         raise UserError(f"vectors {path}: is empty or starts with an empty line; replace it")
     if not _is_header(first):
-        return "lines", 0
+        return "text", None
+    announced, dim = map(int, first.split())
     try:
         is_text = all(character.isprintable() or character.isspace() for character in second.decode("utf-8"))
-    except UnicodeDecodeError:
-        is_text = False
-    return "lines below a header" if is_text else "binary vectors", int(first.split()[0])
+    except UnicodeDecodeError:  # of the word, or binary numbers
+        is_text = all(map(_is_number, second.split()[-dim:]))
+    return "text" if is_text else "binary", announced
 
 
-def _check_lines(path: Path, has_header: bool, limit: int | None) -> None:
-    """Raise UserError for the first line that is not a new word with as many numbers.
+def _text_entries(path: Path, has_header: bool) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yield the word and the numbers ``(D,)`` of each line: the last D fields; words may contain spaces.
 
-    gensim would broadcast a single number over all dimensions, and skip repeated words.
+    UserError for a line without a word and D numbers.
     """
-    lines_of: dict[bytes, int] = {}
-    with _opened(path) as file:
-        announced, dim = map(int, file.readline().split()) if has_header else (None, None)
-        for number, line in enumerate(islice(file, limit), 1 + has_header):
-            word, _, numbers = line.rstrip().partition(b" ")
-            fields = numbers.split(b" ") if numbers else []
-            dim = dim or len(fields)
-            odd = next((field for field in fields if field.translate(None, _NUMBERS)), None)
-            if not word:
+    with _opened(path) as file, np.errstate(over="ignore"):  # infinity is an error later
+        dim = int(file.readline().split()[1]) if has_header else None
+        for place, line in enumerate(file, 1 + has_header):
+            line = (line.removeprefix(codecs.BOM_UTF8) if place == 1 else line).rstrip()
+            if dim is None:
+                dim = _count_numbers(line)
+            word, *fields = line.rsplit(b" ", dim)
+            odd = next((field for field in fields if not _is_number(field)), None)
+            if not word or word.startswith(b" "):
                 reason = "starts with a space, not a word"
-            elif len(fields) != dim or not fields:
-                reason = f"has {len(fields)} numbers after its word, expected {dim or 'some'}"
+            elif len(fields) != dim or not fields or _count_numbers(word):
+                reason = f"has {_count_numbers(line)} numbers after its word, expected {dim or 'some'}"
             elif odd is not None:
                 reason = f"has {odd.decode(errors='replace')[:40]!r}, expected a number"
-            elif lines_of.setdefault(word, number) != number:
-                reason = f"repeats {word.decode(errors='replace')[:60]!r} of line {lines_of[word]}"
             else:
+                yield word, np.array(list(map(float, fields)), np.float32)
                 continue
-            raise UserError(f"vectors {path}: line {number} {reason}; correct or remove it")
-    # gensim would ignore lines after those that are announced.
-    if announced is not None and len(lines_of) != min(announced, limit or max(announced, len(lines_of))):
+            raise UserError(f"vectors {path}: line {place} {reason}; correct or remove it")
+
+
+def _count_numbers(line: bytes) -> int:
+    """Return how many fields at the end of a line, but not the first one, are numbers."""
+    fields = line.split(b" ")[1:]
+    return next((count for count, field in enumerate(reversed(fields)) if not _is_number(field)), len(fields))
+
+
+def _binary_entries(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yield each word, which ends at a space, and the D numbers of four bytes after it.
+
+    A line end after a vector is optional, but then after all. UserError for words that end early or late.
+    """
+    with _opened(path) as file:
+        count, dim = map(int, file.readline().removeprefix(codecs.BOM_UTF8).split())
+        place = file.tell()
+        if path.suffix == ".gz":
+            file.seek(0)
+            content = file.read()
+        else:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    has_line_ends = False
+    for number in range(1, count + 1):
+        start = content.find(b" ", place) + 1
+        end = start + 4 * dim
+        word = content[place : start - 1]
+        line_end = content[end : end + 1] == b"\n"
+        has_line_ends = line_end if number == 1 else has_line_ends
+        if not start or end > len(content):
+            raise UserError(
+                f"vectors {path}: ends within word {number} of {count}; it is truncated; copy it again"
+            )
+        if not word or b"\n" in word or number < count and line_end != has_line_ends:
+            raise UserError(
+                f"vectors {path}: word {number} ({word[:60]!r}) or the one before it ends early: words in "
+                "binary files must not contain spaces; write the file again with _ instead, or as text"
+            )
+        yield word, np.frombuffer(content[start:end], "<f4")
+        place = end + line_end
+    if content[place:].strip():
         raise UserError(
-            f"vectors {path}: its header announces {announced} words, but there are {len(lines_of)}; it is "
-            "truncated, or the header is wrong"
+            f"vectors {path}: {len(content) - place} bytes are left after word {count}, the last one that "
+            "its header announces: the header is wrong, or a word contains a space; write the file again"
         )
 
 

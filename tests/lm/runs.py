@@ -21,7 +21,7 @@ from lm.data.corpus import load_corpus, prepare
 from lm.models import Output
 from lm.train import command as train
 from lm.train.config import parse
-from lm.train.distributed import Group
+from lm.train.loop import Group
 from shared_embeddings.cli.main import main
 
 WORDS = 20

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from lm.data import corpus
-from lm.data import vocabulary as reading
-from lm.data.corpus import SPLITS, Published, load_corpus, prepare
+from lm.data import corpus as reading
+from lm.data.corpus import SPLITS, Limits, Published, load_corpus, prepare
 from lm.data.datasets import SOURCES
 from lm.data.prepare import share_lines
-from lm.data.vocabulary import Limits
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256, write_text
 from tests.helpers import content

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from lm.data import corpus as reading
 from lm.data import datasets
-from lm.data import vocabulary as reading
-from lm.data.corpus import SPLITS, Columns
-from lm.data.datasets import SOURCES, Source, locate
-from lm.data.vocabulary import Limits, Vocabulary
-from shared_embeddings.utils import download as downloading
-from shared_embeddings.utils.download import DownloadError
+from lm.data.corpus import SPLITS, Columns, Limits, Vocabulary
+from lm.data.datasets import SOURCES, DownloadError, Source, locate
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import sha256
 
@@ -43,7 +40,7 @@ class Server:
         self.folder, self.asked = folder, list[str]()
         self._download = datasets.download
         monkeypatch.setattr(datasets, "download", self.download)
-        monkeypatch.setattr(downloading.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(datasets.time, "sleep", lambda seconds: None)
 
     def download(self, url: str, *arguments: Any) -> None:
         name = url.rsplit("/", 1)[-1]

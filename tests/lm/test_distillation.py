@@ -19,7 +19,7 @@ from shared_embeddings.compress.distillation import OPTION, Reconstruction, Soft
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import OptionError
 from tests.lm.runs import TinyLSTM, log_lines, run, settings, small_corpus, without_dropout
-from tests.lm.test_optim_and_distributed import torchrun
+from tests.lm.test_training import torchrun
 
 STANDARD = {"method": "standard", "output_bias": True}
 PROJECTIVE = {"method": "projective", "rank": 4}

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lm import evaluation
 from lm.checkpoint import load_model
 from lm.data.corpus import load_corpus
-from lm.evaluate import evaluation
-from lm.evaluate.evaluation import (
+from lm.evaluation import (
     CachePointer,
     PointerOptions,
     Reading,
@@ -25,7 +25,7 @@ from lm.evaluate.evaluation import (
     evaluate_with_pointer,
     perplexity,
 )
-from lm.evaluate.generate import Sampling, choose, generate, write
+from lm.generation import Sampling, choose, generate, write
 from shared_embeddings.utils.errors import UserError
 from tests.helpers import alter
 from tests.lm.runs import TinyLSTM, command, text, write_corpus, write_model

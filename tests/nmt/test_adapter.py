@@ -535,10 +535,19 @@ def ctranslate2_lines(ctranslate2: Any, model: Path, host: Host) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", [True, False], ids=["three-way", "inputs apart"])
-def test_ctranslate2_translates_the_same(sharing: bool, host: Host, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"share_embeddings": False},
+        {"position_encoding": False, "max_relative_positions": 4},
+        {"position_encoding_type": "SinusoidalConcat", "multiquery": True, "pos_ffn_activation_fn": "gelu"},
+    ],
+    ids=["three-way", "inputs apart", "relative", "concat"],
+)
+def test_ctranslate2_translates_the_same(options: dict[str, Any], host: Host, capsys: Capture) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
-    checkpoint = host.train("model", embedding=FUNNEL, share_embeddings=sharing, train_steps=60)
+    checkpoint = host.train("model", embedding=FUNNEL, train_steps=60, **options)
     exported = host.folder / "exported"
     for _ in range(2):  # the second replaces the first, including all its files
         run("onmt_release_model -format ctranslate2 -force -model", checkpoint, "-output", exported)
@@ -613,14 +622,28 @@ ADAPTIVE = {"embedding": {"method": "adaptive", "cutoffs": [20], "factor": 2}}
     [
         (RECURRENT, "transformer"),
         (ADAPTIVE, "adaptive"),
-        ({"copy_attn": True}, "copy_attn: true"),
-        ({"decoder_positions": ["ldpe"]}, "decoder_positions: ldpe"),
+        ({"copy_attn": True}, "copy_attn: True"),
+        ({"decoder_positions": ["ldpe"]}, "decoder_positions: ['ldpe']"),
+        ({"position_encoding": False, "max_relative_positions": -1}, "max_relative_positions: -1"),
+        ({"position_encoding": False, "max_relative_positions": -2}, "max_relative_positions: -2"),
+        (
+            {"position_encoding": False, "max_relative_positions": 8, "relative_positions_buckets": 4},
+            "relative_positions_buckets: 4",
+        ),
+        ({"position_encoding": False}, "position_encoding"),
+        ({"layer_norm": "rms"}, "layer_norm: rms"),
+        ({"parallel_residual": True}, "parallel_residual: True"),
+        ({"pos_ffn_activation_fn": "silu"}, "pos_ffn_activation_fn: silu"),
+        ({"heads": 4, "num_kv": 2}, "num_kv: 2"),
+        ({"sliding_window": 2}, "sliding_window: 2"),
+        ({"norm_eps": 0.1}, "norm_eps: 0.1"),
     ],
+    ids=str,
 )
 def test_ctranslate2_rejects_unsupported_models(
     options: dict[str, Any], printed: str, host: Host, error_line: ErrorLine
 ) -> None:
-    checkpoint = host.train("model", **{"embedding": FUNNEL, **options})
+    checkpoint = host.train("model", **{"embedding": FUNNEL, "train_steps": 1, **options})
     output = host.folder / "exported"
     line = error_line("onmt_release_model -format ctranslate2 -model", checkpoint, "-output", output)
     assert printed in line and not output.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -92,15 +93,28 @@ def test_files_that_do_not_fit_are_named(host: Host, error_line: ErrorLine) -> N
     assert "/nowhere.yaml" in error_line("onmt_train -config /nowhere.yaml")
 
 
-@pytest.mark.slow_except("0")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_line_that_is_not_utf8_is_found(workers: int, host: Host, error_line: ErrorLine) -> None:
-    """Also if a worker of the data loader finds it, whose error arrives as the text of a traceback."""
-    path = host.folder / "train.tgt"
-    lines = path.read_bytes().split(b"\n")
+def test_data_that_cannot_be_trained_on(host: Host, error_line: ErrorLine) -> None:
+    config, path = host.config("model"), host.folder / "train.tgt"
+    text = path.read_bytes()
+    lines = text.split(b"\n")
     path.write_bytes(b"\n".join([*lines[:4], b"\xff", *lines[5:]]))
-    line = error_line("onmt_train -config", host.config("model", embedding=FUNNEL, num_workers=workers))
-    assert "data: corpus: " in line and str(path) in line and "not UTF-8" in line
+    assert f"{path}: line 5 is not UTF-8" in error_line("onmt_train -config", config)
+    path.write_bytes(b"\n".join(lines[1:]))
+    line = error_line("onmt_train -config", config)
+    assert "train.src has 90 lines" in line and "train.tgt has 89 lines" in line
+    data = {"corpus": {**host.corpus("train"), "path_tgt": f"{path}.gz"}}
+    Path(f"{path}.gz").write_bytes(gzip.compress(text)[:-20])
+    assert f"{path}.gz: cannot be decompressed" in error_line(
+        "onmt_train -config", host.config("z", data=data)
+    )
+
+
+@pytest.mark.slow
+def test_errors_of_workers_are_lines(host: Host, error_line: ErrorLine) -> None:
+    """The error of a worker of the data loader arrives as the text of a traceback."""
+    filters = {"transforms": ["filtertoolong"], "src_seq_length": 0}
+    line = error_line("onmt_train -config", host.config("model", num_workers=1, **filters))
+    assert "data: the transforms drop all training examples" in line
 
 
 def test_resuming_with_other_embeddings_fails(trained: Trained, host: Host, error_line: ErrorLine) -> None:

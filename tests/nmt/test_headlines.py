@@ -20,7 +20,7 @@ from nmt.headlines import (
     split_text,
     stop_words,
 )
-from nmt.rouge import PRESETS, Report, Settings, read_exceptions, score_texts, tokenize
+from nmt.rouge import PRESETS, RougeReport, RougeSettings, read_exceptions, score_texts, tokenize
 from nmt.vocabulary import read_vocabulary, vocabulary_counts
 from shared_embeddings.utils.errors import UserError
 from tests.nmt.conftest import Capture, ErrorLine, Host, Patch, run
@@ -168,15 +168,15 @@ def test_rerank_refusals(tmp_path: Path, error_line: ErrorLine) -> None:
 
 # ROUGE
 
-PLAIN = Settings(stemming=False)
+PLAIN = RougeSettings(stemming=False)
 
 
-def means(report: Report, measure: str) -> list[float]:
+def means(report: RougeReport, measure: str) -> list[float]:
     """ROUGE-1, -2 and -L."""
     return [measures[measure].mean for measures in report.scores.values()]
 
 
-def score(candidate: str, *references: str, settings: Settings = PLAIN) -> Report:
+def score(candidate: str, *references: str, settings: RougeSettings = PLAIN) -> RougeReport:
     return score_texts([candidate], [[reference] for reference in references], settings)
 
 

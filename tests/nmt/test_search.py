@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.embeddings import shared_embeddings_of, words_module
 from nmt.fixes.copying import collapsed, copies_of, over_words
 from nmt.hooks import apply_patches
-from nmt.models import describe_checkpoint
-from nmt.server import Models, Text
+from nmt.models import build_from_checkpoint, describe_checkpoint
+from nmt.server import Models, SourceText
 from nmt.vocabulary import Vocab
 from tests.nmt.conftest import FUNNEL, WORDS, Capture, Host, Trained, built, run
 from tests.nmt.test_adapter import SOURCE, TARGET, UNTIED, compress, trim
@@ -271,6 +272,34 @@ def test_batch_equals_single_sentences(kind: str, search: str, learned: Learned)
         assert float(score) == pytest.approx(float(wanted_score), abs=2e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_perplexities_of_targets_are_per_token(kind: str, learned: Learned, capfd: Capture) -> None:
+    host, model = learned(kind)
+    translated = host.translate(
+        model, "-tgt", host.folder / "test.tgt", "-length_penalty", "none", "-with_score"
+    )
+    printed = dict(re.findall(r"(GOLD|PRED) SCORE: \S+ \1 PPL: (\S+)", capfd.readouterr().err))
+    network, vocabs, *_ = build_from_checkpoint(str(model))
+    texts = [(host.folder / f"test.{side}").read_text().splitlines() for side in ("src", "tgt")]
+    total, tokens = 0.0, 0
+    for source, target in zip(*texts, strict=True):
+        words = vocabs["tgt"]([*target.split(), "</s>"])
+        read = torch.tensor(vocabs["src"](source.split()))[None, :, None]
+        given = torch.tensor([vocabs["tgt"]["<s>"], *words])[None, :, None]
+        with torch.no_grad():
+            states, _ = network(read, given, torch.tensor([read.size(1)]))
+            log_probs = network.generator(states)[0].log_softmax(dim=-1)
+        total += float(log_probs[range(len(words)), words].sum())
+        tokens += len(words)
+    assert float(printed["GOLD"]) == pytest.approx(math.exp(-total / tokens), abs=0.01)
+    scores, lengths = zip(
+        *((float(line.split("\t")[1]), len(line.split("\t")[0].split())) for line in translated)
+    )
+    # Those that reach the maximum length have no end.
+    counts = sum(lengths) + sum(length < 9 for length in lengths)
+    assert float(printed["PRED"]) == pytest.approx(math.exp(-sum(scores) / counts), abs=0.01)
+
+
 @pytest.mark.parametrize("kind", ["copying transformer", "copying rnn"])
 def test_gold_scores_do_not_depend_on_the_batch(kind: str, learned: Learned, capfd: Capture) -> None:
     host, model = learned(kind)
@@ -366,7 +395,7 @@ def test_server_copies(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text(json.dumps({"models_root": str(tmp_path), "models": [settings]}))
     models = Models()
     models.start(str(tmp_path / "server.json"))
-    assert models.models[0].translate([Text("w1  w2")])[0][0]["tgt"]
+    assert models.models[0].translate([SourceText("w1  w2")])[0][0]["tgt"]
 
 
 @pytest.mark.slow_except("pytorch-tied")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sacrebleu
 import torch
 from onmt.trainer import Trainer
+from onmt.utils import Statistics
 
 from nmt.checkpoints import read_checkpoint, read_weights
+from nmt.fixes.training import MetricScorer
 from nmt.hooks import apply_patches
 from nmt.train.batches import TrackedBatches
 from nmt.train.runs import differences
@@ -167,7 +171,9 @@ def test_never_and_overwrite(host: Host, error_line: ErrorLine) -> None:
 
 def test_checkpoints_that_cannot_be_resumed_are_named(host: Host, error_line: ErrorLine) -> None:
     path = host.train("model", embedding=FUNNEL, train_steps=2)
-    torch.save({name: part for name, part in read_checkpoint(path).items() if name != "run"}, path)
+    without_run = {name: part for name, part in read_checkpoint(path).items() if name != "run"}
+    torch.save(without_run, host.folder / "new")
+    os.replace(host.folder / "new", path)  # its tensors are mapped into memory
     config = host.config("model", embedding=FUNNEL)
     assert "model_step_2.pt" in error_line("onmt_train -config", config)
     path.write_bytes(b"damaged")
@@ -209,6 +215,45 @@ def test_an_early_stopped_run_is_finished(host: Host, caplog: pytest.LogCaptureF
     caplog.clear()
     host.train("model", **options)
     assert steps(host) == [4] and "nothing to do" in caplog.text
+
+
+def test_bleu_stops_training(host: Host, caplog: pytest.LogCaptureFixture, error_line: ErrorLine) -> None:
+    """It is that of the pairs with text on both sides, and needs the metric of validation."""
+    lines = (host.folder / "train.src").read_text().splitlines()
+    wanted = (host.folder / "train.tgt").read_text().splitlines()
+    host.write("valid.src", ["", *lines[:20], "w1"])
+    host.write("valid.tgt", ["v1", *wanted[:20], ""])
+    first = host.train("first", train_steps=100, save_checkpoint_steps=100, dropout=[0.0])
+    unchanged = {"learning_rate": 1e-30, "early_stopping": 1, "valid_steps": 2, "train_from": str(first)}
+    options = {**unchanged, "early_stopping_criteria": ["bleu"], "train_steps": 150, "reset_optim": "all"}
+    filters = {"transforms": ["filtertoolong"]}  # need targets
+    host.train("model", **options, **filters, valid_metrics=["BLEU"], save_checkpoint_steps=150)
+    assert steps(host) == [4]
+    host.write("filled", lines[:20])
+    greedy = ("-beam_size", 1, "-max_length", 250, "-max_length_ratio", 1.25)
+    translated = host.translate(first, *greedy, source="filled")
+    bleu = sacrebleu.corpus_bleu(translated, [wanted[:20]]).score
+    (shown,) = re.findall(r"improving bleu: -inf --> (\d+\.\d+)", caplog.text)
+    assert float(shown) == pytest.approx(bleu, rel=1e-4) and bleu > 1
+    line = error_line("onmt_train -config", host.config("other", **options))
+    assert "early_stopping_criteria: bleu" in line and "valid_metrics: [BLEU]" in line
+    without = host.config("without", early_stopping=1, data={"corpus": host.corpus("train")})
+    assert "early_stopping: needs validation" in error_line("onmt_train -config", without)
+    long = host.config("long", decoder_positions=["lrpe"], valid_metrics=["BLEU"])
+    assert "valid_metrics: ['BLEU']" in error_line("onmt_train -config", long)
+
+
+@pytest.mark.parametrize(("metric", "better"), [("BLEU", 21.0), ("TER", 19.0)])
+def test_metrics_that_improve(metric: str, better: float) -> None:
+    scorer = MetricScorer(metric)
+    for value in (20.0, better, 40.0 - better, better):
+        stats = Statistics(computed_metrics={metric: value})
+        is_first_or_better = value == better or scorer.best_score not in (20.0, better)
+        assert scorer.is_improving(stats) == (is_first_or_better and value != scorer.best_score)
+        assert scorer.is_decreasing(stats) == (value == 40.0 - better)
+        if scorer.is_improving(stats):
+            scorer.update(stats)
+    assert scorer.best_score == better
 
 
 def test_an_earlier_step_replaces_the_later_ones(host: Host) -> None:

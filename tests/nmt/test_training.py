@@ -18,7 +18,7 @@ from nmt.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.models import describe_checkpoint
 from nmt.train.training import restore_dropout
 from shared_embeddings.modules.alone import AloneEmbedding
-from shared_embeddings.utils.layers import Dropout
+from shared_embeddings.nn.layers import Dropout
 from tests.helpers import example
 from tests.nmt.conftest import FUNNEL, Host, Patch, Trained, built, run, weights
 

@@ -1,10 +1,12 @@
-"""Transforms of training data and of text to translate, and each process's share of the data."""
+"""Training data and its transforms, those of text to translate, vocabularies, and shares of processes."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,173 @@ from nmt.models import build_from_checkpoint
 from nmt.train.training import data_share
 from nmt.translation import bleu
 from shared_embeddings.cli.main import main
-from tests.nmt.conftest import FUNNEL, ErrorLine, Host, run
+from tests.nmt.conftest import FUNNEL, ErrorLine, Host, Patch, run, weights
+
+
+@pytest.fixture
+def batches(monkeypatch: Patch) -> list[dict[str, Any]]:
+    """The batches that trainings of a test use."""
+    from onmt.trainer import Trainer
+
+    used: list[dict[str, Any]] = []
+    accumulate = Trainer._gradient_accumulation
+
+    def noted(self: Any, true_batches: list[dict[str, Any]], *args: Any) -> Any:
+        used.extend(true_batches)
+        return accumulate(self, true_batches, *args)
+
+    monkeypatch.setattr(Trainer, "_gradient_accumulation", noted)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("lines", "bucket", "passes"), [(600, 600, 2), (600, 262144, 2), (60, 262144, 9), (1, 262144, 3)]
+)
+def test_each_pair_is_trained_on_once_per_pass(
+    lines: int, bucket: int, passes: int, host: Host, batches: list[dict[str, Any]]
+) -> None:
+    """Also pairs whose source is that of another one, and if a bucket is larger than the corpus."""
+    host.write("train.src", [f"w{number % 3}" for number in range(lines)])
+    host.write("train.tgt", [f"v{number % 40} v{number % 7}" for number in range(lines)])
+    steps = max(1, lines // 20)
+    host.train("model", batch_size=20, bucket_size=bucket, train_steps=passes * steps)
+    numbers = [
+        sorted(number for b in batches[first : first + steps] for number in b["cid_line_number"])
+        for first in range(0, passes * steps, steps)
+    ]
+    assert numbers == [list(range(lines))] * passes
+
+
+def test_weights_of_corpora_set_the_shares_of_a_bucket(host: Host, batches: list[dict[str, Any]]) -> None:
+    """The bucket ends when all of the corpora have been read."""
+    small = {"path_src": str(host.write("few.src", ["w1", "w2"]))}
+    small["path_tgt"] = str(host.write("few.tgt", ["v1", "v2"]))
+    data = {"large": {**host.corpus("train"), "weight": 3}, "small": {**small, "weight": 1}}
+    host.train("model", data=data, batch_size=500, bucket_size=500, train_steps=2)
+    counts = Counter(zip(batches[0]["cid"], batches[0]["cid_line_number"]))
+    assert {counts["large", number] for number in range(90)} == {1}
+    assert (
+        counts["small", 0] == counts["small", 1] + 1 == 15 or counts["small", 0] == counts["small", 1] == 15
+    )
+
+
+@pytest.mark.parametrize("of_corpus", [True, False], ids=["corpus", "all corpora"])
+def test_tags_of_one_side(of_corpus: bool, host: Host, batches: list[dict[str, Any]]) -> None:
+    """The other side, whose tag is empty, gets nothing: no word of the vocabulary, no <unk> in batches."""
+    tags = {"src_prefix": "｟de｠", "tgt_prefix": "", "src_suffix": "", "tgt_suffix": "｟end｠"}
+    transforms = {"transforms": ["prefix", "suffix"], **({} if of_corpus else tags)}
+    data = {name: {**host.corpus(name), **(tags if of_corpus else {})} for name in ("train", "valid")}
+    (host.folder / "vocab").unlink()
+    options = {"data": data, "share_vocab": True, **transforms}
+    config = host.config("model", **options, train_steps=30, save_checkpoint_steps=30, bucket_size=90)
+    run("onmt_build_vocab -n_sample -1 -config", config, "-save_data", host.folder / "samples")
+    counts = dict(line.split("\t") for line in (host.folder / "vocab").read_text().splitlines())
+    assert "" not in counts and len(counts) == 82 and counts["｟de｠"] == counts["｟end｠"] == "90"
+    run("onmt_train -config", config)
+    checkpoint = host.folder / "model_step_30.pt"
+    words = read_checkpoint(checkpoint)["vocab"]["src"]
+    assert "" not in words
+    texts = {
+        side: [
+            [words[word] for word in row if words[word] != "<blank>"]
+            for b in batches[:6]
+            for row in b[side][..., 0]
+        ]
+        for side in ("src", "tgt")
+    }
+    lines = {side: (host.folder / f"train.{side}").read_text().splitlines() for side in ("src", "tgt")}
+    assert sorted(texts["src"]) == sorted(["｟de｠", *line.split()] for line in lines["src"])
+    assert sorted(texts["tgt"]) == sorted(["<s>", *line.split(), "｟end｠", "</s>"] for line in lines["tgt"])
+    tagged = host.write(
+        "tagged", [f"｟de｠ {line}" for line in (host.folder / "test.src").read_text().splitlines()]
+    )
+    by_hand = host.translate(checkpoint, "-transforms", "none", source=tagged.name)
+    assert any(line.endswith(" ｟end｠") for line in by_hand)
+    assert host.translate(checkpoint) == [line.removesuffix("｟end｠").rstrip(" ") for line in by_hand]
+
+
+def test_vocabularies_have_all_words_of_their_files(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless they are limited, which is reported."""
+    words = host.write("many", [f"w{number}\t{50000 - number}" for number in range(40000)])
+    whole = host.train("whole", src_vocab=str(words), train_steps=1)
+    assert len(read_checkpoint(whole)["vocab"]["src"]) == 40008  # 4 special tokens, and a multiple of 8
+    assert "src_vocab_size" not in caplog.text
+    limited = host.train("limited", src_vocab=str(words), src_vocab_size=3000, train_steps=1)
+    assert read_checkpoint(limited)["vocab"]["src"][4:] == [f"w{number}" for number in range(2996)]
+    assert "src_vocab_size: 3,000" in caplog.text and "2,996 of the 40,000 words" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "target"),
+    [
+        ({"src_vocab_size": 6, "tgt_vocab_size": 5}, "ab", "v"),
+        ({"src_words_min_frequency": 2, "tgt_words_min_frequency": 4}, "abc", "v"),
+        ({"src_vocab_size": 7, "src_words_min_frequency": 3}, "ab", "vw"),
+        ({"vocab_size_multiple": 5}, "abcd", "vw"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("in_file", [True, False], ids=["configuration", "command line"])
+def test_limits_of_built_vocabularies(
+    in_file: bool,
+    options: dict[str, int],
+    source: str,
+    target: str,
+    host: Host,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Training with the same options uses them whole."""
+    host.write("train.src", ["a b c d", "a b c", "a b", "a"])
+    host.write("train.tgt", ["v w", "v w", "v", "v"])
+    files = {f"{side}_vocab": str(host.folder / f"{side}.vocab") for side in ("src", "tgt")}
+    untied = {"share_vocab": False, "share_embeddings": False, "train_steps": 1, "vocab_size_multiple": 1}
+    config = host.config("model", **{**untied, **files, **(options if in_file else {})})
+    given = () if in_file else [word for name, value in options.items() for word in (f"-{name}", value)]
+    run("onmt_build_vocab -n_sample -1 -config", config, "-save_data", host.folder / "samples", *given)
+    checkpoint = host.train("model", **{**untied, **files, **options})
+    unused = 2 if "vocab_size_multiple" in options else 0
+    for side, words, added in (("src", source, unused), ("tgt", target, 2 * unused)):
+        entries = Path(files[f"{side}_vocab"]).read_text().splitlines()
+        wanted = [
+            f"{word}\t{count}" for word, count in zip(words, {"src": (4, 3, 2, 1), "tgt": (4, 2)}[side])
+        ]
+        assert entries[: len(words)] == wanted
+        assert entries[len(words) :] == [f"averyunlikelytoken{number}\t0" for number in range(added)]
+        assert len(read_checkpoint(checkpoint)["vocab"][side]) == 4 + len(words) + added
+    assert f"words of {files['src_vocab']}" not in caplog.text
+
+
+def test_only_a_shared_configuration_may_have_options_of_training(host: Host, error_line: ErrorLine) -> None:
+    config = host.config("model", src_vocab=str(host.folder / "new"))
+    usual = ("-n_sample", -1, "-config", config, "-save_data", host.folder / "samples")
+    assert "train_steps" in error_line("onmt_build_vocab -train_steps 5", *usual)
+    run("onmt_build_vocab", *usual)
+
+
+def test_compressed_texts_are_read_like_others(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"valid_steps": 3, "valid_metrics": ["BLEU"], "train_steps": 3}
+    plain = host.train("plain", **options)
+    wanted, scores = host.translate(plain, "-tgt", host.folder / "test.tgt"), caplog.text.count("BLEU: ")
+    built = ("-n_sample", -1, "-save_data", host.folder / "samples", "-overwrite")
+    run("onmt_build_vocab -config", host.config("plain", src_vocab=str(host.folder / "built")), *built)
+    data = {}
+    for split in ("train", "valid", "test"):
+        data[split] = {name: f"{path}.gz" for name, path in host.corpus(split).items() if name != "weight"}
+        for compressed in map(Path, data[split].values()):
+            compressed.write_bytes(gzip.compress(compressed.with_suffix("").read_bytes()))
+            compressed.with_suffix("").unlink()
+    del data["test"]
+    packed = host.train("packed", data=data, **options)
+    for name, tensor in weights(packed).items():
+        assert torch.equal(tensor, weights(plain)[name])
+    assert caplog.text.count("BLEU: ") == 2 * scores > 0
+    assert host.translate(packed, "-tgt", host.folder / "test.tgt.gz", source="test.src.gz") == wanted
+    run(
+        "onmt_build_vocab -config",
+        host.config("packed", data=data, src_vocab=str(host.folder / "again")),
+        *built,
+    )
+    assert (host.folder / "again").read_bytes() == (host.folder / "built").read_bytes()
 
 
 class Subwords:

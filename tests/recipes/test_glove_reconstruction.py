@@ -34,7 +34,7 @@ GRID: dict[str, Any] = {
 }
 
 
-class Setting:
+class Experiment:
     """A folder with vectors of 80 words in 12 dimensions, pairs of them, and a grid."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,14 +68,14 @@ class Setting:
 
 
 @pytest.fixture
-def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Experiment]:
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("DATA_DIR", raising=False)
     torch.set_num_threads(1)
-    yield Setting(tmp_path)
+    yield Experiment(tmp_path)
 
 
-def test_end_to_end(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_to_end(setting: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.prepare() == 0
     data = json.loads((setting.home / "data" / "data.json").read_text())
     assert data["source"]["set"]["pairs"] == 60 and data["source"]["set"]["known"] == 55
@@ -103,7 +103,7 @@ def test_end_to_end(setting: Setting, capsys: pytest.CaptureFixture[str]) -> Non
     assert (setting.folder / "figure3.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measured_cells_are_skipped(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_cells_are_skipped(setting: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-16-0") == 0
     before = setting.result("alone_real-16-0")
@@ -123,7 +123,7 @@ def test_measured_cells_are_skipped(setting: Setting, capsys: pytest.CaptureFixt
     assert "has other settings or vectors" in capsys.readouterr().err
 
 
-def test_vectors_with_rows_of_one_size_are_compared(setting: Setting) -> None:
+def test_vectors_with_rows_of_one_size_are_compared(setting: Experiment) -> None:
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-*", "projective-16-0", "two") == 0
     first = (setting.home / "results.jsonl").read_text()
@@ -171,7 +171,7 @@ def test_own_vectors_of_a_text(tmp_path: Path) -> None:
     assert found.words == ["the", "shines", "sun", "moon", "rare"] and found.vectors.shape == (5, 4)
 
 
-def test_glove_is_unpacked_from_a_verified_archive(setting: Setting) -> None:
+def test_glove_is_unpacked_from_a_verified_archive(setting: Experiment) -> None:
     archive = setting.home / "downloads" / "vectors.zip"
     archive.parent.mkdir(parents=True)
     with zipfile.ZipFile(archive, "w") as packed:
@@ -200,7 +200,7 @@ def test_methods_get_as_many_bytes_as_alone() -> None:
     ],
 )
 def test_errors_in_the_grid(
-    setting: Setting, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+    setting: Experiment, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
 ) -> None:
     setting.configure(**changes)
     assert setting.prepare() == 2
@@ -208,7 +208,7 @@ def test_errors_in_the_grid(
     assert err.count("\n") == 1 and message in err
 
 
-def test_errors_on_the_command_line(setting: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_the_command_line(setting: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.run(train, "alone_real-16-0") == 2
     assert "run preprocess.sh" in capsys.readouterr().err
     assert setting.prepare() == 0

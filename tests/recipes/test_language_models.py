@@ -22,8 +22,8 @@ from lm import models
 from lm.data.corpus import SPLITS, VOCABULARY, load_corpus
 from lm.data.corpus import prepare as prepare_corpus
 from lm.data.datasets import SOURCES
-from lm.evaluate.command import _parser as evaluation_parser
-from lm.evaluate.evaluation import PointerOptions
+from lm.evaluation import PointerOptions
+from lm.evaluation import _parser as evaluation_parser
 from lm.models import LanguageModel
 from lm.train.config import parse
 from recipes import language_model
@@ -33,8 +33,8 @@ from recipes.common.table import markdown_table
 from recipes.language_model import as_options, evaluate, read_settings, train
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.classes import WordClasses, train_word_vectors
+from tests.helpers import times_fewer
 from tests.lm.runs import write_corpus
-from tests.recipes.sizes import times_fewer
 
 PTB, WIKITEXT2 = "ptb_awd_lstm", "wikitext2_awd_lstm"
 LSTM, XL = "wikitext103_lstm", "wikitext103_transformer_xl"

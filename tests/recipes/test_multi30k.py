@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import shared_embeddings as se
+from lm.data import datasets
 from recipes.common.recipe import find_recipe
 from recipes.common.results import SEED, read_results
 from recipes.common.table import records_of
@@ -22,9 +23,8 @@ from recipes.common.tools import run_main
 from recipes.translation import preprocess
 from recipes.translation.subwords import Tokenizer, join_bpe, joiner
 from recipes.translation.train import AVERAGED, complete_row
-from shared_embeddings.utils import download
 from shared_embeddings.utils.files import sha256
-from tests.recipes.sizes import times_fewer
+from tests.helpers import times_fewer
 
 RECIPE = find_recipe("multi30k_ende")
 PAIRS = [
@@ -37,7 +37,7 @@ PAIRS = [
 FILES = [f"{split}.{side}.gz" for split in ("train", "val", "test_2016_flickr") for side in ("en", "de")]
 
 
-class Corpus:
+class SmallCorpus:
     """A small corpus in Multi30k's format, with its own settings and an empty folder of runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,14 +66,14 @@ class Corpus:
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
-    made = Corpus(tmp_path)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallCorpus:
+    made = SmallCorpus(tmp_path)
     monkeypatch.setenv("RUNS", str(made.runs))
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
     return made
 
 
-def test_preprocessing_from_end_to_end(small: Corpus) -> None:
+def test_preprocessing_from_end_to_end(small: SmallCorpus) -> None:
     assert small.prepare() == 0
     description = json.loads((small.data / "data.json").read_text())
     assert description["pairs"] == {"train": 5, "valid": 5, "test": 5}
@@ -90,7 +90,7 @@ def test_preprocessing_from_end_to_end(small: Corpus) -> None:
     assert (small.data / "test.reference").read_text().splitlines() == [pair[1] for pair in PAIRS]
 
 
-def test_other_pieces_of_the_same_text(small: Corpus) -> None:
+def test_other_pieces_of_the_same_text(small: SmallCorpus) -> None:
     small.configure(pieces={"spm60": {"kind": "sentencepiece", "size": 60}})
     assert small.prepare() == 0
     folder = small.data / "spm60"
@@ -104,7 +104,7 @@ def test_other_pieces_of_the_same_text(small: Corpus) -> None:
 
 
 def test_second_run_does_nothing_and_changes_are_followed(
-    small: Corpus, capsys: pytest.CaptureFixture[str]
+    small: SmallCorpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ran() -> list[str]:
         assert small.prepare() == 0
@@ -123,7 +123,7 @@ def test_second_run_does_nothing_and_changes_are_followed(
     assert ran() == ["learn-bpe"]
 
 
-def test_missing_file_is_downloaded(small: Corpus, tmp_path: Path) -> None:
+def test_missing_file_is_downloaded(small: SmallCorpus, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     small.configure(url=elsewhere.as_uri())
@@ -143,13 +143,13 @@ def test_missing_file_is_downloaded(small: Corpus, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_and_settings_are_named_on_one_line(
-    small: Corpus,
+    small: SmallCorpus,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     damage: dict[str, Any],
     printed: list[str],
 ) -> None:
-    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(datasets.time, "sleep", lambda seconds: None)
     content = damage.pop("file", None)
     if isinstance(content, str):
         small.write("train.de.gz", content)
@@ -177,7 +177,7 @@ def run_script(name: str, *arguments: str, folder: Path) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_scripts_work_from_any_folder(small: Corpus, tmp_path: Path) -> None:
+def test_scripts_work_from_any_folder(small: SmallCorpus, tmp_path: Path) -> None:
     done = run_script("preprocess.sh", "--settings", "data.yaml", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for script in ("train.sh", "eval.sh"):
@@ -252,7 +252,7 @@ def test_a_table_has_the_rows_of_a_pattern_or_all_others() -> None:
     assert shown == sorted(name for name in RECIPE.rows if SEED not in name)
 
 
-def test_distilled_row_names_its_teacher(small: Corpus) -> None:
+def test_distilled_row_names_its_teacher(small: SmallCorpus) -> None:
     row = RECIPE.row("funnel_4x_distilled")
     model = small.runs / "multi30k_ende" / "standard" / AVERAGED
     model.parent.mkdir(parents=True)
@@ -270,7 +270,7 @@ TINY = (
 
 
 @pytest.mark.slow
-def test_training_resumes_and_is_scored(small: Corpus, tmp_path: Path) -> None:
+def test_training_resumes_and_is_scored(small: SmallCorpus, tmp_path: Path) -> None:
     assert small.prepare() == 0
     first = run_script("train.sh", "funnel_8x", *TINY, "-train_steps", "4", folder=tmp_path)
     assert first.returncode == 0, first.stderr

@@ -11,11 +11,10 @@ import pandas as pd
 import pytest
 
 import shared_embeddings as se
-from recipes import paper_sizes
+from recipes import papers
 from recipes.common.plot import PLAIN
 from recipes.common.recipe import find_recipe, recipe_names
 from recipes.common.results import Record, find_measure, write_result
-from recipes.paper_sizes import measure
 from recipes.papers import (
     MARKER,
     README,
@@ -24,6 +23,7 @@ from recipes.papers import (
     PrintedRow,
     PrintedTable,
     coverage_tables,
+    measure,
     read_papers,
 )
 from recipes.report import draw_figure, points_of, read_all
@@ -156,7 +156,7 @@ FAR_OFF = {
 def sizes() -> list[tuple[PrintedRow, dict[str, Any]]]:
     """Every printed size and ours, with its row."""
     cells = {(table.paper, table.table, cell.label): cell for table, cell in CELLS}
-    compared = paper_sizes.compare_sizes(PAPERS).to_dict("records")
+    compared = papers.compare_sizes(PAPERS).to_dict("records")
     return [(cells[size["paper"], size["table"], size["row"]], size) for size in compared]
 
 
@@ -203,7 +203,7 @@ def test_sizes_agree_to_the_printed_digits(sizes: Any) -> None:
     ],
 )
 def test_networks_by_hand(name: str, sizes: dict[str, Any], count: int) -> None:
-    network = paper_sizes.build_network(name, sizes)
+    network = papers.build_network(name, sizes)
     assert count_parameters(network) == count
     assert all(parameter.is_meta for parameter in network.parameters())
 
@@ -264,7 +264,7 @@ def test_filters_and_parts_of_the_transformer() -> None:
 
 
 def test_printed_figures_may_be_rounded_or_truncated() -> None:
-    agreement = paper_sizes.agreement_of
+    agreement = papers.agreement_of
     for value in (2.0649e6, 2.065e6, 2.055e6):
         assert agreement(value, 2.06e6, 1e4) == "agrees"
     for value in (2.0651e6, 2.0549e6):
@@ -287,6 +287,6 @@ def test_the_table_of_sizes() -> None:
             "1 quoted.",
         ),
     ):
-        text = paper_sizes.sizes_tables([Paper("P", "P", "", (PrintedTable("P", "Table 1", "T", unit="k",
+        text = papers.sizes_tables([Paper("P", "P", "", (PrintedTable("P", "Table 1", "T", unit="k",
                                                                           cells=(cell,)),))])  # fmt: skip
         assert line in text and notes in text and "## P, Table 1: T" in text and "## What is counted" in text

@@ -20,7 +20,7 @@ from recipes.quickstart.corpus import (
     KINDS,
     Speech,
     Template,
-    Tokenizer,
+    WordTokenizer,
     clean,
     covered_languages,
     make_corpus,
@@ -339,7 +339,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.slow_except("en")
 @pytest.mark.parametrize("language", ["en", "de", "fr", "fa", "ja", "th", "te"])
 def test_detokenization_restores_the_sentence(language: str) -> None:
-    tokenizer = Tokenizer(language)
+    tokenizer = WordTokenizer(language)
     for text, _ in make_corpus(language, "en" if language != "en" else "de", {"train": 100})["train"]:
         words = tokenizer.split(text)
         assert joiner("words", language)(" ".join(words)) == text
@@ -347,9 +347,9 @@ def test_detokenization_restores_the_sentence(language: str) -> None:
 
 
 def test_tokenization_of_a_sentence() -> None:
-    words = Tokenizer("de").split("Am 9. Januar um 08:45 Uhr (endlich).")
+    words = WordTokenizer("de").split("Am 9. Januar um 08:45 Uhr (endlich).")
     assert [word.replace(JOINER, "_") for word in words] == (
         ["Am", "9.", "Januar", "um", "08", "_:", "_45", "Uhr", "(", "_endlich", "_)", "_."]
     )
-    assert Tokenizer("ja").split("3月") == ["3", JOINER + "月"]
+    assert WordTokenizer("ja").split("3月") == ["3", JOINER + "月"]
     assert clean("\u200f3:45\u202fPM\u00a0 l\u2019an\n") == "3:45 PM l'an"

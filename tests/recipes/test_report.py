@@ -1,11 +1,13 @@
-"""The report: which results it reads, and what it shows of them."""
+"""The report and its results, docs/claims.md: verdicts by hand, and the layers of embeddings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from recipes import report
 from recipes.__main__ import main
@@ -13,6 +15,13 @@ from recipes.common.recipe import Recipe, recipe_names
 from recipes.common.results import by_importance, find_measure, flatten, write_result
 from recipes.common.table import mean_record
 from recipes.common.tools import run_main
+from recipes.layers import LayerCorrelation, Moments, layer_correlations, layers
+from recipes.papers import read_papers
+from recipes.report import CLAIMS, CLAIMS_PAGE, claims_table, comparisons, verdict
+from shared_embeddings.embedding import WordEmbedding
+from shared_embeddings.utils.reading import read_yaml
+from shared_embeddings.words.vectors import WordVectors, write_vectors
+from tests.shared_embeddings.cases import PADDING, by_name
 
 ROWS = """
 kind: language_model
@@ -141,3 +150,113 @@ def test_every_recipe_of_the_repository_is_in_the_report(tmp_path: Path) -> None
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert {"uncle_figure_3.png", "uncle_figure_4.png", "uncle_figure_5.png", "ptb_awd_lstm.png"} <= pictures
     assert all(f"]({name})" in page for name in pictures)
+
+
+NOISE = {"bleu": 0.3, "perplexity": 0.5}
+SCORES = {
+    **{"strong": {"bleu": [30.0]}, "weak": {"bleu": [29.0]}, "weaker": {"bleu": [28.8]}},
+    **{"low": {"perplexity": [100.0]}, "high": {"perplexity": [101.5, 100.5]}, "absent": {}},
+}
+RECORDS: dict[str, Any] = {f"task/{row}": {"row": row, "scores": scores} for row, scores in SCORES.items()}
+
+
+@pytest.mark.parametrize(
+    ("here", "within", "expected"),
+    [
+        (["strong > weak"], None, "holds"),
+        (["weak > strong"], None, "does not hold"),
+        (["weak > weaker"], None, "does not hold"),  # within the noise
+        (["low > high"], None, "holds"),
+        (["high > low"], None, "does not hold"),
+        (["strong > weak", "weak > weaker"], None, "in part: 1 of 2"),
+        (["weak ~ strong"], "4 %", "holds"),  # 3.3 % less
+        (["weak ~ strong"], "3 %", "does not hold"),
+        (["high ~ low"], "1 %", "holds"),
+        (["high ~ low"], "0.9 %", "does not hold"),
+        (["strong > absent"], None, "not run"),
+        (["strong > absent", "strong > weak"], None, "holds"),
+    ],
+)
+def test_verdicts(here: list[str], within: str | None, expected: str) -> None:
+    claim: dict[str, Any] = {"here": {"task": here}, "within": within}
+    texts, outcome = verdict(claim, RECORDS, NOISE)
+    assert (len(texts), outcome) == (len(here), expected)
+
+
+def test_the_reason_is_given() -> None:
+    assert verdict({"reason": "no GPU"}, RECORDS, NOISE) == ([], "not tested: no GPU")
+
+
+def test_the_figures_of_the_papers_agree_with_their_claims() -> None:
+    own = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
+    figures = {cell.trained_by: cell.figures for cell in own}
+    for claim in read_yaml(CLAIMS)["claims"]:
+        assert claim.keys() <= {"by", "paper", "claim", "source", "within", "key", "here", "reason"}
+        for first, is_close, second in comparisons(claim.get("paper", {})):
+            key = by_importance(figures[first])[0]
+            better, other = float(figures[first][key]), float(figures[second][key])
+            measure = find_measure(key)
+            assert measure is not None
+            loss = (other - better) * (1 if measure.higher_is_better else -1)
+            assert loss < 0 or is_close and loss <= other * float(claim["within"].rstrip("% ")) / 100, claim
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert claims_table() in CLAIMS_PAGE.read_text(encoding="utf-8"), "run `make readme`"
+
+
+def correlations(vectors: torch.Tensor) -> torch.Tensor:
+    """The correlations of vectors in blocks of two."""
+    moments = Moments(vectors[:2])
+    for block in vectors.split(2):
+        moments.add(block)
+    return moments.correlations()
+
+
+def test_correlation_of_three_dimensions_by_hand() -> None:
+    # Means 2, 2, 5; around them -1, 0, 1 and -1, 1, 0, so that r = 1 / 2; the third is constant.
+    found = correlations(torch.tensor([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0], [3.0, 2.0, 5.0]]))
+    torch.testing.assert_close(found[:2, :2], torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
+    assert found[2].isnan().all() and found[:, 2].isnan().all()
+    assert LayerCorrelation("output", 3, found, 1).means()[0] == pytest.approx(0.5)
+    rounded = torch.tensor([[0.1, 1.0], [0.1 + 1e-9, 2.0], [0.1, 3.0]], dtype=torch.float64)
+    assert correlations(rounded)[0].isnan().all()
+
+
+def test_blocks_equal_all_vectors() -> None:
+    # Means far larger than the deviations: sums of squares in 64 bits would lose them.
+    vectors = torch.randn(500, 4).double() * torch.tensor([1.0, 3.0, 0.1, 1.0]) + 1e4
+    vectors[:, 3] = 0.5 * vectors[:, 3] - vectors[:, 1]
+    expected = torch.from_numpy(np.corrcoef(vectors.numpy().T))
+    torch.testing.assert_close(correlations(vectors), expected, atol=1e-6, rtol=0)
+
+
+def test_groups_by_hand() -> None:
+    found = torch.tensor(
+        [[1.0, 0.2, 0.4, -0.4], [0.2, 1.0, 0.4, 0.4], [0.4, 0.4, 1.0, -0.6], [-0.4, 0.4, -0.6, 1.0]]
+    )
+    assert LayerCorrelation("output", 3, found, 2).means()[1] == pytest.approx(0.4)
+
+
+def embedding(name: str) -> WordEmbedding:
+    case = by_name(name)
+    words = [str(number) for number in range(case.num_embeddings)]
+    return WordEmbedding("words", words, case.padding_idx, case.build().eval())
+
+
+def test_tokens_of_a_band_or_a_group_are_counted() -> None:
+    bands = {layer.layer: layer for layer in layer_correlations(embedding("adaptive"))}
+    assert [bands[f"words: band {band}"].tokens for band in range(3)] == [9 - 1, 11, 37 - 20]
+    assert PADDING < 9
+    groups = layer_correlations(embedding("group-reduce"))
+    assert sum(layer.tokens for layer in groups[:-1]) == groups[-1].tokens == 36
+
+
+def test_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.array([[3, 4, 0, 0], [4, 3, 0, 0], [0, 0, 0, 0]], dtype=np.float32)
+    write_vectors(tmp_path / "v.vec", WordVectors(["year", "month", "zero"], vectors))
+    asked = ["--model", tmp_path / "v.vec", "--output", tmp_path / "maps", "--words", "year", "month", "zero"]
+    layers([str(argument) for argument in asked])
+    printed = capsys.readouterr().out
+    assert "words: output" in printed and "0.9600" in printed and "year, zero" in printed
+    assert (tmp_path / "maps" / "words-output.png").read_bytes().startswith(b"\x89PNG")

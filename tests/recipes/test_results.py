@@ -13,7 +13,7 @@ import shared_embeddings as se
 from recipes import __main__ as command
 from recipes.common import plot, table, tools
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
-from recipes.common.results import FILE, REPOSITORY, find_result, not_run, read_results, write_result
+from recipes.common.results import FILE, REPOSITORY, find_result, read_results, write_result
 from recipes.common.table import (
     RECIPE_COLUMNS,
     comparison_table,
@@ -212,6 +212,9 @@ def test_comparison_table(tmp_path: Path) -> None:
     def measured(row: str, config: dict[str, Any], bleu: float, bits: int) -> dict[str, Any]:
         counts = {"total": 1_500_000, "rest": 100, "stored_bits": bits + 3200}  # the rest is in float32
         return {**not_run(row, config), "counts": counts, "metrics": {"bleu": bleu}}
+
+    def not_run(row: str, config: dict[str, Any]) -> dict[str, Any]:
+        return {"row": row, "config": config, "counts": {}, "metrics": {}}
 
     records = [
         measured("standard", config("standard"), 30.04, 6400),

@@ -25,7 +25,7 @@ from recipes.shrink_a_model.decoder import (
     read_dense,
     round_table,
 )
-from recipes.shrink_a_model.encoder import WORDS, Texts, agreement, measure, similarities
+from recipes.shrink_a_model.encoder import WORDS, EncoderTexts, agreement, measure, similarities
 from recipes.shrink_a_model.models import (
     PICTURE,
     ShrinkRow,
@@ -34,7 +34,7 @@ from recipes.shrink_a_model.models import (
     table,
     write_report,
 )
-from shared_embeddings.analysis import WordPair, WordPairs
+from shared_embeddings.analysis import WordPairs
 from shared_embeddings.utils.errors import UserError
 from tests.shared_embeddings.hf.models import WORDS as DECODER_WORDS
 from tests.shared_embeddings.hf.models import add_tokenizer, build, save, sentences, shrink, trim, write
@@ -58,10 +58,10 @@ def test_rows_are_chosen_by_pattern_in_the_order_of_the_file() -> None:
 
 def test_scores_of_the_original_encoder() -> None:
     draw = np.random.default_rng(0)
-    vectors = {name: unit(draw.normal(size=(30, 8))) for name in Texts.__dataclass_fields__}
+    vectors = {name: unit(draw.normal(size=(30, 8))) for name in EncoderTexts.__dataclass_fields__}
     vectors["descriptions"] = vectors["headlines"]
     vectors[WORDS] = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
-    pairs = [WordPair("a", "b", 9.0), WordPair("a", "c", 1.0), WordPair("b", "c", 5.0)]
+    pairs = [("a", "b", 9.0), ("a", "c", 1.0), ("b", "c", 5.0)]
     found = measure(vectors, vectors, [WordPairs("set", pairs)])
     assert found == {"rho": {"set": 1.0}, "found": 1.0, "top1": 1.0, "top10": 1.0, "correlation": 1.0}
 

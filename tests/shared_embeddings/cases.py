@@ -137,7 +137,7 @@ def example_cases() -> list[Case]:
     """A row for each example of each registered method, and for the first ones one with a bias."""
     cases = []
     for method in se.methods():
-        examples = se.get_method_config(method).examples(VOCABULARY, DIMENSION)
+        examples = se.get_method_config(method).presets(VOCABULARY, DIMENSION).examples
         for number, (label, options) in enumerate(examples.items()):
             name = f"{method} example {label}".strip().replace(" ", "-")
             cases.append(_example(name, method, options))

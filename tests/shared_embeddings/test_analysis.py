@@ -8,7 +8,7 @@ import json
 import math
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from shared_embeddings.analysis import (
-    WordPair,
     WordPairs,
     read_pairs,
     spearman,
@@ -60,13 +59,13 @@ def test_spearman_equals_scipy() -> None:
 
 def test_word_similarity_reports_coverage() -> None:
     pairs = [
-        WordPair("cat", "dog", 8.0),  # cosine 0.71
-        WordPair("cat", "car", 2.0),  # 0
-        WordPair("CAT", "Cat", 9.0),  # 1, in lower case
-        WordPair("dog", "Paris", 1.0),  # 1
-        WordPair("cat", "horse", 5.0),  # unknown
-        WordPair("cat", "paris", 5.0),  # known in upper case only
-        WordPair("cat", "zero", 5.0),  # without a direction
+        ("cat", "dog", 8.0),  # cosine 0.71
+        ("cat", "car", 2.0),  # 0
+        ("CAT", "Cat", 9.0),  # 1, in lower case
+        ("dog", "Paris", 1.0),  # 1
+        ("cat", "horse", 5.0),  # unknown
+        ("cat", "paris", 5.0),  # known in upper case only
+        ("cat", "zero", 5.0),  # without a direction
     ]
     found = word_similarity(WORDS, VECTORS, WordPairs("set", pairs))
     assert (found.known, found.pairs, found.lower_cased) == (4, 7, 1)
@@ -77,7 +76,7 @@ def test_word_similarity_reports_coverage() -> None:
 
 
 def test_first_occurrence_of_a_repeated_word_counts() -> None:
-    pairs = WordPairs("set", [WordPair("a", "b", 1.0), WordPair("a", "c", 2.0)])
+    pairs = WordPairs("set", [("a", "b", 1.0), ("a", "c", 2.0)])
     vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0]])
     assert word_similarity(["a", "c", "b", "c"], vectors, pairs).rho == pytest.approx(1.0)
 
@@ -138,10 +137,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def write_binary(path: Path) -> Path:
-    """word2vec's format, byte by byte."""
-    body = b"".join(word.encode() + b" " + struct.pack("<3f", *row) + b"\n" for word, row in ROWS.items())
-    path.write_bytes(b"3 3\n" + body)
+def write_binary(path: Path, words: Iterable[str] = ROWS, end: bytes = b"\n", rest: bytes = b"") -> Path:
+    """word2vec's format, byte by byte, with `end` after each vector."""
+    rows = zip(words, ROWS.values())
+    body = b"".join(word.encode() + b" " + struct.pack("<3f", *row) + end for word, row in rows)
+    path.write_bytes(b"3 3\n" + body + rest)
     return path
 
 
@@ -160,25 +160,95 @@ def test_formats(tmp_path: Path, kind: str) -> None:
     assert read_vectors(path, limit=2).words == list(ROWS)[:2]
 
 
-def test_fasttext_model(tmp_path: Path) -> None:
+def test_fasttext_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words are read; that its subwords are lost is printed, reported and stored."""
     fasttext = pytest.importorskip("gensim.models.fasttext")
     sentences = [["sun", "moon"], ["sun", "star"]] * 5
     model = fasttext.FastText(sentences, vector_size=4, min_count=1, workers=1, seed=1, bucket=20)
-    path = tmp_path / "model.bin"
+    path, small, report = tmp_path / "model.bin", tmp_path / "small.safetensors", tmp_path / "report.json"
     fasttext.save_facebook_model(model, str(path))
     found = read_vectors(path)
     assert sorted(found.words) == ["moon", "star", "sun"]
     np.testing.assert_allclose(found.vectors[found.words.index("moon")], model.wv["moon"], rtol=1e-5)
+    asked = ["--model", str(path), "--method", "standard", "--output", str(small), "--report", str(report)]
+    assert main(["compress", *asked]) == 0
+    assert "note: the subword vectors" in capsys.readouterr().out
+    assert any("subword" in note for note in json.loads(report.read_text())["notes"])
+    assert any("subword" in note for note in Adapter().read(small).notes)
 
 
-def test_repeated_words_of_binary_files(tmp_path: Path) -> None:
-    path = write_binary(tmp_path / "vectors")
-    path.write_bytes(path.read_bytes().replace("\u00e9".encode() + b" ", b"the "))
-    with pytest.raises(ValueError, match="repeats words"):
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_binary_files(tmp_path: Path, end: bytes, suffix: str) -> None:
+    path = write_binary(tmp_path / f"vectors{suffix}", end=end)
+    if suffix:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    found = read_vectors(path)
+    assert found.words == list(ROWS)
+    np.testing.assert_array_equal(found.vectors, np.array(list(ROWS.values()), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("words", "rest", "message"),
+    [
+        (["the", "cat", "New Yor"], b"", "5 bytes are left after word 3"),
+        (["the", "New York", "cat"], b"", "word 2 .*spaces"),
+        (["New York", "the", "cat"], b"", "word 2 .*spaces"),
+        (list(ROWS), b"\0" * 15, "15 bytes are left after word 3"),
+        (["the", "cat"], b"", "ends within word 3 of 3"),
+        (["the", "cat", "the"], b"", "word 3 repeats 'the' of word 1"),
+    ],
+)
+def test_broken_binary_files(tmp_path: Path, words: list[str], rest: bytes, message: str) -> None:
+    path = write_binary(tmp_path / "vectors", words, rest=rest)
+    with pytest.raises(ValueError, match=rf"{path}: .*{message}"):
         read_vectors(path)
-    with pytest.raises(ValueError, match="repeats words"):
-        read_vectors(path, limit=2)
-    assert read_vectors(path, limit=1).words == ["the"]
+    end = write_binary(path, words, b"", rest)
+    with pytest.raises(ValueError, match=rf"{path}: .*word [23]"):
+        read_vectors(end)
+    if words[0] == "the":
+        assert read_vectors(path, limit=1).words == ["the"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffthe 1 2 3\ncat 4 5 6\n",
+        "\ufeff2 3\nthe 1 2 3\ncat 4 5 6\n",
+        "at name@domain.com 1 2 3\n. . 4 5 6\nto 7 8 9\n",
+        "3 3\nat name@domain.com 1 2 3\n. . 4 5 6\nto 7 8 9\n",
+        "the 1 2 3\nat name@domain.com 4 5 6\n",
+    ],
+)
+def test_byte_order_marks_and_words_with_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path, small = write(tmp_path / "vectors", text), tmp_path / "small.safetensors"
+    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line[1:] != " 3"]
+    rows = [line.rsplit(" ", 3) for line in lines]
+    found = read_vectors(path)
+    assert found.words == [row[0] for row in rows]
+    np.testing.assert_array_equal(found.vectors, np.array([row[1:] for row in rows], np.float32))
+    assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
+    assert Adapter().read(small).words == found.words
+
+
+@pytest.mark.parametrize("kind", ["lines", "header", "binary"])
+def test_words_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """They are named, or left out if that is wanted, which a note says."""
+    path, small = tmp_path / "vectors", tmp_path / "small.safetensors"
+    content = write_binary(path).read_bytes() if kind == "binary" else "\n".join(LINES).encode()
+    header = b"3 3\n" if kind == "header" else b""
+    path.write_bytes(header + content.replace(b"the ", b"th\xe9 "))
+    asked = ["compress", "--model", str(path), "--method", "standard", "--output", str(small)]
+    assert main(asked) == 2
+    place = {"lines": "line 1", "header": "line 2", "binary": "word 1"}[kind]
+    assert f"{path}: {place} has the word b'th\\xe9'" in capsys.readouterr().err
+    assert main([*asked, "--skip-undecodable"]) == 0
+    assert "note: 1 words that are not UTF-8" in capsys.readouterr().out
+    found = Adapter().read(small)
+    assert found.words == list(ROWS)[1:]
+    np.testing.assert_allclose(found.module.table().detach(), list(ROWS.values())[1:])
 
 
 def test_only_white_space_of_ascii_separates(tmp_path: Path) -> None:
@@ -208,7 +278,8 @@ def test_all_notations_of_numbers(tmp_path: Path) -> None:
         ("a 1 2\nb 3 x\n", "line 2 has 'x', expected a number"),
         ("a 1 2\nb 3 1_0\n", "line 2 has '1_0', expected a number"),
         ("2 2\na 1 2\nb 3 \u0663\n", "line 3 has '\u0663', expected a number"),
-        ("a 1 2\nb 3 1e\n", "could not convert"),
+        ("a 1 2\nb 3 1e\n", "line 2 has '1e', expected a number"),
+        ("a 1 2\nb 3 4 5\n", "line 2 has 3 numbers after its word, expected 2"),
         ("a 1 2\nb 3 4\na 5 6\n", "line 3 repeats 'a' of line 1"),
         ("3 2\na 1 2\nb 3 4\na 5 6\n", "line 4 repeats 'a' of line 2"),
         ("a 1 2\nb nan 3\n", "'b' contains NaN or infinity"),
@@ -229,16 +300,30 @@ def test_malformed_vectors(
     assert out == "" and err.count("\n") == 1 and message in err and str(path) in err
 
 
-def test_truncated_binary_files(tmp_path: Path) -> None:
-    path = write_binary(tmp_path / "vectors")
-    path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(ValueError, match="binary vectors"):
-        read_vectors(path)
+def test_truncated_fasttext_models(tmp_path: Path) -> None:
+    path = tmp_path / "vectors"
     path.write_bytes((793712314).to_bytes(4, "little") + b"\0" * 40)
     with pytest.raises(ValueError, match="a fastText model"):
         read_vectors(path)
     with pytest.raises(ValueError, match="limit is 0"):
         read_vectors(path, limit=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"version":"1"', b'"version":"9"', "version 9, but this program supports 1"),
+        (b'"[3, 3]"', b'"[3, 4]"', "its tensors are not those of standard"),
+    ],
+)
+def test_vectors_of_other_versions_and_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: bytes, new: bytes, reason: str
+) -> None:
+    path, small = write(tmp_path / "vectors", "\n".join(LINES)), tmp_path / "small.safetensors"
+    assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
+    small.write_bytes(small.read_bytes().replace(old, new))
+    assert main(["export", "--model", str(small), "--format", "vec", "--output", str(tmp_path / "v")]) == 2
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

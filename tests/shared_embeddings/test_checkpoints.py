@@ -68,8 +68,8 @@ def test_counts_of_words(tmp_path: Path) -> None:
 def test_target_is_met_in_bytes_with_the_finest_options(method: str) -> None:
     limit = 4 * 600 * 32 // 4
     options = options_within(method, 600, 32, limit)
-    assert 0.6 * limit < stored_bytes(method, 600, 32, options) <= limit
     built = se.build(method, num_embeddings=600, embedding_dim=32, **options)
+    assert 0.6 * limit < stored_bytes(built, "fp32") <= limit
     assert built.counts()["stored_bits"] <= 8 * limit
 
 
@@ -172,7 +172,7 @@ def test_memory_counts_each_block_once() -> None:
 TEXT = Validation(text=Path("text"))
 
 
-class Model:
+class SavedModel:
     """A model with a quality and predictions that tests change."""
 
     def __init__(self, measure: str = "BLEU", value: float = 0.0) -> None:
@@ -237,7 +237,7 @@ def test_predictions_of_some_words_stand_for_those_of_all() -> None:
 
 
 def test_scores_that_are_not_numbers() -> None:
-    model = Model()
+    model = SavedModel()
     model.shares = [[math.nan, 1.0]] * 2
     assert "are NaN" in Comparison(model, None, None, 1).result()[1].how
 
@@ -277,7 +277,7 @@ def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, s
 
 
 def test_quality_takes_precedence_over_predictions() -> None:
-    model = Model("BLEU", 20.0)
+    model = SavedModel("BLEU", 20.0)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured, model.shares = Quality("BLEU", 5.0, "of a text"), [[0.2, 0.4, 0.4]] * 2
     quality, kept = comparison.result()
@@ -287,7 +287,7 @@ def test_quality_takes_precedence_over_predictions() -> None:
 
 @pytest.mark.parametrize("validation", [None, TEXT])
 def test_predictions_are_compared_without_a_usable_quality(validation: Validation | None) -> None:
-    model, texts = Model(), [Path("a")]
+    model, texts = SavedModel(), [Path("a")]
     comparison = Comparison(model, validation, texts, 5)
     model.shares = [[0.4, 0.3, 0.3], [0.7, 0.2, 0.1]]
     quality, kept = comparison.result()
@@ -298,7 +298,7 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
 
 
 def test_models_without_probes_have_no_quality() -> None:
-    class Graphs(Model):
+    class Graphs(SavedModel):
         def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
             raise ValueError("reads graphs")
 

@@ -87,7 +87,10 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
         (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["num_embeddings"]),
+        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
+        (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "1k"], ["--vocab-size", "0 is not"]),
+        (["suggest", "--vocab-size", "9", "--dim", "-4", "--budget", "1k"], ["--dim", "-4 is not"]),
+        (["compress", "--model", __file__, "--fit-steps", "0", "--output", "o"], ["fit_steps"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
         (["methods", "--all"], ["--all"]),
         (

@@ -115,7 +115,7 @@ def define_unit(
     return previous
 
 
-class Setting(NamedTuple):
+class UnitSetting(NamedTuple):
     """The options of a unit, and the groups and widths of its transforms, worked by hand."""
 
     n: int
@@ -148,20 +148,20 @@ class Setting(NamedTuple):
 
 SETTINGS = [
     # From 12 to 48 in steps of 9: 21, 30, 39, 48, in multiples of 8; then 24.
-    Setting(16, 24, 48, 5, 4, [2, 1, 4, 2, 1], [24, 32, 40, 48, 24]),
+    UnitSetting(16, 24, 48, 5, 4, [2, 1, 4, 2, 1], [24, 32, 40, 48, 24]),
     # From 12 to 49 in steps of 12 1/3: 24, 36, 49. The fraction of 24 1/3 is dropped, so that 24 stays.
-    Setting(16, 24, 49, 4, 2, [2, 1, 2, 1], [24, 40, 56, 24]),
+    UnitSetting(16, 24, 49, 4, 2, [2, 1, 2, 1], [24, 40, 56, 24]),
     # Groups of 16 on one side of the first width.
-    Setting(8, 32, 40, 3, 16, [4, 2, 1], [32, 40, 32]),
-    Setting(8, 32, 40, 5, 16, [16, 8, 4, 2, 1], [32, 32, 40, 40, 32]),
-    Setting(7, 20, 30, 2, 1, [1, 1], [32, 20]),
+    UnitSetting(8, 32, 40, 3, 16, [4, 2, 1], [32, 40, 32]),
+    UnitSetting(8, 32, 40, 5, 16, [16, 8, 4, 2, 1], [32, 32, 40, 40, 32]),
+    UnitSetting(7, 20, 30, 2, 1, [1, 1], [32, 20]),
     # Half of an odd dimension is rounded down.
-    Setting(6, 17, 20, 2, 2, [2, 1], [24, 17]),
+    UnitSetting(6, 17, 20, 2, 2, [2, 1], [24, 17]),
 ]
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"N{setting.N}-D{setting.D}")
 
 
-class Weights(NamedTuple):
+class UnitWeights(NamedTuple):
     """Of one layer: a matrix ``(inputs / g, outputs / g)`` and a bias per group, a gain and shift for all."""
 
     matrices: list[Tensor]
@@ -170,10 +170,10 @@ class Weights(NamedTuple):
     shift: Tensor
 
 
-def drawn(sizes: GroupLayer) -> Weights:
+def drawn(sizes: GroupLayer) -> UnitWeights:
     """Random weights of a layer, in double precision."""
     inputs, outputs = sizes.inputs // sizes.groups, sizes.outputs // sizes.groups
-    return Weights(
+    return UnitWeights(
         [torch.randn(inputs, outputs).double() * inputs**-0.5 for _ in range(sizes.groups)],
         [torch.randn(outputs).double() for _ in range(sizes.groups)],
         torch.rand(outputs).double() + 0.5,
@@ -181,7 +181,7 @@ def drawn(sizes: GroupLayer) -> Weights:
     )
 
 
-def layer(vector: Tensor, weights: Weights) -> Tensor:
+def layer(vector: Tensor, weights: UnitWeights) -> Tensor:
     """A linear map, a normalization and GELU of every group by itself."""
     groups = []
     for chunk, matrix, bias in zip(vector.chunk(len(weights.biases)), weights.matrices, weights.biases):
@@ -190,7 +190,7 @@ def layer(vector: Tensor, weights: Weights) -> Tensor:
     return torch.cat(groups)
 
 
-def unit(vector: Tensor, setting: Setting, weights: list[Weights]) -> Tensor:
+def unit(vector: Tensor, setting: UnitSetting, weights: list[UnitWeights]) -> Tensor:
     """The vector ``(D,)`` of a word that the map gives ``(n,)``."""
     first, *transforms, last = weights
     entry = layer(vector, first)
@@ -200,7 +200,7 @@ def unit(vector: Tensor, setting: Setting, weights: list[Weights]) -> Tensor:
     return layer(torch.cat([entry, output]), last)
 
 
-def copied_into(emb: Any, weights: list[Weights]) -> None:
+def copied_into(emb: Any, weights: list[UnitWeights]) -> None:
     """Load the weights into an embedding, which must have exactly these sizes."""
     parts = ["entry", *(f"expansion.layers.{place}" for place in range(len(weights) - 1))]
     state = {"map.weight": torch.randn(11, emb.options.map_dim)}
@@ -212,7 +212,7 @@ def copied_into(emb: Any, weights: list[Weights]) -> None:
 
 
 @each_setting
-def test_computes_what_the_reference_does(setting: Setting) -> None:
+def test_computes_what_the_reference_does(setting: UnitSetting) -> None:
     emb: Any = setting.build().double()
     weights = [drawn(sizes) for sizes in setting.layers]
     copied_into(emb, weights)
@@ -227,7 +227,7 @@ def test_computes_what_the_reference_does(setting: Setting) -> None:
 
 
 @each_setting
-def test_parameters_match_the_reference(setting: Setting) -> None:
+def test_parameters_match_the_reference(setting: UnitSetting) -> None:
     expected = 11 * setting.n
     for weights in map(drawn, setting.layers):
         expected += sum(part.numel() for part in [*weights.matrices, *weights.biases])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import shared_embeddings as se
 from shared_embeddings.modules.alone import AloneEmbedding
-from shared_embeddings.utils.layers import Dropout, dropout, keep_mask
+from shared_embeddings.nn.layers import Dropout, keep_mask
 
 from .cases import Case, by_name
 from .support import assert_same_gradients, gradients
@@ -48,20 +48,18 @@ def test_evaluation_drops_nothing_and_extremes_are_exact(probability: float, lef
     inputs = torch.randn(4, 5)
     assert torch.equal(Dropout(probability).eval()(inputs), inputs)
     if left is not None:
-        assert torch.equal(dropout(inputs, probability, training=True), inputs * left)
+        assert torch.equal(Dropout(probability)(inputs), inputs * left)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1])
 def test_invalid_probabilities_fail(probability: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        dropout(torch.ones(3), probability, training=True)
     with pytest.raises(ValueError, match="probability"):
         Dropout(probability)
 
 
 def test_other_devices_use_their_own_kernel() -> None:
     inputs = torch.ones(3, 4, device="meta")
-    assert dropout(inputs, 0.5, training=True).shape == F.dropout(inputs, 0.5).shape
+    assert Dropout(0.5)(inputs).shape == F.dropout(inputs, 0.5).shape
 
 
 FILTERS = ["alone-real", "alone-binary"]

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 import shared_embeddings as se
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Exported, export_embedding
+from shared_embeddings.nn.tracing import cache_tensor
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codecs import trellis
 from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import hold, pack
-from shared_embeddings.utils.tracing import cache_tensor
 from tests.shared_embeddings.cases import CASES, Case, by_name, example_cases
 from tests.shared_embeddings.support import assert_same_gradients, gradients
 from tests.shared_embeddings.support import each_case as every_case

@@ -20,7 +20,7 @@ from shared_embeddings import accounting
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.quant import kernels
 from shared_embeddings.quant.codec import codecs
-from shared_embeddings.quant.formats import BitCodes, format_of
+from shared_embeddings.quant.formats import FORMATS, BitCodes
 from shared_embeddings.quant.packed_tensor import PackedTensor, install, unfreeze
 from shared_embeddings.quant.storage import (
     HEADER,
@@ -262,7 +262,7 @@ MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 def packed(store: str, *shape: int, seed: int = 0) -> nn.Parameter:
     """A packed parameter."""
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    form = format_of(store, shape)
+    form = FORMATS[store](shape)
     return nn.Parameter(PackedTensor(form, form.encode(values)), requires_grad=False)
 
 
@@ -367,7 +367,7 @@ def test_copies_types_and_files(store: str) -> None:
 @pytest.mark.parametrize("method", se.methods())
 def test_packed_models_equal_unpacked_ones(method: str) -> None:
     words, dim = 300, 32
-    for label, options in se.get_method_config(method).examples(words, dim).items():
+    for label, options in se.get_method_config(method).presets(words, dim).examples.items():
         torch.manual_seed(0)
         embedding = se.build(method, num_embeddings=words, embedding_dim=dim, padding_idx=3, **options).eval()
         ids, hidden = torch.randint(words, (2, 5)), torch.randn(2, 5, embedding.score_dim)
@@ -434,7 +434,7 @@ def held_bytes(root: object) -> int:
 def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Options of all methods, with more of `quantized`, and storages."""
     for method in se.methods():
-        for options in se.get_method_config(method).examples(words, dim).values():
+        for options in se.get_method_config(method).presets(words, dim).examples.values():
             yield method, options, "int8"
     for codec in codecs():
         for bits in (1.0, 1.5, 2.0, 3.0, 4.0, 8.0):
@@ -472,7 +472,7 @@ def test_memory_stays_that_of_the_file(words: int, dim: int) -> None:
 @pytest.mark.parametrize("method", sorted({*se.methods()} - {*CACHED}))
 def test_losses_and_scores_allocate_no_table(method: str) -> None:
     words, dim = 40_000, 64
-    examples = list(se.get_method_config(method).examples(words, dim).values())
+    examples = list(se.get_method_config(method).presets(words, dim).examples.values())
     for options in examples if method == "quantized" else examples[:1]:  # every codec
         held = installed(se.build(method, num_embeddings=words, embedding_dim=dim, **options), "int8")
         hidden, ids = torch.randn(2, dim), torch.tensor([0, words - 1])
@@ -535,10 +535,10 @@ def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = sum(tables[:, column, codes[:, column].long()] for column in range(5))
         for threads in (1, 3):
             monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-            found = form.table_scores(form.encode(codes), tables)
+            found = kernels.field_scores(form.encode(codes).codes, form.widths, form.rows, tables)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for method in ("structured", "compositional_code"):
-        (options,) = se.get_method_config(method).examples(300, 32).values()
+        (options,) = se.get_method_config(method).presets(300, 32).examples.values()
         embedding = se.build(method, num_embeddings=300, embedding_dim=32, padding_idx=3, **options)
         held, hidden = installed(embedding, "int8"), torch.randn(2, 32)
         scored = []
@@ -551,7 +551,7 @@ def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_packed_codes_train() -> None:
     for method in ("structured", "compositional_code", "uncle", "group_reduce"):
-        (options,) = se.get_method_config(method).examples(300, 32).values()
+        (options,) = se.get_method_config(method).presets(300, 32).examples.values()
         embedding = se.build(method, num_embeddings=300, embedding_dim=32, **options)
         held, ids = installed(embedding, "fp32").train(), torch.randint(300, (4,))
         assert any(isinstance(buffer, PackedTensor) for buffer in held.buffers()), method

@@ -20,7 +20,7 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress.fit import fit
 from shared_embeddings.modules.quantized import QuantizedEmbedding, rotate
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.allocation import even_counts, rates_within
+from shared_embeddings.quant.allocation import rates_within
 from shared_embeddings.quant.bits import pack_bits, read_windows
 from shared_embeddings.quant.codec import Codec, codecs
 from shared_embeddings.quant.codecs import trellis
@@ -54,7 +54,7 @@ def recoded(codec: Codec, rows: Tensor, rate: float) -> tuple[Tensor, float]:
     codes, scales = codec.encode(rows, rate, books)
     assert codes.dtype == torch.uint8 and codes.shape == (len(rows), codec.row_bytes(rate))
     assert scales.shape == (len(rows), codec.num_scales)
-    values = codec.restore(codec.decode(codes, scales, rate, books), books)
+    values = codec.project(codec.decode(codes, scales, rate, books), books, is_inverted=True)
     bits_of_scale = 16 if codec.has_groups else 8
     return values, (8 * codec.row_bytes(rate) + bits_of_scale * codec.num_scales) / codec.dim
 
@@ -94,7 +94,7 @@ def test_rows_of_zeros_and_of_any_scale(codec: Codec) -> None:
 @pytest.mark.parametrize(("threads", "lanes"), [(1, True), (2, True), (2, False)])
 def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not lanes:
-        monkeypatch.setattr(kernels, "has_lanes", lambda: False)
+        monkeypatch.setattr("shared_embeddings.quant.lanes.INSTRUCTIONS", None)
     monkeypatch.setattr(kernels, "_NUMBERS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     fitted = SpectralCodec(95).fit(correlated_rows(95), 2.0, None, None, lambda codec, counts: True)[0]
@@ -108,7 +108,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
             results = []
             for is_usable in (True, False):
                 monkeypatch.setattr(kernels, "usable", lambda *_, use=is_usable: use)
-                vectors = codec.restore(codec.decode(codes, scales, rate, books), books)
+                vectors = codec.project(codec.decode(codes, scales, rate, books), books, is_inverted=True)
                 scores = codec.scores(codec.project(hidden, books), codes, scales, rate, books)
                 first = codec.scores(codec.project(hidden[:1], books), codes, scales, rate, books)
                 # Some loops read hidden states in 16 bits.
@@ -269,9 +269,8 @@ def test_bits_of_words_worked_by_hand() -> None:
     fractions = [0, 0.5, 3, 4], [0, 1, 2, 4], [1.0, 0.875, 0.375, 0.25]
     found = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
     assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
-    assert even_counts(10, 3.0) == {3: 10}
-    assert even_counts(10, 2.3) == {2: 7, 3: 3}
-    assert even_counts(10, 0.5) == {0: 5, 1: 5}
+    for bits, counts in ((3.0, {3: 10}), (2.3, {2: 7, 3: 3}), (0.5, {0: 5, 1: 5})):
+        assert se.QuantizedOptions(bits=bits).layout(10, 8)[1] == counts
 
 
 def test_bits_of_words_are_optimal() -> None:
@@ -350,7 +349,8 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
         books |= codec.derived(books, [2.0])
         seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))
         found = codec.encode(rows, 2.0, books, seen)
-        missed = codec.restore(codec.decode(found.codes, found.scales, 2.0, books), books) - rows
+        decoded = codec.decode(found.codes, found.scales, 2.0, books)
+        missed = codec.project(decoded, books, is_inverted=True) - rows
         errors.append(float((missed @ matrix * missed).sum()))
     assert errors[1] < 0.7 * errors[0]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import resource
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 from shared_embeddings.compress.distillation import divergence
-from shared_embeddings.compress.measure import LINES, Batch, Samples, sampled_lines
+from shared_embeddings.compress.measure import LINES, Batch, Samples, in_float32, sampled_lines
 from shared_embeddings.compress.options import parse_duration
 from shared_embeddings.compress.recovery import (
     SavedRecovery,
@@ -23,7 +25,6 @@ from shared_embeddings.compress.recovery import (
 )
 from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import in_float32
 
 
 @pytest.mark.parametrize("text", ["0min", "-1min", "nanmin", "20", "0steps", "1.5steps", "2 hours"])
@@ -56,25 +57,52 @@ def test_lines_that_are_compared_are_not_read(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("".join(f"line {number}\n\n" for number in range(LINES + 30)))
     compared = set(sampled_lines([text], 3))
-    with other_lines([text], 3) as (rest,):
+    folder = tmp_path / "small.recovery.texts"
+    folder.mkdir()
+    (folder / "copy of a process that was killed").write_text("x")
+    with other_lines([text], 3, folder) as (rest,):
         lines = rest.read_text().splitlines()
-    assert len(lines) == 30 and not compared & set(lines) and not rest.exists()
+        assert [*folder.iterdir()] == [rest]
+    assert len(lines) == 30 and not compared & set(lines) and not folder.exists()
     text.write_text("line 1\nline 2\n")
-    with other_lines(texts := [text], 3) as rest_of_few:
+    with other_lines(texts := [text], 3, folder) as rest_of_few:
         assert rest_of_few is texts
 
 
 def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
     output = tmp_path / "small"
     saved = SavedRecovery(output, ["plan", torch.ones(2)])
-    saved.write({"steps": 3})
+    saved.write({"steps": 3, "tensors": torch.full((9,), 3.25)})
     assert saved.path == tmp_path / "small.recovery"
     assert SavedRecovery(output, ["plan", torch.ones(2)]).read()["steps"] == 3
     with pytest.raises(UserError, match="does not match this command"):
         SavedRecovery(output, ["plan", torch.zeros(2)])
-    saved.path.write_bytes(saved.path.read_bytes()[:200])
-    with pytest.raises(UserError, match="is damaged; remove it"):
-        SavedRecovery(output, ["plan", torch.ones(2)])
+    content = saved.path.read_bytes()
+    place = content.index(torch.full((9,), 3.25).numpy().tobytes())
+    bomb = zipfile.ZipFile(zipped := io.BytesIO(), "w", zipfile.ZIP_DEFLATED)
+    with bomb, bomb.open("archive/data.pkl", "w") as file:
+        file.write(b"\x80\x02B" + (2**20).to_bytes(4, "little") + bytes(2**20))
+    for damaged, reason in (
+        (content[:200], ""),
+        (content[:place] + b"\1" + content[place + 1 :], "checksum"),
+        (zipped.getvalue(), "in memory"),
+    ):
+        saved.path.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"is damaged .*{reason}.*; remove it"):
+            SavedRecovery(output, ["plan", torch.ones(2)])
+
+
+@pytest.mark.parametrize("entry", ["steps", "tensors", "best", "optimizer", "place"])
+def test_a_saved_state_without_an_entry(tmp_path: Path, entry: str) -> None:
+    original = Original()
+    student, _ = student_of(original)
+    saved = SavedRecovery(tmp_path / "small", 0)
+    content = {**student.state(), "place": (0, 0)}
+    del content[entry]
+    saved.write(content)
+    batches = TeacherBatches(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"is damaged .*{entry}.*; remove it"):
+        train(student, batches, parse_duration("1steps"), saved)
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:

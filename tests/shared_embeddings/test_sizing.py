@@ -14,7 +14,6 @@ import shared_embeddings as se
 from shared_embeddings import accounting
 from shared_embeddings.cli.catalog import storage_breakdown
 from shared_embeddings.compress import sizing
-from shared_embeddings.modules import tensor_train
 from tests.shared_embeddings.cases import Case
 from tests.shared_embeddings.support import each_case
 
@@ -155,7 +154,7 @@ def test_invalid_budgets_fail(text: str) -> None:
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
     found = suggestion(method, budget)
-    grids = list(se.get_method_config(method).search_grids(VOCABULARY, DIMENSION))
+    grids = list(se.get_method_config(method).presets(VOCABULARY, DIMENSION).grids)
     if found.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
         assert found.parameters == min(count(method, grid.options_at(0)) for grid in grids) > budget
@@ -177,7 +176,7 @@ def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str,
 @each_method
 @pytest.mark.parametrize(("v", "d"), [(200, 32), (97, 30)])
 def test_grids_ascend(method: str, v: int, d: int) -> None:
-    for grid in se.get_method_config(method).search_grids(v, d):
+    for grid in se.get_method_config(method).presets(v, d).grids:
         counts = [count(method, grid.options_at(step), v, d) for step in range(grid.steps)]
         assert counts == sorted(counts) and len(counts) >= 1
 
@@ -239,14 +238,15 @@ def test_json() -> None:
     assert (found["budget"], found["dense"]) == (30_640, 192_000)
     methods = {entry["method"]: entry for entry in found["suggestions"]}
     assert sorted(methods) == se.methods()
+    assert methods["funnel"]["parameters"] == 10 * (3000 + 64)
     assert methods["funnel"]["options"] == {"rank": 10} and methods["funnel"]["compression"] == 6.27
     assert methods["standard"]["options"] is None and methods["standard"]["compression"] is None
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 37, 1000, 32_000, 37_000, 40_724, 267_735])
 def test_factors_are_similar_and_waste_little(number: int) -> None:
-    factors = tensor_train.three_factors_above(number)
-    assert list(factors) == sorted(factors)
+    factors = se.TensorTrainOptions.presets(number, 8).examples[""]["vocab_shape"]
+    assert factors == sorted(factors)
     assert number <= math.prod(factors) <= max(1.005 * number, number + 3)
     assert factors[2] <= 3 * factors[0] or number < 40
 
@@ -263,4 +263,4 @@ def test_factors_are_similar_and_waste_little(number: int) -> None:
     ],
 )
 def test_factors_of_a_dimension(number: int, expected: tuple[int, int, int]) -> None:
-    assert tensor_train.three_factors(number) == expected
+    assert tuple(se.TensorTrainOptions.presets(8, number).examples[""]["dim_shape"]) == expected

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import shared_embeddings as se
 from shared_embeddings.compress import trim as trimming
-from shared_embeddings.compress.host import Vocabulary, WordTokens
+from shared_embeddings.compress.host import HostVocabulary, TrimmableModel
 from shared_embeddings.compress.options import TrimOptions
 from shared_embeddings.compress.report import Sizes
 from shared_embeddings.hf.tokenizer import TokenizerFile
@@ -27,35 +27,33 @@ from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
 
 
-class Letters(WordTokens):
+class Letters(TrimmableModel):
     """A model of the letters a to e, which tokenizes "bb" differently once it is trimmed."""
 
     def __init__(self, spells: bool = False) -> None:
         self.kept: list[int] = []
         self.spells = spells
 
-    def vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary("letters", "abcde", frozenset({0}), None)]
+    def vocabularies(self) -> list[HostVocabulary]:
+        return [HostVocabulary("letters", "abcde", frozenset({0}), None)]
 
-    def encode(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        return [["abcde".index(letter) for letter in line] for line in lines]
+    def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
+        if not trimmed:
+            return [["abcde".index(letter) for letter in line] for line in lines]
+        cut = self.encode(vocabulary, [line.replace("bb", "b") for line in lines])
+        return [[self.kept.index(letter) for letter in line if letter in self.kept] for line in cut]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.kept = kept["letters"].tolist()
         return []
 
-    def encode_trimmed(self, vocabulary: str, lines: Sequence[str]) -> list[list[int]]:
-        cut = self.encode(vocabulary, [line.replace("bb", "b") for line in lines])
-        return [[self.kept.index(letter) for letter in line if letter in self.kept] for line in cut]
-
     def characters(self, vocabulary: str) -> set[int]:
         return {4} if self.spells else set()
 
-    def restored(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return len(lines)
-
-    def restored_trimmed(self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]]) -> int:
-        return sum(len(line) == len(found) for line, found in zip(lines, ids, strict=True))
+    def restored(
+        self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
+    ) -> int:
+        return sum(not trimmed or len(line) == len(found) for line, found in zip(lines, ids, strict=True))
 
     def weight_bytes(self) -> int:
         return 8
@@ -70,7 +68,7 @@ class Letters(WordTokens):
 def open_letters(monkeypatch: pytest.MonkeyPatch, spells: bool = False) -> None:
     """Let every path be a model of letters."""
     adapter = SimpleNamespace(read_trimmable=lambda path: Letters(spells))
-    monkeypatch.setattr(trimming, "find_host", lambda model: ("letters", adapter))
+    monkeypatch.setattr(trimming, "find_host", lambda *_: ("letters", adapter))
 
 
 @pytest.mark.parametrize(("text", "works"), [("ab\ncb\n", True), ("ab\ncbb\n", False)])

@@ -228,14 +228,14 @@ def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -
     unseen = int(np.linalg.norm(WordClasses.load(path).centers, axis=1).argmin())
     words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
     given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
-    options = se.UncleOptions.for_vocabulary(given, words)
+    options = se.UncleOptions.normalize(given, words)
     assert options["class_dims"] == [3] and given["classes"] == path
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
     assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
     assert emb.num_classes == (5,)
     for without_file in ({"random_classes": True}, {"classes": "stored"}):
         given = {"unique_dim": 1, "num_classes": 2, **without_file}
-        assert se.UncleOptions.for_vocabulary(given, ["a", "b"]) == given
+        assert se.UncleOptions.normalize(given, ["a", "b"]) == given
 
 
 def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
         ({}, ["word0"], "projective"),
     ]:
         with pytest.raises(se.OptionError, match=named) as error:
-            se.UncleOptions.for_vocabulary({"unique_dim": 1} | given, words)
+            se.UncleOptions.normalize({"unique_dim": 1} | given, words)
         assert "\n" not in str(error.value)
         if isinstance(given.get("classes"), str):
             assert str(given["classes"]) in str(error.value)
@@ -264,7 +264,7 @@ def test_levels_come_from_files(tmp_path: Path) -> None:
         assert emb.classes.tolist() == [[1, 2], [0, 0], [1, 1], [1, 2], [1, 1]]
         assert [table.shape for table in emb.class_tables] == [(2, 1), (3, 2)]
     # For another vocabulary, levels of files go by word, others by position.
-    options = se.UncleOptions.for_vocabulary(
+    options = se.UncleOptions.normalize(
         {"unique_dim": 1, "classes": [first, [2, 0, 1]]}, ["word1", "word0", "word2"]
     )
     assert options["classes"] == [[0, 1, 1], [2, 0, 1]] and options["num_classes"] == [2, 3]

@@ -20,9 +20,9 @@ from urllib.response import addinfourl
 import numpy as np
 import pytest
 
-from shared_embeddings.utils import download, paths
-from shared_embeddings.utils.command_line import Parser
-from shared_embeddings.utils.download import DownloadError
+from lm.data.datasets import ATTEMPTS, DownloadError, download
+from shared_embeddings.utils import paths
+from shared_embeddings.utils.command_line import Parser, StopFlag, Terminated
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import locked, replacing, sha256, write_lines, write_text
 from shared_embeddings.utils.options import (
@@ -34,8 +34,7 @@ from shared_embeddings.utils.options import (
     parse_words,
 )
 from shared_embeddings.utils.reading import parse_json, parse_yaml, read_json, read_lines, read_yaml
-from shared_embeddings.utils.results import ROOT, git_state, provenance, write_record
-from shared_embeddings.utils.signals import StopFlag, Terminated
+from shared_embeddings.utils.results import ROOT, encoded, git_state, provenance
 from tests.helpers import content
 
 # Files
@@ -289,9 +288,9 @@ def test_download_checks_the_content(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "folder" / "target"
     source.write_text("content")
     with pytest.raises(DownloadError, match=f"^{source.as_uri()}: SHA-256 is .*, expected 0000.*; ask$"):
-        download.download(source.as_uri(), target, "0" * 64, "ask")
+        download(source.as_uri(), target, "0" * 64, "ask")
     assert not list(tmp_path.rglob("target*"))
-    download.download(source.as_uri(), target, sha256(source), "ask")
+    download(source.as_uri(), target, sha256(source), "ask")
     assert target.read_text() == "content"
 
 
@@ -322,8 +321,8 @@ def test_failed_downloads_are_tried_again_and_deleted(
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     target = tmp_path / "target.gz"
     with pytest.raises(DownloadError, match=reason):
-        download.download("https://example.org/target.gz", target, None, "ask", wait_seconds=0)
-    assert len(asked) == download.ATTEMPTS and not list(tmp_path.iterdir())
+        download("https://example.org/target.gz", target, None, "ask", wait_seconds=0)
+    assert len(asked) == ATTEMPTS and not list(tmp_path.iterdir())
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -354,14 +353,12 @@ def test_provenance() -> None:
     assert found["versions"]["no-such-package"] is None and found["versions"]["torch"]
 
 
-def test_paths_are_absolute(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    write_record(path, {"a": [str(ROOT / "runs" / "x"), {"b": "/elsewhere"}], "n": 1})
-    assert json.loads(path.read_text()) == {"a": [str(Path("runs") / "x"), {"b": "/elsewhere"}], "n": 1}
+def test_paths_are_relative_to_the_repository() -> None:
+    text = encoded("results.json", {"a": [str(ROOT / "runs" / "x"), {"b": "/elsewhere"}], "n": 1})
+    assert json.loads(text) == {"a": [str(Path("runs") / "x"), {"b": "/elsewhere"}], "n": 1}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), object()])
-def test_values_without_json(bad: object, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be written"):
-        write_record(tmp_path / "results.json", {"a": bad})
-    assert list(tmp_path.iterdir()) == []
+def test_values_without_json(bad: object) -> None:
+    with pytest.raises(UserError, match="results.json.* cannot be written"):
+        encoded("results.json", {"a": bad})

@@ -325,7 +325,7 @@ class SpectralCodec(TrellisCodec):
         For unit axes, the inverse of T has their products above its diagonal of 1/2 (the compact WY form of
         Schreiber & Van Loan, 1989).
         """
-        axes = _exact(books["axes"])
+        axes = books["axes"].to(torch.promote_types(books["axes"].dtype, torch.float32))
         units, norms = F.normalize(axes), axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
         eye = torch.eye(len(units)).to(units)
         inverse = (units @ units.t()).triu(1) + eye / 2
@@ -342,13 +342,10 @@ class SpectralCodec(TrellisCodec):
                 )
         return derived
 
-    def restore(self, rows: Tensor, books: Books) -> Tensor:
-        axes = _exact(books["axes"])
-        return rows - (rows.to(axes.dtype) @ axes.t() @ books["turn"].t() @ axes).to(rows.dtype)
-
-    def project(self, hidden: Tensor, books: Books) -> Tensor:
-        axes = _exact(books["axes"])
-        return hidden - (hidden.to(axes.dtype) @ axes.t() @ books["turn"] @ axes).to(hidden.dtype)
+    def project(self, hidden: Tensor, books: Books, is_inverted: bool = False) -> Tensor:
+        axes = books["axes"].to(torch.promote_types(books["axes"].dtype, torch.float32))
+        turn = books["turn"].t() if is_inverted else books["turn"]
+        return hidden - (hidden.to(axes.dtype) @ axes.t() @ turn @ axes).to(hidden.dtype)
 
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
@@ -422,8 +419,3 @@ def _spectrum(squares: Tensor, products: Tensor, norm: Tensor, count: int) -> Te
 def _leveled(values: Tensor, count: int) -> Tensor:
     """Values ``(D,)`` of K directions, and the mean of others."""
     return torch.cat([values[:count], values[count:].mean().expand(len(values) - count)])
-
-
-def _exact(values: Tensor) -> Tensor:
-    """Numbers in 32 bits or more."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

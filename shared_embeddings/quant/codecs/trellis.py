@@ -18,6 +18,7 @@ Axes: ``n`` rows, ``D`` dimensions, ``T`` states of a row.
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -27,12 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shared_embeddings.nn.tracing import cache_tensor, has_values
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import bits_of, bytes_for, pack_bits, read_windows
+from shared_embeddings.quant.bits import bits_of, pack_bits, read_windows
 from shared_embeddings.quant.codec import RATES, Books, Codec, Encoded, fitted_scales, register, row_sizes
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
-from shared_embeddings.utils.tracing import cache_tensor, has_values
 
 STATE_BITS = 11
 _STATES = 2**STATE_BITS
@@ -177,9 +178,10 @@ class TrellisCodec(Codec):
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
         super().__init__(dim, group_size, layout)
         self.rates = tuple(sorted(RATES)) if dim >= _LEAST_DIM else RATES[:9]
+        self.steps = {rate: steps_for(((rate, dim),)) for rate in RATES if rate}
 
     def row_bytes(self, rate: float) -> int:
-        return stream_bytes(self._steps(rate))
+        return stream_bytes(self.steps[rate])
 
     def errors(self) -> Tensor:
         """As measured."""
@@ -187,7 +189,7 @@ class TrellisCodec(Codec):
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for rows at the size of entries."""
-        steps = self._steps(rate)
+        steps = self.steps[rate]
         targets = rows / row_sizes(rows)
         states = find_path(targets, steps, rows.new_full((self.dim,), path_gain(rate)), metric)
         return Encoded(packed_states(states, steps), fitted_scales(rows, entries_of(states, steps), metric))
@@ -196,10 +198,10 @@ class TrellisCodec(Codec):
         if kernels.usable(codes, scales):
             ones = torch.ones(self.dim)
             return kernels.decode_rows(
-                codes, scales, entry_plan(self._steps(rate)), ones, torch.zeros_like(ones)
+                codes, scales, entry_plan(self.steps[rate]), ones, torch.zeros_like(ones)
             )
         if rate < 1:
-            return read_entries(codes, self._steps(rate)).to(scales.dtype) * scales
+            return read_entries(codes, self.steps[rate]).to(scales.dtype) * scales
         width = int(rate)
         if torch.compiler.is_compiling():  # a graph would build a larger table in every call
             entries = codebook(codes.device)[path_book(width)].unsqueeze(1)
@@ -213,15 +215,12 @@ class TrellisCodec(Codec):
     def direct_scores(
         self, hidden: Tensor, codes: Tensor, scales: Tensor, rate: float, books: Books
     ) -> Tensor | None:
-        return path_scores(hidden, codes, self._steps(rate), scales)
-
-    def _steps(self, rate: float) -> Steps:
-        return steps_for(((rate, self.dim),))
+        return path_scores(hidden, codes, self.steps[rate], scales)
 
 
 def stream_bytes(steps: Steps) -> int:
     """The bytes of the stream of a row."""
-    return bytes_for(START_BITS + sum(step.bits for step in steps[1:]))
+    return -(-(START_BITS + sum(step.bits for step in steps[1:])) // 8)
 
 
 def find_path(rows: Tensor, steps: Steps, sizes: Tensor, metric: Metric | None) -> Tensor:
@@ -444,7 +443,8 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
 
 def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
     """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
-    plan = lane_plan(steps) if kernels.has_lanes() else entry_plan(steps)
+    lanes = importlib.import_module("shared_embeddings.quant.lanes")  # slow to import
+    plan = entry_plan(steps) if lanes.INSTRUCTIONS is None else lane_plan(steps)
     return kernels.path_scores(hidden, codes, scales, plan)
 
 

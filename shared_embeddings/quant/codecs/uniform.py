@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_embeddings.quant import kernels
-from shared_embeddings.quant.bits import bytes_for, pack_bits, read_entries
+from shared_embeddings.quant.bits import pack_bits, read_entries
 from shared_embeddings.quant.codec import Books, Codec, Encoded, register
 from shared_embeddings.quant.decoder import windows
 from shared_embeddings.quant.metric import Metric
@@ -46,11 +46,12 @@ class UniformCodec(Codec):
     standalone = (decode_uniform,)
 
     def row_bytes(self, rate: float) -> int:
-        return bytes_for(int(rate) * self.dim)
+        return -(-(int(rate) * self.dim) // 8)
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
-        zero = zero_point(rate)
-        scales = best_scales(self.grouped(rows), zero)
+        zero, shape = zero_point(rate), (self.num_scales, self.group_size)
+        missing = self.num_scales * self.group_size - self.dim  # filled up with zeros
+        scales = best_scales(F.pad(rows, (0, missing)).unflatten(1, shape), zero)
         if metric is not None:
 
             def quantize(left: Tensor, column: int) -> Tensor:
@@ -61,7 +62,7 @@ class UniformCodec(Codec):
                 return nearest_levels(left[:, :1], of_group, zero) * of_group.unsqueeze(1)
 
             rows = metric.round(rows, range(1, self.dim + 1), quantize)
-        levels = nearest_levels(self.grouped(rows), scales, zero)
+        levels = nearest_levels(F.pad(rows, (0, missing)).unflatten(1, shape), scales, zero)
         codes = (levels + zero).to(torch.uint8).flatten(1)[:, : self.dim]
         return Encoded(pack_bits(codes, int(rate)), scales)
 
@@ -85,11 +86,6 @@ class UniformCodec(Codec):
             return None
         size = -(-self.group_size // 8) * 8
         return kernels.uniform_scores(hidden, codes, int(rate), zero_point(rate), scales, size)
-
-    def grouped(self, rows: Tensor) -> Tensor:
-        """Rows ``(n, D)`` as groups ``(n, S, G)``, padded with zeros."""
-        missing = self.num_scales * self.group_size - self.dim
-        return F.pad(rows, (0, missing)).unflatten(1, (self.num_scales, self.group_size))
 
 
 def zero_point(rate: float) -> float:

@@ -139,7 +139,7 @@ def test_only_the_output_side_has_a_bias(case: Case) -> None:
     assert torch.equal(bias, wanted)
     if not case.adaptive:
         assert torch.equal(emb.logits(torch.zeros(case.score_dim)), wanted)
-    inputs = {id(parameter) for parameter in emb.input_parameters()}
+    inputs = {id(parameter) for parameter in emb.parameters_by_side()[0]}
     assert inputs.isdisjoint(id(emb.get_parameter(name)) for name in case.biases)
     without = case.build(options={**case.options, "output_bias": False}, bias=None).counts()
     added = sum(emb.get_parameter(name).numel() for name in case.biases)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shared_embeddings as se
-from shared_embeddings import loss as loss_module
+from shared_embeddings import embedding as embedding_module
 from tests.shared_embeddings.cases import PADDING, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     MemoryMeter,
@@ -129,7 +129,7 @@ def test_the_backward_pass_can_be_repeated(case: Case) -> None:
     hidden, targets = case.hidden(6), some_targets(case, 6)
     kept = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
     loss = emb.cross_entropy(hidden, targets)
-    tensors = [hidden, *(p for p in emb.output_parameters() if p.requires_grad)]
+    tensors = [hidden, *(p for p in emb.parameters_by_side()[1] if p.requires_grad)]
     first = torch.autograd.grad(loss * 2, tensors, retain_graph=True)
     second = torch.autograd.grad(loss * 3, tensors)
     for one, other in zip(first, second):
@@ -265,7 +265,7 @@ MEMORY_CASES = [
 ]
 
 
-class Dense(nn.Module):
+class PlainLayer(nn.Module):
     """A plain table with ``F.cross_entropy`` as the reference."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ def measured(emb: nn.Module, hidden: Tensor, targets: Tensor, **options: object)
 def test_scores_of_all_tokens_never_exist_at_once(case: Case, options: dict[str, object]) -> None:
     emb, hidden, targets = case.build(), case.hidden(TOKENS), torch.randint(WORDS, (TOKENS,))
     scores = TOKENS * WORDS * 4
-    dense = measured(Dense(), hidden, targets, **options)
+    dense = measured(PlainLayer(), hidden, targets, **options)
     assert dense.largest >= scores and dense.peak >= 2 * scores
     meter = measured(emb, hidden, targets, **options)
     assert meter.largest < scores / 4 and meter.peak < dense.peak / 4
@@ -337,7 +337,7 @@ def test_tokens_that_even_out_the_number_do_not_count(case: Case, monkeypatch: p
         hidden, targets = case.hidden(*shape), some_targets(case, *shape)
         results = []
         for even in (64, 1):
-            monkeypatch.setattr(loss_module, "_CPU_EVEN_TOKENS", even)
+            monkeypatch.setattr(embedding_module, "_CPU_EVEN_TOKENS", even)
             with torch.autocast("cpu", torch.bfloat16):
                 losses, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="none")
                 mean, total = (emb.cross_entropy(hidden, targets, reduction=name) for name in ("mean", "sum"))

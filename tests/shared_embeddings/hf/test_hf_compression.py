@@ -1,4 +1,4 @@
-"""Compressing models of Hugging Face with the command: decoders, encoders, and without naming a method."""
+"""Compressing Hugging Face models by the command: decoders, encoders, without naming a method, recovery."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from safetensors.torch import load_file
 
 import shared_embeddings as se
 from shared_embeddings import hf
+from shared_embeddings.compress import session
 from shared_embeddings.hf.word_layers import InputSide
-from tests.helpers import as_method, example, main
+from tests.helpers import CODES, as_method, every_word, example, main
 from tests.shared_embeddings.hf.models import (
     DIM,
     FAMILIES,
     IDS,
     KINDS,
     WORDS,
+    add_tokenizer,
+    build,
     compress,
     save,
     scores,
@@ -84,7 +87,12 @@ def test_without_running_nothing_is_measured(tmp_path: Path, capsys: pytest.Capt
     assert "check=False needs a method" in capsys.readouterr().err
     assert compress(model, "standard", small, "--no-check", "--validation", model) == 2
     assert "validation has no effect with check=False; remove" in capsys.readouterr().err
-    assert compress(model, "standard", small, "--no-check", "--verbose") == 0
+    report = ["--report", small / "report.json"]
+    assert compress(model, "standard", small, "--no-check", *report) == 0
+    assert compress(model, "standard", small, "--no-check", *report) == 2
+    assert "small already exists" in capsys.readouterr().err
+    assert compress(model, "standard", small, "--no-check", "--verbose", *report, "--force") == 0
+    assert json.loads((small / "report.json").read_text())["method"] == "standard"
     printed = capsys.readouterr().out
     assert "could not verify that this model still works (check=False)" in printed
     assert "look-up and scores on this CPU" in printed and "bytes in memory" in printed
@@ -324,3 +332,89 @@ def test_every_method_and_codec_in_every_dtype(
 ) -> None:
     is_small_enough = check_compression(dtype, arguments, tmp_path, capsys)
     assert is_small_enough or arguments[-1] != RATIOS[0]
+
+
+pytestmark = pytest.mark.usefixtures("short_recovery")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """Lines of ten words, more than are compared."""
+    draw = torch.randint(280, (500, 10), generator=torch.Generator().manual_seed(1))
+    path = tmp_path / "text"
+    path.write_text("".join(" ".join(f"w{word}" for word in line) + "\n" for line in draw.tolist()))
+    return path
+
+
+def recovered(
+    folder: Path, words: Path, *arguments: object, method: tuple[Any, ...] = CODES
+) -> dict[str, Any]:
+    """The report of the command."""
+    name, *options = method
+    asked = [*options, "--text", words, "--report", folder / "report.json", "--force", *arguments]
+    assert compress(folder / "model", name, folder / "small", *asked) == 0
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@pytest.mark.slow_except("gpt2", "t5")
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "t5", "marian", "encoder"])
+def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
+    write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    found = recovered(tmp_path, words, "--recover", "8steps")
+    trained = found["recovery"]
+    assert trained["kl_after"] < trained["kl_before"]
+    assert trained["kl_after"] == pytest.approx(found["kept"]["kl"], rel=1e-3)
+    assert not any("too few lines" in note for note in found["notes"])
+
+
+@pytest.mark.slow_except("bf16-codes", "fp16-rank")
+@pytest.mark.parametrize(
+    "method", [CODES, ("projective", "--rank", 4, "--store", "fp16")], ids=["codes", "rank"]
+)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_models_in_16_bits(tmp_path: Path, words: Path, method: tuple[Any, ...], kind: torch.dtype) -> None:
+    """What is measured is what the file has: in 16 bits, and with codes as before."""
+    build("llama").to(kind).save_pretrained(tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    plain = recovered(tmp_path, words, method=method)
+    before = load_file(tmp_path / "small" / "model.safetensors")
+    trained = recovered(tmp_path, words, "--recover", "8steps", method=method)
+    after = load_file(tmp_path / "small" / "model.safetensors")
+    assert {name: (one.dtype, one.shape) for name, one in before.items()} == {
+        name: (one.dtype, one.shape) for name, one in after.items()
+    }
+    changed = {name for name, one in before.items() if not torch.equal(one, after[name])}
+    assert changed and any("shared_embeddings" in name for name in changed) == (method is not CODES)
+    assert trained["recovery"]["kl_after"] == pytest.approx(trained["kept"]["kl"], rel=1e-3)
+    assert trained["kept"]["kl"] < plain["kept"]["kl"]
+    assert hf.load(tmp_path / "small").dtype == kind
+
+
+@pytest.mark.slow_except("bert")
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])  # whose output layer has a bias
+def test_a_large_vocabulary_is_trained_alike_by_few_words(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Where the few words are all words."""
+    write(kind, tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    full = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
+    monkeypatch.setattr(session.Session, "words_of", lambda self, *_: every_word(self))
+    monkeypatch.setattr(session.Session, "scored_words", None)
+    few = recovered(tmp_path, words, "--recover", "4steps")["recovery"]
+    assert few["kl_before"] == pytest.approx(full["kl_before"], rel=1e-3)
+    assert few["kl_after"] == pytest.approx(full["kl_after"], rel=1e-2)
+    assert few["kl_after"] < few["kl_before"]
+
+
+def test_few_words_of_a_large_vocabulary(
+    tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SAMPLED_WORDS", 60)
+    monkeypatch.setattr(session, "_FREQUENT", 30)
+    write("gpt2", tmp_path / "model")
+    add_tokenizer(tmp_path / "model")
+    trained = recovered(tmp_path, words, "--recover", "8steps")["recovery"]
+    assert trained["kl_after"] < trained["kl_before"]

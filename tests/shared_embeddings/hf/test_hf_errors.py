@@ -143,6 +143,33 @@ def index_of(where: str) -> Change:
     return apply
 
 
+def index_without(entry: str) -> Change:
+    """An index that lacks one of its entries."""
+
+    def apply(folder: Path) -> None:
+        index_of("other.safetensors")(folder)
+        (folder.parent / "away.safetensors").rename(folder / "other.safetensors")
+        content = json.loads((folder / INDEX).read_text())
+        del content[entry]
+        (folder / INDEX).write_text(json.dumps(content))
+
+    return apply
+
+
+def only_a_table(name: str, **config: Any) -> Change:
+    """A folder of token vectors, as model2vec, sentence-transformers and WordLlama write them."""
+
+    def apply(folder: Path) -> None:
+        shutil.rmtree(folder)
+        (folder / name).parent.mkdir(parents=True)
+        save_file({"embeddings": torch.ones(WORDS, DIM)}, folder / name)
+        (folder / "tokenizer.json").write_text("{}")
+        if config:
+            (folder / "config.json").write_text(json.dumps(config))
+
+    return apply
+
+
 SHAPE = b'{"w":{"dtype":"F32","shape":[1099511627776,16],"data_offsets":[0,70368744177664]}}'
 # What is wrong -> how to change a folder, and what the line says.
 DAMAGES: dict[str, tuple[Change, str]] = {
@@ -154,6 +181,14 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "pickled": (instead("pytorch_model.bin", b"x"), "has no model.safetensors"),
     "an index with a path": (index_of("{}/away.safetensors"), "is not a safetensors file in the folder"),
     "an index upwards": (index_of("../away.safetensors"), "is not a safetensors file in the folder"),
+    "an index without metadata": (index_without("metadata"), "has no 'metadata'"),
+    "an index without names": (index_without("weight_map"), "has no 'weight_map'"),
+    "model2vec": (
+        only_a_table(WEIGHTS, model_type="model2vec", architectures=["StaticModel"]),
+        "not supported yet",
+    ),
+    "StaticEmbedding": (only_a_table(f"0_StaticEmbedding/{WEIGHTS}"), "not supported yet"),
+    "WordLlama": (only_a_table("wordllama_256.safetensors"), "not supported yet"),
     "a long header": (replaced(WEIGHTS, lambda _: b"\0" * 7 + b"\x10{}"), "cannot be read"),
     "a huge tensor": (replaced(WEIGHTS, lambda _: bytes([len(SHAPE), *[0] * 7]) + SHAPE), "cannot be read"),
     "other weights": (config(transformers_weights="other.safetensors.index.json"), "transformers_weights"),
@@ -176,12 +211,19 @@ def test_damaged_folders(model: Path, check_refused: Check, name: str) -> None:
     check_refused(reason)
 
 
+def embedding_model(folder: Path) -> None:
+    """Layers for sentence vectors, and weights without an output layer."""
+    tensors(lambda name, one: None if name == "lm_head.weight" else one)(folder)
+    (folder / "modules.json").write_text("[]")
+
+
 MISMATCHES: dict[str, tuple[Change, str]] = {
     "missing tensors": (
         tensors(lambda name, one: None if "mlp" in name else one),
         "(missing: model.layers.0.mlp.down_proj.weight)",
     ),
     "another width": (config(hidden_size=24), "ismatch"),
+    "an embedding model": (embedding_model, "without the output layer of its class LlamaForCausalLM"),
     "more layers": (config(num_hidden_layers=9), "(missing: model.layers.1."),
 }
 
@@ -233,6 +275,24 @@ def test_models_that_are_not_supported(tmp_path: Path, capsys: pytest.CaptureFix
     chosen(chosen.config_class(**given)).save_pretrained(tmp_path / "model")
     assert reason in error_line(capsys, compress, tmp_path / "model", "standard", tmp_path / "small")
     assert not (tmp_path / "small").exists()
+
+
+def test_trimming_models_of_pictures(
+    tmp_path: Path, original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As clear as compressing them, where tensors have the names of older versions, as Gemma 3 has."""
+    given, reason = OTHER_MODELS["LlavaForConditionalGeneration"]
+    library: Any = transformers
+    kind = library.LlavaForConditionalGeneration
+    model = tmp_path / "model"
+    kind(kind.config_class(**given)).save_pretrained(model)
+    state = load_file(model / WEIGHTS)
+    old = {name.replace("model.language_model.", "language_model.model."): one for name, one in state.items()}
+    save_file(old, model / WEIGHTS, {"format": "pt"})
+    add_tokenizer(model)
+    assert run("trim", model, original, tmp_path / "small") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line
 
 
 def test_names_of_models_on_the_hub(

@@ -280,6 +280,29 @@ def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not output.exists() and len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gguf_in_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: int) -> None:
+    """A part lacks the tensors of the others: it is refused; a single part is a whole model."""
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    shrink("qwen2", small, width=64, method="projective", rank=8)
+    writer = gguf.GGUFWriter(source, "llama", split_max_tensors=0)
+    writer.add_uint16("split.no", 0)
+    writer.add_uint16("split.count", parts)
+    writer.add_int32("split.tensors.count", parts)
+    writer.add_tensor("token_embd.weight", np.ones((300, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    status = export(small, output, "--format", "gguf", "--gguf", str(source))
+    assert status == (0 if parts == 1 else 2) and output.exists() == (parts == 1)
+    if parts == 1:
+        assert not [name for name in gguf.GGUFReader(output).fields if name.startswith("split.")]
+    else:
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{source}: is one of 2 parts" in line and "gguf-split --merge" in line
+
+
 def test_gguf_that_cannot_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the package gguf would write with other bytes, or not at all."""
     source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
@@ -290,6 +313,7 @@ def test_gguf_that_cannot_be_copied(tmp_path: Path, capsys: pytest.CaptureFixtur
     for changed, reason in (
         (source.read_bytes(), "big-endian"),
         (content.replace("ü".encode(), b"\xff\xfe"), "can't decode"),
+        (content.replace(b"general.architecture", b"general.architextura"), "has no general.architecture"),
     ):
         source.write_bytes(changed)
         assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 from shared_embeddings import hf
-from shared_embeddings.compress import session
+from shared_embeddings.compress import search, session
 from shared_embeddings.compress.calibration import Calibration, calibrate
 from shared_embeddings.hf.adapter import FolderModel
 from shared_embeddings.hf.quality import computing, negative_log_likelihoods, samples
@@ -183,7 +183,7 @@ def test_texts_with_few_of_the_words_are_reported(tmp_path: Path, capsys: pytest
 def test_the_best_candidate_is_tried_without_calibration(
     tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the command says what to calibrate; what is better is written."""
+    """Unless predictions stay, or the command says what to calibrate; what is better is written."""
     write("gpt2", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
 
@@ -195,6 +195,9 @@ def test_the_best_candidate_is_tried_without_calibration(
 
     monkeypatch.setattr(session, "calibrate", useless)
     asked = ["compress", "--model", tmp_path / "model", "--text", words, "--bits", 4, "--output"]
+    assert main([str(one) for one in [*asked, tmp_path / "similar"]]) == 0
+    assert "not calibrated" not in capsys.readouterr().out
+    monkeypatch.setattr(search, "SMALL_KL", 0.0)
     assert main([str(one) for one in [*asked, tmp_path / "small"]]) == 0
     trials, _, rest = capsys.readouterr().out.partition("\n\n")
     first, *others = trials.splitlines()[1:]
@@ -311,7 +314,7 @@ def test_masked_words_are_predicted_with_a_mask_token(tmp_path: Path, words: Pat
     model = write("bert", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     vocabulary = FolderModel(tmp_path / "model").vocabulary
-    vocabulary._tokenizer.mask_token = "w7"
+    vocabulary.tokenizer.mask_token = "w7"
     asked = samples(model, vocabulary, [words], 1, 1000)
     number = int(asked.how.split()[0])
     assert 1 <= number < 30 and asked.how == f"{number} tokens masked of text"

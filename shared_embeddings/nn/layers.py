@@ -1,13 +1,10 @@
-"""Parts that methods and hosts share: dropout with cheap masks, activations and the scale of new parameters,
-types of word codes, computing in float32.
-"""
+"""Parts that methods and hosts share: dropout, activations, scales of new parameters, types of codes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -31,18 +28,13 @@ def keep_mask(like: Tensor, shape: tuple[int, ...], probability: float) -> Tenso
     return torch.ge(numbers, first_kept, out=like.new_empty(shape)).div_(1.0 - probability)
 
 
-def dropout(inputs: Tensor, probability: float, training: bool) -> Tensor:
-    """``F.dropout`` and its errors, with `keep_mask` on a CPU; other devices have a kernel for it."""
-    if inputs.device.type != "cpu" or not 0.0 < probability < 1.0:
-        return F.dropout(inputs, probability, training)
-    return inputs * keep_mask(inputs, tuple(inputs.shape), probability) if training else inputs
-
-
 class Dropout(nn.Dropout):
     """``nn.Dropout`` with `keep_mask` on a CPU; other devices have a kernel for it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return dropout(input, self.p, self.training)
+        if input.device.type != "cpu" or not self.training or not 0.0 < self.p < 1.0:
+            return super().forward(input)
+        return input * keep_mask(input, tuple(input.shape), self.p)
 
 
 class EndingDropout(Dropout):
@@ -150,27 +142,3 @@ def draw_codes(codes: Tensor, codebook_size: int, seed: int) -> None:
         return
     generator = torch.Generator(device="cpu").manual_seed(seed)
     codes.copy_(torch.randint(codebook_size, codes.shape, generator=generator, device="cpu"))
-
-
-@contextlib.contextmanager
-def in_float32(
-    model: nn.Module, kinds: Collection[torch.dtype] = (torch.bfloat16, torch.float16)
-) -> Iterator[None]:
-    """Within this context, tensors of these dtypes on the CPU are copies in float32, tied ones stay tied."""
-    places: list[dict[str, Any]] = [
-        own for part in model.modules() for own in (part._parameters, part._buffers)
-    ]
-    old = [(own, name, one) for own in places for name, one in own.items() if one is not None]
-    old = [(own, name, one) for own, name, one in old if one.dtype in kinds and one.device.type == "cpu"]
-    new: dict[int, Tensor] = {}
-    for own, name, one in old:
-        if id(one) not in new:
-            wide = one.detach().float()
-            is_parameter = isinstance(one, nn.Parameter)
-            new[id(one)] = nn.Parameter(wide, one.requires_grad) if is_parameter else wide
-        own[name] = new[id(one)]
-    try:
-        yield
-    finally:
-        for own, name, one in old:
-            own[name] = one

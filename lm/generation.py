@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lm.checkpoint import load_model
 from lm.cli import chosen_device
-from lm.data.vocabulary import EOS, Vocabulary
+from lm.data.corpus import EOS, Vocabulary
 from lm.models import LanguageModel
+from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.utils.command_line import Parser, positive
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.layers import evaluating
 from shared_embeddings.utils.paths import existing_file
 
 

@@ -1,1 +1,0 @@
-"""Perplexity, the neural cache pointer, and text generation."""

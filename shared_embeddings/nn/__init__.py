@@ -1,0 +1,1 @@
+"""Parts of methods and models: dropout, activations, tensors without values."""
