@@ -245,6 +245,8 @@ def main(arguments: Sequence[str]) -> None:
     overrides = ("cut_bytes", "tokens", "stemming", "seed")
     changed = {name: getattr(options, name) for name in overrides if name in options}
     settings = replace(PRESETS[options.preset], **changed)
+    if options.exceptions and not settings.stemming:
+        raise UserError("exceptions: have no effect with no_stem; remove one of them")
     candidates, *references = (
         [line.strip() for line in read_lines(path)] for path in (options.candidates, *options.references)
     )

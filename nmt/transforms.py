@@ -107,6 +107,8 @@ def complete(opt: Namespace, models: Sequence[Recorded]) -> None:
                 f"tokenized text with -transforms {NONE}"
             )
     if NONE in opt.transforms:
+        if len(opt.transforms) > 1:
+            raise UserError(f"transforms: {' '.join(opt.transforms)}: {NONE} is not combined with others")
         opt.transforms = []
         logger.info(f"transforms: {NONE}: the text is tokenized")
     else:

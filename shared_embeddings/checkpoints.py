@@ -7,7 +7,6 @@ which another program changed a part; not attackers, who can compute it, too.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -197,7 +196,7 @@ def save_safetensors(
     try:
         save_file(dict(tensors), path, {"format": "pt", **(metadata or {}), KEY: checksum})
     except SafetensorError as error:  # for example on a full disk
-        raise OSError(errno.EIO, str(error), os.fspath(path)) from error
+        raise OSError(str(error)) from error
     os.chmod(path, mode)  # safetensors makes files readable by the owner only
     # Its header has the metadata in random order.
     with open(path, "r+b") as file:

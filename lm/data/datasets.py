@@ -161,13 +161,15 @@ def download(url: str, path: Path, checksum: str | None, advice: str, wait_secon
     request = urllib.request.Request(url, headers={"User-Agent": "shared-embeddings"})
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with replacing(path) as temporary:
-                with urllib.request.urlopen(request, timeout=30) as answer, temporary.open("wb") as file:
-                    size = int(answer.headers.get("Content-Length") or 0)
-                    with tqdm.wrapattr(file, "write", total=size or None, desc=path.name) as output:
-                        shutil.copyfileobj(answer, output)
-                if size and temporary.stat().st_size != size:
-                    raise OSError(f"the connection closed after {temporary.stat().st_size} of {size} bytes")
+            with urllib.request.urlopen(request, timeout=30) as answer, replacing(path) as temporary:
+                size = int(answer.headers.get("Content-Length") or 0)
+                with (
+                    temporary.open("wb") as file,
+                    tqdm.wrapattr(file, "write", total=size or None, desc=path.name) as output,
+                ):
+                    shutil.copyfileobj(answer, output)
+                if size and (done := temporary.stat().st_size) != size:
+                    raise http.client.HTTPException(f"the connection closed after {done} of {size} bytes")
                 verify(temporary, checksum, url, advice)
             return
         except (OSError, http.client.HTTPException) as error:

@@ -5,11 +5,13 @@ The complete state of a training includes all random number generators.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -120,7 +122,25 @@ def _train(config: Configuration, group: Group) -> None:
             "note: this CPU has no bfloat16 instructions: training is about ten times slower than in fp32; "
             "set precision: fp32"
         )
-    _run(trainer, [*lines, models.describe_parameters(model)], words, settings, checksum)
+    with _naming_logs(Path(options.output_dir)):
+        _run(trainer, [*lines, models.describe_parameters(model)], words, settings, checksum)
+
+
+@contextlib.contextmanager
+def _naming_logs(folder: Path) -> Iterator[None]:
+    """Name the folder in errors of logs, such as of a full disk.
+
+    TensorBoard's thread keeps an error for its next call; it prints no traceback.
+    """
+    previous = threading.excepthook
+    threading.excepthook = lambda failed: None if issubclass(failed.exc_type, OSError) else previous(failed)
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
+    finally:
+        threading.excepthook = previous
 
 
 def _run(

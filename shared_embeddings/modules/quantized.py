@@ -180,10 +180,11 @@ class QuantizedEmbedding(SharedEmbedding):
         self.register_parameter(self.scales_name, nn.Parameter(scales))
         for name, shape in self.codec.book_shapes(list(self.word_counts)).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.code_names = {rate: f"{self.codec.codes_name}{RATES.index(rate)}" for rate in self.word_counts}
         for rate, count in self.word_counts.items():
             if rate:
                 codes = torch.empty(count, self.codec.row_bytes(rate), dtype=torch.uint8)
-                self.register_buffer(self._codes_name(rate), codes)
+                self.register_buffer(self.code_names[rate], codes)
         self.buffer_bits.update(widths=4, signs=1)
         self._is_mixed = len(self.word_counts) > 1
         if self._is_mixed:
@@ -262,10 +263,7 @@ class QuantizedEmbedding(SharedEmbedding):
         """The codes ``(V_i, bytes)`` of the words with a rate; without bytes for 0."""
         if not rate:
             return self.word_scales.new_empty(self.word_counts[rate], 0, dtype=torch.uint8)
-        return dense(self.get_buffer(self._codes_name(rate)))
-
-    def _codes_name(self, rate: float) -> str:
-        return f"{self.codec.codes_name}{RATES.index(rate)}"
+        return dense(self.get_buffer(self.code_names[rate]))
 
     def rows(self, ids: Tensor) -> Tensor:
         shared, scales = self._shared(), F.embedding(ids, self.word_scales)
@@ -355,8 +353,8 @@ class QuantizedEmbedding(SharedEmbedding):
             words = self.widths == RATES.index(rate) if self._is_mixed else torch.ones_like(is_kept)
             counts[rate] = int((is_kept & words).sum())
             if rate:
-                codes = state.pop(self._codes_name(rate))[is_kept[words]]
-                state.update({self._codes_name(rate): codes} if len(codes) else {})
+                codes = state.pop(self.code_names[rate])[is_kept[words]]
+                state.update({self.code_names[rate]: codes} if len(codes) else {})
         rates = [rate for rate, count in counts.items() if count]
         if len(rates) == 1:
             state.pop("widths", None)

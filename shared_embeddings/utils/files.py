@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -45,10 +46,12 @@ def replacing(path: AnyPath) -> Iterator[Path]:
                 old.rename(target)
             raise
     except (OSError, RuntimeError) as error:
-        # Of a failed write, torch reports a RuntimeError, and some errors name no file.
+        # Of a failed write, torch reports a RuntimeError, NumPy and safetensors no number; many name no file.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
-        if not isinstance(cause, OSError) or cause.errno is None:
+        if not isinstance(cause, OSError):
             raise
+        if cause.errno is None:
+            cause = OSError(errno.EIO, str(cause))
         if cause.filename is None or str(stage) in os.fsdecode(cause.filename):
             cause.filename = os.fspath(target)
         raise cause from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -603,3 +604,18 @@ def test_more_processes_than_devices_fail(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LOCAL_RANK", str(max(1, torch.cuda.device_count())))
     with pytest.raises(UserError, match="device is cuda"), joined("cuda"):
         pass
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("size", [40, 1000, 3000])
+def test_a_full_disk_is_one_line(tmp_path: Path, size: int) -> None:
+    """Where the settings, the log or the events of TensorBoard cannot be written."""
+    data, limits = small_corpus(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    words = words_of(settings(data, tmp_path / "run", steps=60, log_every=1, save_every=60))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        ended = command("lm_train", *words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.status == 2 and ended.err.count("\n") == 1
+    assert "File too large" in ended.err and str(tmp_path / "run") in ended.err

@@ -556,6 +556,26 @@ def test_ctranslate2_translates_the_same(options: dict[str, Any], host: Host, ca
     assert ctranslate2_lines(ctranslate2, exported, host) == ours and all(ours)
 
 
+ROTARY = {"position_encoding": False, "max_relative_positions": -1, "layer_norm": "rms"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {**ROTARY, "pos_ffn_activation_fn": "silu"}], ids=["plain", "rotary"]
+)
+def test_ctranslate2_scores_language_models_the_same(options: dict[str, Any], host: Host) -> None:
+    """Unlike translators, also those with rotary positions, RMS norm and gated layers."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    checkpoint = host.train("model", embedding=FUNNEL, **{**host.language_model(), **options})
+    run("onmt_release_model -format ctranslate2 -model", checkpoint, "-output", host.folder / "exported")
+    model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
+    ids = [vocabs["tgt"](["<s>", "w1", "w2", "w3", "w9"])]
+    generator = ctranslate2.Generator(str(host.folder / "exported"), compute_type="float32")
+    theirs = torch.tensor(np.array(generator.forward_batch(ids, return_log_probs=True)))
+    with torch.no_grad():
+        states = model(torch.tensor(ids)[..., None], None, torch.tensor([5]))[0]
+        torch.testing.assert_close(theirs, model.generator(states).log_softmax(dim=-1))
+
+
 @pytest.mark.slow
 def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")

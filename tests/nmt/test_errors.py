@@ -225,6 +225,7 @@ def test_vocabulary_file_name_may_have_brackets(host: Host) -> None:
         ("-tgt gap.tgt -tgt_file_prefix", "translations, not 1 each"),
         ("-tgt train.tgt", "train.tgt has 90 lines, but src has 7"),
         ("-transforms filtertoolong", "invalid choice: 'filtertoolong'"),
+        ("-transforms none prefix", "none prefix"),
         ("-config /nowhere.yaml", "/nowhere.yaml"),
     ],
 )

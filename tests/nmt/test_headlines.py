@@ -375,6 +375,7 @@ def test_command_prints_scores_and_settings(asked: str, capsys: Capture) -> None
         ("first --tokens unicode", "stemming supports tokens: ascii only"),
         ("first --bytes 0", "--bytes"),
         ("first --exceptions long", "long: line 1 is 'a'"),
+        ("first --exceptions long --no_stem", "exceptions: have no effect"),
         ("first --stems", "unrecognized arguments: --stems; see onmt_rouge --help"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import shared_embeddings as se
 import shared_embeddings.modules.quantized  # noqa: F401  # registers the codecs
-from shared_embeddings.compress.calibration import calibrate
+from shared_embeddings.compress.calibration import Calibration, calibrate, write_calibration
 from shared_embeddings.compress.measure import Batch, Samples
 from shared_embeddings.quant import kernels, metric
 from shared_embeddings.quant.codec import codecs
@@ -141,6 +143,18 @@ def test_calibration_worked_out_for_a_linear_model() -> None:
     only = calibrate(model, model.tables(), None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
     torch.testing.assert_close(only.metric, output, rtol=1e-3, atol=1e-3)
     assert not model.table._forward_hooks
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    path, model, limits = tmp_path / "calibration", Linear(10), resource.getrlimit(resource.RLIMIT_FSIZE)
+    measured = {"words": Calibration(torch.eye(6), torch.ones(20))}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            write_calibration(path, model.tables(), "both", measured)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.filename == str(path) and not list(tmp_path.iterdir())
 
 
 def test_tables_that_nothing_reads_have_no_metric() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,20 @@ def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--gguf FILE" in capsys.readouterr().err
     assert export(small, source, "--format", "gguf", "--gguf", str(source), "--force") == 2
     assert not output.exists() and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_full_disk_names_the_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, small, output = tmp_path / "source.gguf", tmp_path / "small", tmp_path / "small.gguf"
+    shrink("qwen2", small, width=64, method="projective", rank=8)
+    gguf_file(source, build("qwen2", width=64))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert f"{output}: " in error and "free disk space" in error and not output.exists()
 
 
 @pytest.mark.parametrize("parts", [1, 2])
