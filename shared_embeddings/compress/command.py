@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shared_embeddings.compress.fit_tables import Fitted, fit_tables, hold_as
-from shared_embeddings.compress.host import TrainedModel, find_host
+from shared_embeddings.compress.fit_tables import Fitted, fit_tables
+from shared_embeddings.compress.host import TrainedModel
 from shared_embeddings.compress.measure import NOT_CHECKED
 from shared_embeddings.compress.options import CompressOptions, TrimOptions, parse_max_loss
-from shared_embeddings.compress.recovery import RecoveryContext, SavedRecovery, recover
-from shared_embeddings.compress.report import CompressionReport, RecoveryReport, Sizes, TrimReport
+from shared_embeddings.compress.recovery import SavedRecovery, recover
+from shared_embeddings.compress.report import CompressionReport, Sizes, TrimReport
 from shared_embeddings.compress.search import SearchReport, curve, search, smallest_within
-from shared_embeddings.compress.session import NOT_CALIBRATED, Session, announce, footprint
+from shared_embeddings.compress.session import NOT_CALIBRATED, Session, footprint
 from shared_embeddings.compress.sizing import Target
 from shared_embeddings.compress.trim import map_files, trim
 from shared_embeddings.quant.storage import pack
@@ -186,7 +186,7 @@ def _finish(
     notes = trained.place(fitted.embeddings)
     recovery = None
     if saved is not None:
-        recovery, more_notes = _recover(session, fitted, saved)
+        recovery, more_notes = recover(session, fitted, saved)
         notes += more_notes
     tensors = trained.tensors()
     new = {part.data_ptr() for layer in fitted.embeddings.values() for part in layer.state_dict().values()}
@@ -223,21 +223,3 @@ def _finish(
     if saved is not None:
         saved.path.unlink(missing_ok=True)
     return report
-
-
-def _recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
-    """Train the model with embeddings in place, see `shared_embeddings.compress.recovery.recover`."""
-    announce("reading the original again")
-    model, skip = session.options.model, session.options.skip_undecodable
-    original = find_host(model, skip)[1].read(model)
-    context = RecoveryContext(
-        session.trained, fitted.embeddings, fitted.store, session.held_out, session.words_of
-    )
-    duration = session.options.duration()
-    assert duration is not None
-    report, notes = recover(
-        context, original, session.tables, duration, saved, session.texts, session.options.seed
-    )
-    for embedding in fitted.embeddings.values():
-        hold_as(embedding, fitted.store)
-    return report, notes

@@ -124,7 +124,12 @@ def fit_table(
         hold_as(embedding, store)
         added, errors = Errors(embedding, fitted), Errors(embedding, rows)
         stored = StorageReport(
-            store, sizes, added.relative(), errors.relative(), added.bands(counts), errors.bands(counts)
+            store=store,
+            stored_bytes=sizes,
+            added_error=added.mean_and_relative()[1],
+            relative_error=errors.mean_and_relative()[1],
+            added_bands=added.bands(counts),
+            bands=errors.bands(counts),
         )
     return embedding, TableReport(
         name=table.name,
@@ -172,9 +177,11 @@ class Errors:
                 sums[block] = (weighted * vectors).sum(dim=1)
         self._words = ids if embedding.padding_idx is None else ids[ids != embedding.padding_idx]
 
-    def relative(self) -> float:
-        """Return ``||E - Ê|| / ||E||`` over all tokens except padding."""
-        return self._mean_and_relative(self._words)[1]
+    def mean_and_relative(self, words: Tensor | None = None) -> tuple[float, float]:
+        """Return the mean distance and ``||E - Ê|| / ||E||`` of some tokens, or of all except padding."""
+        words = self._words if words is None else words
+        squared, norm = self._squared_errors[words], float(self._squares[words].sum().sqrt())
+        return float(squared.sqrt().mean()), float(squared.sum().sqrt()) / norm if norm else 0.0
 
     def weighted(self, weights: Tensor) -> tuple[float, float]:
         """Return the weighted sums of squared errors and of squared norms, for weights ``(V,)`` of tokens."""
@@ -192,13 +199,9 @@ class Errors:
             order = order[torch.argsort(counts[order], descending=True, stable=True)]
         edges = [0, *(edge for edge in BANDS if edge < len(order)), len(order)]
         return [
-            Band(first + 1, last, *self._mean_and_relative(order[first:last]))
+            Band(first + 1, last, *self.mean_and_relative(order[first:last]))
             for first, last in zip(edges, edges[1:])
         ]
-
-    def _mean_and_relative(self, words: Tensor) -> tuple[float, float]:
-        squared, norm = self._squared_errors[words], float(self._squares[words].sum().sqrt())
-        return float(squared.sqrt().mean()), float(squared.sum().sqrt()) / norm if norm else 0.0
 
 
 @torch.no_grad()

@@ -229,8 +229,12 @@ class Comparison:
         if before is not None and self._validation is not None:
             after = self._model.quality(self._validation)
             quality = QualityReport(before.measure, before.how, before.value, after.value)
+            if before.value > 0 and before.measure == "perplexity":
+                return quality, Retention.measured(
+                    before.value / after.value, "probability of a word", before.how
+                )
             if before.value > 0:
-                return quality, retained_quality(quality)
+                return quality, Retention.measured(after.value / before.value, before.measure, before.how)
         reason = self.reason
         if self.samples is not None and not reason:
             try:
@@ -301,13 +305,6 @@ def compare(
         "kl": max(0.0, divergence / max(count, 1)),
         "perplexities": before_and_after if has_targets and count else None,
     }
-
-
-def retained_quality(quality: QualityReport) -> Retention:
-    """Return the share of a positive quality that was kept: of the BLEU, or of the inverse perplexity."""
-    if quality.measure == "perplexity":
-        return Retention.measured(quality.before / quality.after, "probability of a word", quality.how)
-    return Retention.measured(quality.after / quality.before, quality.measure, quality.how)
 
 
 def sampled_lines(texts: Sequence[Path], seed: int, number: int = LINES) -> list[str]:

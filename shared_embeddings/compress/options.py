@@ -163,7 +163,9 @@ class CompressOptions:
             raise UserError("validation_source and validation_target belong together; give both")
         if self.max_loss is not None:
             parse_max_loss(self.max_loss)
-        _ = self.target(), self.duration()
+        self.target()
+        if self.recover is not None:
+            parse_duration(self.recover)
 
     def _reject_with(self, condition: bool, names: tuple[str, ...], what: str) -> None:
         for name in names if condition else ():
@@ -177,10 +179,6 @@ class CompressOptions:
         if self.size is not None:
             return parse_size(self.size)
         return None if self.bits is None else Target(bits=self.bits)
-
-    def duration(self) -> Duration | None:
-        """Return how long the model is trained after the fit."""
-        return None if self.recover is None else parse_duration(self.recover)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,6 @@ Axes: ``n`` predictions, ``V`` words that are scored.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,17 +25,18 @@ from tqdm import tqdm
 
 from shared_embeddings.checkpoints import KEY, load_tensors, state_digest, with_checksum
 from shared_embeddings.compress.distillation import divergence
-from shared_embeddings.compress.host import EmbeddingTable, TrainedModel, place_plain, scoring_only
+from shared_embeddings.compress.fit_tables import Fitted, hold_as
+from shared_embeddings.compress.host import TrainedModel, find_host, place_plain, scoring_only
 from shared_embeddings.compress.measure import (
     Batch,
-    Comparison,
     Samples,
     ScoredWords,
     in_float32,
     sampled_lines,
 )
-from shared_embeddings.compress.options import Duration
+from shared_embeddings.compress.options import Duration, parse_duration
 from shared_embeddings.compress.report import RecoveryReport
+from shared_embeddings.compress.session import Session, announce
 from shared_embeddings.embedding import SharedEmbedding
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
@@ -100,66 +99,13 @@ class SavedRecovery:
             torch.save(with_checksum({**content, "digest": self._digest}), file)
 
 
-@dataclasses.dataclass(frozen=True)
-class RecoveryContext:
-    """A compressed model that is to be trained.
-
-    Attributes:
-        model: the model, with new embeddings in place.
-        embeddings: these embeddings, by table.
-        store: how their numbers will be stored.
-        held_out: predictions of the original on other lines, to which those of the model are compared.
-        words: given samples and a number, the tokens that are scored; None for all. Rare tokens differ
-            between numbers.
-    """
-
-    model: TrainedModel
-    embeddings: Mapping[str, SharedEmbedding]
-    store: str
-    held_out: Comparison
-    words: SelectWords
-
-    def stored(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[str, Tensor], Tensor]:
-        """Return a function from the name and the value of a tensor to the value that the file would have."""
-        inner = {id(part): name for one in self.embeddings.values() for name, part in one.named_parameters()}
-
-        def store(name: str, value: Tensor) -> Tensor:
-            value = value.to(parameters[name].dtype)
-            key = inner.get(id(parameters[name]))
-            return value if key is None else unpack(pack({key: value}, [key], self.store))[key]
-
-        return store
-
-    def divergence(self, scored: Sequence[SharedEmbedding], words: ScoredWords | None) -> float:
-        """Return the divergence of the predictions from those of the original; infinite if they are NaN."""
-        try:
-            with scoring_only(scored, words):
-                kl = self.held_out.retention(words).kl
-        except UserError:
-            return math.inf
-        assert kl is not None
-        return kl
-
-
-def recover(
-    context: RecoveryContext,
-    original: TrainedModel,
-    tables: Sequence[EmbeddingTable],
-    duration: Duration,
-    saved: SavedRecovery,
-    texts: Sequence[Path] | None,
-    seed: int,
-) -> tuple[RecoveryReport, list[str]]:
-    """Train a compressed model to predict as the original does.
+def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
+    """Train a compressed model to predict as the original does, which is read again.
 
     Args:
-        context: the model. Its embeddings are plain afterwards, unless they are rounded to codes.
-        original: the model that it was, which cannot be used afterwards.
-        tables: of the original.
-        duration: how long.
+        session: the model, with new embeddings in place.
+        fitted: these embeddings, plain afterwards unless they are rounded to codes.
         saved: where the state waits after an interruption.
-        texts: what both models read; None for what the original generates.
-        seed: of the comparison; samples are drawn with other seeds.
 
     Returns:
         What was measured, and notes.
@@ -168,47 +114,71 @@ def recover(
         UserError: there is nothing to train, or the state in the file is damaged.
         KeyboardInterrupt: by a signal; the state is saved.
     """
-    samples, module = context.held_out.samples, context.model.module
-    assert samples is not None
-    for embedding in context.embeddings.values():
+    options, tables, module = session.options, session.tables, session.trained.module
+    samples = session.held_out.samples
+    assert samples is not None and options.recover is not None
+    announce("reading the original again")
+    original = find_host(options.model, options.skip_undecodable)[1].read(options.model)
+    inner: dict[int, str] = {}  # parameters of embeddings -> their names in them
+    for embedding in fitted.embeddings.values():
         # The scales of codes are stored in steps that are too large for small changes.
         if get_method_config(embedding.method).takes_metric:
             embedding.requires_grad_(False)
         else:
             unfreeze(embedding)
+        inner.update({id(part): name for name, part in embedding.named_parameters()})
     trained = {name: part for name, part in module.named_parameters() if part.requires_grad and part.numel()}
     if not trained:
         raise UserError("recover trains layers, but this model has no numbers but its codes; remove it")
-    scored = [context.embeddings[table.name] for table in tables if table.is_scored]
+    scored = [fitted.embeddings[table.name] for table in tables if table.is_scored]
+
+    def stored(name: str, value: Tensor) -> Tensor:
+        """Return the value that the file would have."""
+        value, key = value.to(trained[name].dtype), inner.get(id(trained[name]))
+        return value if key is None else unpack(pack({key: value}, [key], fitted.store))[key]
+
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
         copies = saved.path.with_name(f"{saved.path.name}.texts")
-        rest = None if texts is None else stack.enter_context(other_lines(texts, seed, copies))
-        if rest is None:
+        rest = None
+        if session.texts is None:
             notes.append("recovery read what the original generates; pass a real text")
-        elif rest is texts:
+        else:
+            rest = stack.enter_context(other_lines(session.texts, options.seed, copies))
+        if rest is not None and rest is session.texts:
             notes.append("the texts have too few lines: the KL after recovery is of lines that it read, too")
         stack.enter_context(in_float32(module))
         stack.enter_context(samples.running())
-        words = context.words(samples, 0)
+        # Rare tokens differ between samples.
+        words = session.words_of(samples)
         if words is not None and not all(scores_rows(embedding, words.ids) for embedding in scored):
             words = None
         plain = [] if words is None else place_plain(original, tables)
-        select = context.words if plain else lambda *_: None
-        batches = TeacherBatches(original, rest, seed + 2, [*scored, *plain], select)
+        select = session.words_of if plain else lambda *_: None
+        batches = TeacherBatches(original, rest, options.seed + 2, [*scored, *plain], select)
         stack.callback(batches.close)
-        student = Student(
-            {name: part for name, part in module.named_parameters() if name in trained},
-            samples.predict,
-            functools.partial(context.divergence, scored, words),
-            context.stored(trained),
-        )
-        report = train(student, batches, duration, saved)
+
+        def measure() -> float:
+            """Return the divergence from the original on other lines; infinite if predictions are NaN."""
+            try:
+                with scoring_only(scored, words):
+                    kl = session.held_out.retention(words).kl
+            except UserError:
+                return math.inf
+            assert kl is not None
+            return kl
+
+        # In float32 now.
+        parameters = {name: part for name, part in module.named_parameters() if name in trained}
+        student = Student(parameters, samples.predict, measure, stored)
+        report = train(student, batches, parse_duration(options.recover), saved)
         with torch.no_grad():
             for name, part in trained.items():
                 part.copy_(student.best[name])
     if report.kl_after >= report.kl_before:
         notes.append("recovery did not bring predictions nearer to the original's; the model is as before it")
+    for embedding in fitted.embeddings.values():
+        hold_as(embedding, fitted.store)
     return report, notes
 
 
@@ -337,10 +307,11 @@ class Student:
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 tensor.grad.div_(count)
-        nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
+        norm = nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
         for group in self._optimizer.param_groups:
             group["lr"] = self.factor * rate * group["size"]
-        self._optimizer.step()
+        if bool(norm.isfinite()):  # others would stay in the means of gradients
+            self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps, self.tokens = self.steps + 1, self.tokens + count
         return total / count
@@ -399,6 +370,7 @@ def train(
     """Train a model as planned, from the saved state if there is one; it has its best values afterwards.
 
     Raises:
+        UserError: the predictions are not finite in any check.
         KeyboardInterrupt: by a signal; the state is saved.
     """
     if saved.path.exists():
@@ -425,6 +397,11 @@ def train(
                 saved.write({**student.state(), "place": batches.place})
                 last_saved = time.monotonic()
             stop.raise_requested(RESUME)
+    if not math.isfinite(student.divergence):
+        raise UserError(
+            f"the predictions of the compressed model are not finite in any check of {student.steps} steps; "
+            "compress without recovery, or choose more bits"
+        )
     student.copy(student.best)
     return RecoveryReport(
         student.seconds / 60, student.steps, student.tokens, student.before, student.divergence

@@ -146,7 +146,13 @@ def _select(
     always, selections = _listed_ids(options.keep, vocabularies), {}
     for vocabulary in vocabularies:
         name, specials = vocabulary.name, vocabulary.specials
-        readings = _count(trained, name, texts[name])
+        # How often the texts use each token, for each way of reading them.
+        readings: list[Counter[int]] = []
+        for block in (block for path in texts[name] for block in _blocks(path)):
+            for number, counts in enumerate(trained.used(name, block)):
+                if number == len(readings):
+                    readings.append(Counter())
+                readings[number].update(counts)
         if all(counts.keys() <= specials for counts in readings):
             raise UserError(
                 f"text {', '.join(map(str, texts[name]))}: has no word of the vocabulary '{name}'; tokenize "
@@ -218,18 +224,6 @@ def _frequent(readings: Sequence[Counter[int]], always: set[int], options: TrimO
             number += 1
         most = max(most, number)
     return set(ranked[:most])
-
-
-def _count(trained: TrimmableModel, vocabulary: str, paths: Sequence[Path]) -> list[Counter[int]]:
-    """Return how often texts use each token, for each way of reading them."""
-    readings: list[Counter[int]] = []
-    for path in paths:
-        for block in _blocks(path):
-            for number, counts in enumerate(trained.used(vocabulary, block)):
-                if number == len(readings):
-                    readings.append(Counter())
-                readings[number].update(counts)
-    return readings
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:

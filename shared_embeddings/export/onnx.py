@@ -500,7 +500,9 @@ def finished(model: Any) -> bytes:
             continue
         initializer.CopyFrom(helper.make_tensor(f"{name}_16", kind, values.shape, raw, raw=True))
         casts.append(helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
-    replace_nodes(graph, [*casts, *graph.node])
+    casts += graph.node
+    del graph.node[:]
+    graph.node.extend(casts)
     # Names of the traced Python code.
     for node in graph.node:
         node.ClearField("metadata_props")
@@ -537,13 +539,6 @@ def rename_values(graph: Any, new: Mapping[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [new.get(name, name) for name in node.input]
         node.output[:] = [new.get(name, name) for name in node.output]
-
-
-def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
-    """Give a graph other nodes, some of which may be its own."""
-    found = list(nodes)
-    del graph.node[:]
-    graph.node.extend(found)
 
 
 _WORDS, _STATES = 64, 4
@@ -623,7 +618,8 @@ def export_model(body: OnnxBody, output: Path) -> Exported:
             nodes += _inlined(node, tables, f"{DOMAIN}.{next(uses)}", constant_nodes, initializers)
         else:
             nodes.append(node)
-    replace_nodes(model.graph, [*constant_nodes, *nodes])
+    del model.graph.node[:]
+    model.graph.node.extend([*constant_nodes, *nodes])
     model.graph.initializer.extend(initializers.values())
     opsets = [opset for opset in model.opset_import if opset.domain != DOMAIN]
     del model.opset_import[:]

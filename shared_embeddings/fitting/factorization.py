@@ -34,7 +34,8 @@ def truncated_svd(table: Tensor, rank: int, weights: Tensor | None = None) -> tu
         Codes ``(V, R)``, and the basis ``(R, D)`` with orthonormal rows, the most important first.
     """
     basis = best_basis(table, rank, weights)
-    return codes_in(table, basis), basis.to(table.dtype)
+    codes = torch.cat([(block @ basis.t()).to(table.dtype) for _, block in blocks(table)])
+    return codes, basis.to(table.dtype)
 
 
 def best_basis(table: Tensor, rank: int, weights: Tensor | None, progress: bool = False) -> Tensor:
@@ -45,11 +46,6 @@ def best_basis(table: Tensor, rank: int, weights: Tensor | None, progress: bool 
         weighted = block if weights is None else block * weights[rows].to(block).unsqueeze(1)
         gram.addmm_(weighted.t(), block)
     return torch.linalg.eigh(gram).eigenvectors[:, -rank:].flip(1).t().contiguous()
-
-
-def codes_in(table: Tensor, basis: Tensor) -> Tensor:
-    """The best codes ``(n, R)`` of rows ``(n, D)`` in an orthonormal basis ``(R, D)``."""
-    return torch.cat([(block @ basis.t()).to(table.dtype) for _, block in blocks(table)])
 
 
 # Words converted to 64 bits at a time.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,13 @@ from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.export.gguf import INPUT, OUTPUT, write_gguf
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet, rename_values
 from shared_embeddings.hf import folder
-from shared_embeddings.hf.quality import computing, perplexity, samples
+from shared_embeddings.hf.quality import (
+    LONGEST_WINDOW,
+    computing,
+    most_tokens,
+    negative_log_likelihoods,
+    samples,
+)
 from shared_embeddings.hf.tokenizer import TokenVocabulary, check_tokens
 from shared_embeddings.hf.trim import TrimmableFolder
 from shared_embeddings.hf.word_layers import (
@@ -48,7 +55,7 @@ from shared_embeddings.registry import build, get_method_config
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.utils.options import OptionError
-from shared_embeddings.utils.reading import read_json
+from shared_embeddings.utils.reading import read_json, read_text
 
 
 class Adapter(host.TrimmingAdapter):
@@ -167,7 +174,27 @@ class FolderModel(host.TrainedModel):
         return completed
 
     def quality(self, validation: Validation) -> Quality:
-        return perplexity(self.module, self.vocabulary, validation)
+        """The perplexity of a text, over every token; except the first, if there is no beginning mark.
+
+        Each window has half a window of context followed by half a window of new tokens, which are scored.
+        Every window starts with the tokenizer's beginning mark, if any.
+        """
+        names = require("transformers").models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        kind = type(self.module).__name__
+        if self.module.config.is_encoder_decoder or kind not in set(names.values()):
+            raise UserError(
+                f"{kind} does not predict the next word from the previous ones, so it has no perplexity; "
+                "omit validation"
+            )
+        path = validation.one_text()
+        begin, ids = self.vocabulary.encode(read_text(path))
+        if len(begin) + len(ids) < 2:
+            raise UserError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
+        window = most_tokens(self.module, LONGEST_WINDOW)
+        with computing(self.module):
+            nats = negative_log_likelihoods(self.module.eval(), begin, ids, window - len(begin))
+        how = f"{path}: {len(nats):,} tokens, in windows of {window:,}, at least half of it context"
+        return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
         found = samples(self.module, self.vocabulary, texts, seed, tokens)

@@ -6,7 +6,6 @@ Axes: ``B`` texts of a batch, ``T`` tokens of each or of a window, ``V`` vocabul
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,17 +21,14 @@ from shared_embeddings.compress.measure import (
     PREDICTIONS,
     SHARPNESS,
     Batch,
-    Quality,
     Samples,
-    Validation,
     in_float32,
     names_of,
     sampled_lines,
 )
 from shared_embeddings.hf.tokenizer import TokenVocabulary
 from shared_embeddings.hf.word_layers import first_position
-from shared_embeddings.utils.errors import UserError, first_line, require
-from shared_embeddings.utils.reading import read_text
+from shared_embeddings.utils.errors import UserError, first_line
 
 # The maximum number of tokens of a row and of a sentence, and that of a random encoder input.
 _LONGEST, _SENTENCE, _RANDOM = 256, 50, 4
@@ -45,7 +41,7 @@ _MASKED = 7
 # At least so many tokens of a line are expected; of many texts, so many are neighbors of each other.
 _WORDS, _NEIGHBORS = 10, 32
 # The longest window, limited by the memory for the scores of all words.
-_LONGEST_WINDOW = 1024
+LONGEST_WINDOW = 1024
 
 
 # The arguments of ``forward``, each ``(B, T)``, a mask ``(B, T)`` of the scores to compare, and their name.
@@ -164,7 +160,7 @@ def _decoder_or_encoder_inputs(
     """Concatenated lines of texts in rows that each start with the beginning marks, samples, or random words;
     some of them masked for a masked language model.
     """
-    longest = _longest(model, _LONGEST)
+    longest = most_tokens(model, _LONGEST)
     if texts is not None:
         lines = sampled_lines(texts, seed, max(LINES, tokens // _WORDS))
         begin, words = vocabulary.encode("\n".join(lines))
@@ -181,8 +177,8 @@ def _decoder_or_encoder_inputs(
             ids = _generate(model, start, longest - 1, do_sample=True, top_k=0, min_new_tokens=longest - 1)
     else:
         ids = _random_ids(model, (-(-tokens // longest), longest), seed)
-    is_masked = texts is not None and not model.can_generate() and vocabulary.tokenizer is not None
-    mask = vocabulary.tokenizer.mask_token_id if is_masked else None
+    is_masked = texts is not None and not model.can_generate()
+    mask = getattr(vocabulary.tokenizer, "mask_token_id", None) if is_masked else None
     if mask is None:
         drawn = "that it generated" if model.can_generate() else "drawn at random"
         return {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool), "" if texts else drawn
@@ -195,7 +191,7 @@ def _decoder_or_encoder_inputs(
 def _encoder_decoder_inputs(
     model: Any, vocabulary: TokenVocabulary, texts: Sequence[Path] | None, seed: int, tokens: int
 ) -> _Inputs:
-    longest = _longest(model, _LONGEST)
+    longest = most_tokens(model, _LONGEST)
     if texts is None:
         read = list(_random_ids(model, (tokens // _RANDOM, _RANDOM), seed))
     else:
@@ -218,7 +214,7 @@ def _encoder_decoder_inputs(
     return inputs, positions, "of its outputs" if texts else "of its outputs for random tokens"
 
 
-def _longest(model: Any, limit: int) -> int:
+def most_tokens(model: Any, limit: int) -> int:
     """How many tokens a model can read, at most `limit`."""
     positions = int(getattr(model.config, "max_position_embeddings", None) or limit)
     return limit if positions < 0 else min(limit, positions - first_position(model))  # XLNet says -1
@@ -235,34 +231,6 @@ def _generate(model: Any, ids: Tensor, length: int, **options: Any) -> Tensor:
         ids, max_new_tokens=length, pad_token_id=model.config.pad_token_id or 0, **options
     )
     return outputs
-
-
-def perplexity(model: Any, vocabulary: TokenVocabulary, validation: Validation) -> Quality:
-    """The perplexity of a text, over every token; except the first, if the tokenizer has no beginning mark.
-
-    Each window has half a window of context followed by half a window of new tokens, which are scored. Every
-    window starts with the tokenizer's beginning mark, if any.
-
-    Raises:
-        UserError: the model is not causal, there is no tokenizer, or the text is too short.
-    """
-    names = require("transformers").models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    kind = type(model).__name__
-    if model.config.is_encoder_decoder or kind not in set(names.values()):
-        raise UserError(
-            f"{kind} does not predict the next word from the previous ones, so it has no perplexity; omit "
-            "--validation"
-        )
-    path = validation.one_text()
-    text = read_text(path)
-    begin, ids = vocabulary.encode(text)
-    if len(begin) + len(ids) < 2:
-        raise UserError(f"{path}: has {len(ids)} tokens, too few to predict one; give a longer text")
-    window = _longest(model, _LONGEST_WINDOW) - len(begin)
-    with computing(model):
-        nats = negative_log_likelihoods(model.eval(), begin, ids, window)
-    how = f"{path}: {len(nats):,} tokens, in windows of {window + len(begin):,}, at least half of it context"
-    return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 
 
 @torch.no_grad()

@@ -462,15 +462,17 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
     prefix = f"{model.base_model_prefix}."
     modules = dict(model.named_modules(remove_duplicate=False))
 
-    def path_here(path: str) -> str | None:
-        names = (path, path.removeprefix(prefix), prefix + path)
-        return next((name for name in names if name in modules), None)
-
+    here: dict[str, str] = {}
+    for placement in placements.values():
+        for path in (*placement.inputs, *placement.outputs):
+            for name in (path, path.removeprefix(prefix), prefix + path):
+                if name in modules:
+                    here.setdefault(path, name)
     placements_here = {}
     replaced: set[int] = set()
     for name, placement in placements.items():
-        inputs = {here: scale for path, scale in placement.inputs.items() if (here := path_here(path))}
-        outputs = tuple({here for path in placement.outputs if (here := path_here(path))})
+        inputs = {here[path]: scale for path, scale in placement.inputs.items() if path in here}
+        outputs = tuple({here[path] for path in placement.outputs if path in here})
         if inputs or outputs:
             placements_here[name] = Placement(inputs, outputs)
         replaced.update(id(modules[path]) for path in (*inputs, *outputs))

@@ -18,7 +18,6 @@ from shared_embeddings.embedding import Layer, SharedEmbedding
 from shared_embeddings.fitting.factorization import (
     best_basis,
     blocks,
-    codes_in,
     restore_scale,
     shrink_codes,
     without_negatives,
@@ -166,7 +165,10 @@ def group_reduce(
             break
         groups, bases = moved, refined
         errors.append(error)
-    codes = [codes_in(table[groups == group], basis) for group, basis in enumerate(bases)]
+    codes = []
+    for group, basis in enumerate(bases):
+        parts = [block @ basis.t() for _, block in blocks(table[groups == group])]
+        codes.append(torch.cat(parts).to(table.dtype))
     return GroupReduction(groups, codes, [basis.to(table.dtype) for basis in bases], errors)
 
 

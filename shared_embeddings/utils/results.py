@@ -41,7 +41,7 @@ def provenance(packages: Iterable[str] = ("torch", "shared-embeddings")) -> dict
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """Return the commit of `folder` and whether its tree is dirty; ``(None, None)`` outside of git."""
-    asked = {"cwd": folder, "stderr": subprocess.DEVNULL, "text": True}
+    asked: dict[str, Any] = {"cwd": folder, "stderr": subprocess.DEVNULL, "text": True}
     try:
         printed = subprocess.check_output(["git", "rev-parse", "--show-toplevel", "HEAD"], **asked)
         top, commit = printed.splitlines()

@@ -36,7 +36,6 @@ from shared_embeddings.compress.measure import (
     ScoredWords,
     Validation,
     compare,
-    retained_quality,
     sampled_lines,
 )
 from shared_embeddings.compress.sizing import Target, options_within, stored_bytes
@@ -272,7 +271,10 @@ def test_report_line(share: float, line: str) -> None:
     ],
 )
 def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, share: float) -> None:
-    kept = retained_quality(QualityReport(measure, "how", before, after))
+    model = SavedModel(measure, before)
+    comparison = Comparison(model, TEXT, None, 5)
+    model.measured = Quality(measure, after, "how")
+    kept = comparison.result()[1]
     assert kept.share == pytest.approx(share) and kept.needs_training == (share < 0.85)
 
 
