@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import pickle
 import warnings
@@ -181,6 +182,8 @@ def save_safetensors(
 ) -> str:
     """Write a safetensors file with the checksum of its tensors in its metadata; return the checksum.
 
+    Equal tensors and metadata give equal bytes.
+
     Args:
         tensors: contiguous tensors that share no memory.
 
@@ -195,6 +198,13 @@ def save_safetensors(
     except SafetensorError as error:  # for example on a full disk
         raise OSError(str(error)) from error
     os.chmod(path, mode)  # safetensors makes files readable by the owner only
+    # Its header has the metadata in random order.
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size))
     return checksum
 
 

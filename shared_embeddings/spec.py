@@ -66,6 +66,8 @@ class EmbeddingOptions(Generic[EmbeddingClass]):
     file_options: ClassVar[tuple[str, ...]] = ()
     default_store: ClassVar[str] = "fp32"  # the storage dtype unless `compress --store` names another one
     takes_metric: ClassVar[bool] = False  # whether its fit uses what errors count, see `FitTask.metric`
+    # The largest number of a table that it is fitted to: by default, sums of squares are finite in 32 bits.
+    largest: ClassVar[float] = 1e15
     # Why ``torch.compile(fullgraph=True)`` cannot train with this method; None if it can.
     fullgraph_limit: ClassVar[str | None] = None
 

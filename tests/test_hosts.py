@@ -357,6 +357,14 @@ def test_compress_writes_a_model_of_the_same_host(
     assert ("relative error in" in printed) == (store != "fp32")
     disk = sum(map(bytes_on_disk, model.files(small)))
     assert content["bytes_on_disk"]["after"] == disk >= content["bytes_of_weights"]["after"]
+    again = tmp_path / "again" / small.name
+    again.parent.mkdir()
+    compressed(capsys, trained, again, *asked)
+    weights = [file for file in again.parent.rglob("*.*") if file.is_file()]
+    weights = [file for file in weights if file.suffix in (".pt", ".safetensors")]
+    assert weights
+    for file in weights:
+        assert file.read_bytes() == (tmp_path / file.relative_to(again.parent)).read_bytes()
     status, _, error = run(capsys, "compress", "--model", trained.model, *asked, "--output", small)
     assert status == 2 and "--force" in error
     status, _, error = run(

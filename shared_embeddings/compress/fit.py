@@ -27,8 +27,6 @@ from shared_embeddings.utils.errors import UserError
 
 # Rows that are compared at a time, in 64 bits.
 _ROWS = 512
-# The sum of as many squares as a table has numbers is finite in float32.
-_LARGEST = 1e15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +109,7 @@ def fit(
         raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; give a whole number")
-    table = _check_teacher(teacher, padding_idx)
+    table = _check_teacher(teacher, padding_idx, spec.largest)
     counts = None if token_counts is None else _check_counts("token_counts", token_counts, table)
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
@@ -180,7 +178,7 @@ def report(
     )
 
 
-def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
+def _check_teacher(teacher: Tensor, padding_idx: int | None, largest: float) -> Tensor:
     """Return a float32 copy of the teacher with a padding row of zeros; UserError if it is not finite."""
     if teacher.dim() != 2 or 0 in teacher.shape:
         raise UserError(
@@ -191,11 +189,11 @@ def _check_teacher(teacher: Tensor, padding_idx: int | None) -> Tensor:
     if padding_idx is not None and 0 <= padding_idx < len(table):
         table[padding_idx] = 0.0
     # In blocks, because torch would allocate a second table.
-    is_finite = torch.cat([(rows.abs() <= _LARGEST).all(dim=1) for rows in table.split(BATCH)])
+    is_finite = torch.cat([(rows.abs() <= largest).all(dim=1) for rows in table.split(BATCH)])
     if not bool(is_finite.all()):
         rows = (~is_finite).nonzero().flatten()
         raise UserError(
-            f"the teacher has values that are not finite, or above {_LARGEST:g}, in {len(rows)} rows, the "
+            f"the teacher has values that are not finite, or above {largest:g}, in {len(rows)} rows, the "
             f"first is row {int(rows[0])}; use a table from before the training diverged"
         )
     return table

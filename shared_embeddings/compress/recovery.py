@@ -307,10 +307,11 @@ class Student:
         for tensor in self.tensors.values():
             if tensor.grad is not None:
                 tensor.grad.div_(count)
-        nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
+        norm = nn.utils.clip_grad_norm_(self.tensors.values(), LARGEST)
         for group in self._optimizer.param_groups:
             group["lr"] = self.factor * rate * group["size"]
-        self._optimizer.step()
+        if bool(norm.isfinite()):  # others would stay in the means of gradients
+            self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps, self.tokens = self.steps + 1, self.tokens + count
         return total / count
@@ -369,6 +370,7 @@ def train(
     """Train a model as planned, from the saved state if there is one; it has its best values afterwards.
 
     Raises:
+        UserError: the predictions are not finite in any check.
         KeyboardInterrupt: by a signal; the state is saved.
     """
     if saved.path.exists():
@@ -395,6 +397,11 @@ def train(
                 saved.write({**student.state(), "place": batches.place})
                 last_saved = time.monotonic()
             stop.raise_requested(RESUME)
+    if not math.isfinite(student.divergence):
+        raise UserError(
+            f"the predictions of the compressed model are not finite in any check of {student.steps} steps; "
+            "compress without recovery, or choose more bits"
+        )
     student.copy(student.best)
     return RecoveryReport(
         student.seconds / 60, student.steps, student.tokens, student.before, student.divergence

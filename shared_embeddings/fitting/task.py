@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from shared_embeddings.nn.layers import evaluating, set_updates
+from shared_embeddings.utils.errors import UserError
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -98,6 +99,9 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     The learning rate decays to zero along half a cosine. Each epoch shuffles the words. The parameters with
     the lowest loss are kept; it is evaluated at the start and every few steps, on a sample if there are many
     words.
+
+    Raises:
+        UserError: no loss is finite.
     """
     parameters = [parameter for parameter in embedding.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=task.learning_rate, fused=True)
@@ -108,7 +112,9 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
     )
     delay = BAR_DELAY if len(words) <= _EVALUATED else 0.0
     bar = tqdm(total=steps, desc="fitting", unit=" steps", delay=delay, disable=not task.progress)
-    best, best_state = _loss(embedding, task), copy.deepcopy(embedding.state_dict())
+    # No comparison with NaN is true.
+    best = min(math.inf, _loss(embedding, task))
+    best_state = copy.deepcopy(embedding.state_dict())
     embedding.train()
     generator = torch.Generator().manual_seed(task.seed)
     batches: list[Tensor] = []
@@ -130,6 +136,11 @@ def reconstruct(embedding: Module, task: FitTask) -> Module:
                 best, best_state = current, copy.deepcopy(embedding.state_dict())
             bar.set_postfix(loss=f"{current:.4g}")
     bar.close()
+    if best == math.inf:
+        raise UserError(
+            f"{embedding.method}: no loss of {steps} steps is finite; choose a learning_rate below "
+            f"{task.learning_rate:g}"
+        )
     embedding.load_state_dict(best_state)
     return embedding
 

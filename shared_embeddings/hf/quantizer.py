@@ -29,7 +29,7 @@ from shared_embeddings.hf.word_layers import (
     placements_in,
 )
 from shared_embeddings.quant.packed_tensor import PackedTensor, unfreeze
-from shared_embeddings.quant.storage import HEADER, hold, pack, packing_of
+from shared_embeddings.quant.storage import HEADER, StorageError, hold, pack, packing_of
 from shared_embeddings.utils.errors import UserError
 
 
@@ -87,8 +87,11 @@ class EmbeddingsQuantizer(HfQuantizer):
             return
         packed = (HEADER, *packing.names)
         state = {name: part.clone() for name, part in state.items() if name.startswith(packed)}
-        with torch.device("cpu"):  # transformers builds models on the meta device
-            held = {name: tensor for name, tensor in hold(state).items() if name in names}
+        try:
+            with torch.device("cpu"):  # transformers builds models on the meta device
+                held = {name: tensor for name, tensor in hold(state).items() if name in names}
+        except StorageError as error:
+            raise UserError(f"weights {files[0]}: {error}") from error
         if held:
             patterns = [f"^{re.escape(name)}$" for name in state]
             self._conversions = [WeightConverter(patterns, list(held), [_Held(held)])]

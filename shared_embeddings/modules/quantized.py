@@ -18,7 +18,7 @@ import shared_embeddings.quant.codecs  # noqa: F401  # registers them
 from shared_embeddings.embedding import OutputFactors, SharedEmbedding
 from shared_embeddings.fitting.task import BAR_DELAY, FitTask
 from shared_embeddings.nn.layers import code_dtype, entry_std
-from shared_embeddings.nn.tracing import cache_tensor, needs_fixed_shapes
+from shared_embeddings.nn.tracing import cache_tensor, has_values, needs_fixed_shapes
 from shared_embeddings.quant.codec import BLOCK, RATES, Books, Codec, codecs
 from shared_embeddings.quant.decoder import factors_of
 from shared_embeddings.quant.metric import Metric
@@ -26,6 +26,7 @@ from shared_embeddings.quant.packed_tensor import dense
 from shared_embeddings.quant.storage import ROW_SCALES, packed_bytes
 from shared_embeddings.registry import register
 from shared_embeddings.spec import Candidate, EmbeddingOptions, Presets, SearchGrid
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.options import option, require
 
 DEFAULT_CODEC, DEFAULT_GROUP = "trellis", 32
@@ -58,6 +59,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     fit_bound = 0.3
     default_store = "fp16"
     takes_metric = True
+    largest = 1e30
 
     bits: float = option(
         "The mean bits of the code of a number, from 0.25 to 8; words may get none. Scales take 8 bits more "
@@ -241,6 +243,12 @@ class QuantizedEmbedding(SharedEmbedding):
             slots, start = torch.zeros_like(self.widths, dtype=torch.int32), 0
             for rate, number in self.word_counts.items():
                 is_this = self.widths == RATES.index(rate)
+                is_known = has_values(self.widths) and not torch.compiler.is_compiling()
+                if is_known and int(is_this.sum()) != number:
+                    raise UserError(
+                        f"the tensor widths has {rate:g} bits for {int(is_this.sum())} words, but "
+                        f"words_per_width says {number}; the file is damaged"
+                    )
                 slots = torch.where(is_this, (is_this.cumsum(0) - 1 + start).int(), slots)
                 start += number
             every = torch.arange(self.num_embeddings, device=slots.device)
@@ -366,6 +374,12 @@ class QuantizedEmbedding(SharedEmbedding):
         """
         draft: QuantizedEmbedding = task.build()
         options, table, weights = draft.options, task.teacher, None
+        # The squares of very large or small tables are infinite or zero in 32 bits.
+        largest = float(torch.stack(torch.aminmax(table)).abs().max())
+        exponent = max(math.frexp(largest)[1], -100)
+        unit = 1.0 if abs(exponent) < 32 else 2.0**exponent
+        if unit != 1.0:
+            table = table / unit
         limit = _code_bytes(draft.codec, draft.word_counts)
         if options.count_exponent > 0 and task.importance is not None:
             weights = task.importance
@@ -413,7 +427,7 @@ class QuantizedEmbedding(SharedEmbedding):
                     made.codes(rate)[places.to(table.device)] = codes
                 else:
                     scales = codec.uncoded_scales(rows, books, metric)
-                made.word_scales[ids] = scales.to(made.word_scales)
+                made.word_scales[ids] = scales.to(made.word_scales) * unit
                 bar.update(len(ids))
         bar.close()
         return made

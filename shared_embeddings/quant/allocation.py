@@ -14,11 +14,13 @@ def rates_within(
     rates: Sequence[float],
     sizes: Sequence[int],
     errors: Tensor,
+    margin: float = 1.0,
 ) -> Tensor:
     """The rates ``(V,)`` with the least total error that are small enough together.
 
     The squared error of a word is estimated as its importance times the share for its rate. Words get the
-    next rate one by one, first those whose error it lowers most for each byte.
+    next rate one by one, first those whose error it lowers most for each byte. Then all get the same one if
+    the error of that is less: words with different rates take bytes for these, too.
 
     Args:
         importance: ``(V,)`` nonnegative: the squared norm of the row, times a weight.
@@ -26,6 +28,7 @@ def rates_within(
         rates: ascending by size; all words have at least the first.
         sizes: the bytes of the codes of a word for each rate.
         errors: the share of the error for each rate; falls.
+        margin: how many times the error of different rates that of the same one may be.
     """
     # How much each rate lowers the error for each byte, of the convex hull of all: descending.
     points, slopes, start = list(zip(sizes, errors.tolist())), [], 0
@@ -43,7 +46,7 @@ def rates_within(
         chosen[order[:extra]] = 1
         return chosen.view_as(gains).sum(dim=1)
 
-    # The size grows with the number of bits but for a few codebooks: bisect.
+    # The size grows with the number of bits but for a few codebooks, and for one rate: bisect.
     least, most = 0, len(order)
     while least < most:
         middle = (least + most + 1) // 2
@@ -52,4 +55,9 @@ def rates_within(
             least = middle
         else:
             most = middle - 1
-    return torch.tensor(rates)[steps(least)]
+    alike = [place for place, rate in enumerate(rates) if is_small({rate: len(importance)})]
+    equal, mixed = torch.full_like(importance, max(alike, default=0), dtype=torch.long), steps(least)
+    left_equal, left_mixed = (
+        float(importance.double() @ errors.double()[places]) for places in (equal, mixed)
+    )
+    return torch.tensor(rates)[equal if left_equal <= margin * left_mixed else mixed]

@@ -36,6 +36,9 @@ Kind = TypeVar("Kind", bound="type[Codec]")
 STEPS_PER_OCTAVE = 16
 # Rows that are computed with together, so that no dense table is in memory.
 BLOCK = 512
+# Words get different rates for a whole number of bits if that is worth half a bit, as for many rows of zeros;
+# those whose rates differ get the same one if half of the squared error is left, as in two dimensions.
+_WORTH_MIXING, _WORTH_SAVING = 2.0, 0.5
 # The methods that programs without this library decode.
 DECODED_METHODS = ("standard", "projective", "quantized")
 _FUTURE = "from __future__ import annotations\n"
@@ -122,9 +125,11 @@ class Codec(ABC):
         Returns:
             The codec with the layout for this table, and the rates ``(V,)`` of all words.
         """
-        if importance is None and bits == int(bits):
+        is_whole = importance is None and bits == int(bits)
+        if is_whole and self.onnx_rates:  # other programs read a single rate only
             return self, torch.full((len(table),), float(bits))
-        return self, (self.allocate(squared_norms(table), importance, is_small, self.errors()))
+        margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
+        return self, self.allocate(squared_norms(table), importance, is_small, self.errors(), margin)
 
     def allocate(
         self,
@@ -132,6 +137,7 @@ class Codec(ABC):
         importance: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
         errors: Tensor,
+        margin: float = _WORTH_SAVING,
     ) -> Tensor:
         """The rates ``(V,)`` with the least error.
 
@@ -139,10 +145,13 @@ class Codec(ABC):
             energy: the squared error ``(V,)`` of words without codes.
             importance, is_small: as in `fit`.
             errors: as from `errors`.
+            margin: as in `rates_within`.
         """
         weights = energy if importance is None else energy * importance
         sizes = [self.row_bytes(rate) if rate else 0 for rate in self.rates]
-        return rates_within(weights.cpu(), lambda counts: is_small(self, counts), self.rates, sizes, errors)
+        return rates_within(
+            weights.cpu(), lambda counts: is_small(self, counts), self.rates, sizes, errors, margin
+        )
 
     def errors(self) -> Tensor:
         """The share of the squared error that each rate leaves; by default the limit for normal numbers."""
@@ -275,16 +284,17 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:
     """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)`` in a metric."""
-    weighted = values if metric is None else values @ metric.matrix.to(values)
+    weighted = values if metric is None else metric.products(values)
     norms = (weighted * values).sum(dim=1, keepdim=True).clamp(min=1e-30)
     return (weighted * rows).sum(dim=1, keepdim=True) / norms
 
 
 def row_sizes(rows: Tensor) -> Tensor:
-    """The root mean square ``(n, 1)`` of each row ``(n, D)``, a power of 2**(1/16); one for rows of zeros.
+    """The root mean square ``(n, 1)`` of each row ``(n, D)``, a power of 2**(1/16).
 
-    Scales are such powers when they are stored, so exact codes need no other scale.
+    Scales are such powers when they are stored, so exact codes need no other scale. Rows of zeros have the
+    least one whose inverse is finite: they can be divided by it, and have no weight by its square.
     """
     sizes = rows.square().mean(dim=1, keepdim=True).sqrt()
-    sizes = sizes.masked_fill(sizes == 0, 1.0)
+    sizes = sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
     return (sizes.log2() * STEPS_PER_OCTAVE).round().div(STEPS_PER_OCTAVE).exp2()

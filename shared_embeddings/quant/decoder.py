@@ -24,6 +24,9 @@ RATES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.5, 0.25)
 DECODERS: dict[str, Callable[..., Any]] = {}
 # What their tensors of codes are called, before the number of a rate, if not "codes".
 CODES: dict[str, str] = {}
+# The kinds of numpy's types: of arrays with the codes of each format, and of others.
+_CODE_KINDS = {"fp16": "f", "int8": "i", "log8": "u", "bits": "u"}
+_INTEGER_KINDS = "ui"
 # Options that files leave out.
 _DEFAULTS = {"codec": "trellis", "group_size": 32, "directions": ()}
 # Rows that are decoded together.
@@ -48,6 +51,8 @@ def unpacked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     forms = {} if header is None else json.loads(bytes(header))["tensors"]
     for name, form in forms.items():
         codes, scales = numbers[name], numbers.pop(f"{name}.scale", None)
+        if codes.dtype.kind != _CODE_KINDS[form["as"]]:
+            raise ValueError(f"{name} is of type {codes.dtype}, but stored as {form['as']}")
         if form["as"] == "fp16":
             numbers[name] = codes.astype(np.float32)
         elif form["as"] == "int8":
@@ -78,7 +83,7 @@ def decoded_table(
         tensors: its numbers by name, see `unpacked`.
 
     Raises:
-        ValueError: this program does not decode the method or codec.
+        ValueError: this program does not decode the method or codec, or numbers do not belong together.
     """
     if method == "standard":
         return np.asarray(tensors["weight"], np.float32)
@@ -90,6 +95,10 @@ def decoded_table(
         name = f"codec {settings['codec']}" if method == "quantized" else f"method {method}"
         raise ValueError(f"embeddings of {name} need shared-embeddings: install it")
     kind = CODES.get(settings["codec"], "codes")
+    for name, array in tensors.items():
+        kinds = _INTEGER_KINDS if name.startswith((kind, "widths", "signs")) else "f"
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"{name} is of type {array.dtype}")
     codes = {name: np.asarray(array, np.uint8) for name, array in tensors.items() if name.startswith(kind)}
     numbers = {name: np.asarray(array, np.float32) for name, array in tensors.items() if name not in codes}
     only = int(min(codes).removeprefix(kind)) if codes else 0
@@ -97,11 +106,17 @@ def decoded_table(
     scales = numbers["row_scales"] if "row_scales" in numbers else numbers["scales"]
     group = embedding_dim if scales.shape[1] == 1 else settings["group_size"]
     table = np.zeros((num_embeddings, embedding_dim), np.float32)
+    if places.shape != (num_embeddings,) or not np.isin(places, range(len(RATES))).all():
+        raise ValueError("widths are not those of the words")
     for place, rate in enumerate(RATES):
-        if not rate and "center" not in numbers:
-            continue  # words without codes are zero
         words = np.flatnonzero(places == place)
-        rows = codes.get(f"{kind}{place}", np.zeros((len(words), 0), np.uint8))
+        if not len(words) or (not rate and "center" not in numbers):
+            continue  # words without codes are zero
+        rows = codes[f"{kind}{place}"] if rate else np.zeros((len(words), 0), np.uint8)
+        if len(rows) != len(words):
+            raise ValueError(
+                f"{len(words)} words have {rate:g} bits by widths, but {len(rows)} by their codes"
+            )
         for start in range(0, len(words), _BLOCK):
             ids = words[start : start + _BLOCK]
             decoded = decode(rows[start : start + _BLOCK], rate, embedding_dim, {**settings, **numbers})

@@ -84,12 +84,16 @@ class NumberFormat(ABC):
         return math.prod(self.codes_shape) * self.kind.itemsize + of_scales
 
     def check(self, packed: Packed) -> None:
-        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`."""
+        """Raise ValueError unless types and sizes are those of a packed tensor of `shape`, and finite."""
         of_codes = packed.codes.dtype, packed.codes.shape
         of_scales = None if packed.scales is None else (packed.scales.dtype, packed.scales.shape)
         wanted = None if self.scales_shape is None else (_SCALE_TYPE, self.scales_shape)
         if of_codes != (self.kind, self.codes_shape) or of_scales != wanted:
             raise ValueError("unexpected type or shape")
+        # Scales are multiplied by integers up to 127.
+        largest = packed.codes if packed.scales is None else packed.scales.float() * _LARGEST
+        if largest.is_floating_point() and not bool(largest.isfinite().all()):
+            raise ValueError("numbers that are not finite")
 
     @abstractmethod
     def encode(self, values: Tensor) -> Packed:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shared_embeddings.quant.formats import FORMATS, NumberFormat, Packed
+from shared_embeddings.utils.errors import UserError
 
 # A matrix is decoded in blocks of this many values for a product, so that it is never in memory as a whole.
 _VALUES_AT_ONCE = 2**19
@@ -329,13 +330,22 @@ def install(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]
 
     Args:
         module: the module.
-        state: its state; packed tensors have the shapes of those of the module.
+        state: its state.
 
     Returns:
         The rest of the state.
+
+    Raises:
+        UserError: a packed tensor has another shape.
     """
     present = module.state_dict(keep_vars=True)
     packed = {name: tensor for name, tensor in state.items() if isinstance(tensor, PackedTensor)}
+    for name, tensor in packed.items():
+        if tensor.shape != present[name].shape:
+            raise UserError(
+                f"the packed tensor {name} is {tuple(tensor.shape)}, but the settings of the model take "
+                f"{tuple(present[name].shape)}; the file is damaged"
+            )
     _replace(module, {id(present[name]): new.to(present[name].dtype) for name, new in packed.items()})
     return {name: tensor for name, tensor in state.items() if not isinstance(tensor, PackedTensor)}
 

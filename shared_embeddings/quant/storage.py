@@ -22,7 +22,7 @@ from shared_embeddings.quant import STORES
 from shared_embeddings.quant.decoder import HEADER
 from shared_embeddings.quant.formats import FORMATS, BitCodes, Logarithms, NumberFormat, Packed
 from shared_embeddings.quant.packed_tensor import PackedTensor, dense
-from shared_embeddings.utils.errors import UserError
+from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.reading import parse_json
 
 # The last part of the names of tensors with a positive scale for each row.
@@ -144,8 +144,8 @@ def hold(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             tensors[name] = held if numbers.bytes <= _MOST_HELD * held.nbytes else held.decoded()
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise StorageError(
-                f"the packed tensor {name} does not match its description ({type(error).__name__}); the file "
-                "is damaged"
+                f"the packed tensor {name} does not match its description ({first_line(error)}); the file is "
+                "damaged"
             ) from error
     return tensors
 

@@ -48,7 +48,9 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
         # An installed copy may be inside another repository.
         if Path(top).resolve() != folder.resolve():
             return None, None
-        return commit, bool(subprocess.check_output(["git", "status", "--porcelain"], **asked).strip())
+        return commit, bool(
+            subprocess.check_output(["git", "--no-optional-locks", "status", "--porcelain"], **asked).strip()
+        )
     except (OSError, subprocess.CalledProcessError):
         return None, None
 

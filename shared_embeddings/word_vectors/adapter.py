@@ -37,7 +37,6 @@ from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
-VERSION = "1"
 # The tensor with the words in UTF-8, separated by line ends.
 _WORDS = "words"
 # Bytes at the beginning of a safetensors file that contain its format.
@@ -152,7 +151,7 @@ class VectorsModel(TrimmableModel):
         settings = {"method": self.module.method, **self.module.stored_options()}
         metadata = {
             "format": load_vectors.FORMAT,
-            "version": VERSION,
+            "version": load_vectors.VERSION,
             "sizes": json.dumps([self.module.num_embeddings, self.module.embedding_dim]),
             "embedding": json.dumps(settings),
         }
@@ -198,8 +197,10 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
     try:
         with safe_open(path, "pt") as file:
             settings = file.metadata() or {}
-        if settings["version"] != VERSION:
-            raise ValueError(f"it is of version {settings['version']}, but this program supports {VERSION}")
+        if settings["version"] != load_vectors.VERSION:
+            raise ValueError(
+                f"it is of version {settings['version']}, but this program supports {load_vectors.VERSION}"
+            )
         words = bytes(tensors.pop(_WORDS).numpy()).decode("utf-8").split("\n")
         options = json.loads(settings["embedding"])
         count, dim = json.loads(settings["sizes"])

@@ -18,7 +18,7 @@ import numpy as np
 
 from shared_embeddings.quant.decoder import decoded_table, unpacked
 
-FORMAT = "shared-embeddings-vectors"
+FORMAT, VERSION = "shared-embeddings-vectors", "1"
 # The types of safetensors for numpy, which has no bfloat16.
 _TYPES = {
     **{"F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"},
@@ -58,21 +58,31 @@ def load(path: str | Path) -> LoadedVectors:
         ValueError: the file is damaged, or of another format or method.
     """
     content = Path(path).read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
     try:
-        entries = json.loads(content[8:start])
-        metadata, tensors = entries.pop("__metadata__"), {}
-        if metadata["format"] != FORMAT:
-            raise ValueError("no word vectors")
-        for name, entry in entries.items():
-            first, last = (start + offset for offset in entry["data_offsets"])
-            values = np.frombuffer(content[first:last], _TYPES[entry["dtype"]]).reshape(entry["shape"])
-            if entry["dtype"] == "BF16":  # the first half of a number in 32 bits
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            tensors[name] = values
-        words = bytes(tensors.pop("words")).decode("utf-8").split("\n")
-        options, (count, dim) = json.loads(metadata["embedding"]), json.loads(metadata["sizes"])
-        table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({error})") from error
+        return _read(content)
+    except Exception as error:  # what a changed byte breaks is of any kind
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: damaged, or not written by shared-embeddings ({reason})") from error
+
+
+def _read(content: bytes) -> LoadedVectors:
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:start])
+    metadata, tensors = entries.pop("__metadata__"), {}
+    if (metadata["format"], metadata["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"{metadata['format']} {metadata['version']}, but this reads {FORMAT} {VERSION}")
+    for name, entry in entries.items():
+        first, last = (start + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(content[first:last], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+        if entry["dtype"] == "BF16":  # the first half of a number in 32 bits
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        tensors[name] = values
+    words = bytes(tensors.pop("words")).decode("utf-8").split("\n")
+    options, (count, dim) = json.loads(metadata["embedding"]), json.loads(metadata["sizes"])
+    # Before memory is taken for them: every dimension has a number of at least a quarter of a bit.
+    if len(words) != count or not 0 < dim <= 32 * len(content):
+        raise ValueError(f"{len(words)} words for {count} vectors of {dim} dimensions")
+    table = decoded_table(options.pop("method"), count, dim, options, unpacked(tensors))
+    if table.shape != (count, dim) or not np.isfinite(table).all():
+        raise ValueError(f"numbers of {table.shape} that are not finite, or not {count} x {dim}")
     return LoadedVectors(words, table)

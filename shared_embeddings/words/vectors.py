@@ -251,7 +251,7 @@ def _binary_entries(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
             raise UserError(
                 f"vectors {path}: ends within word {number} of {count}; it is truncated; copy it again"
             )
-        if not word or b"\n" in word or number < count and line_end != has_line_ends:
+        if not word or min(word) < 32 or number < count and line_end != has_line_ends:
             raise UserError(
                 f"vectors {path}: word {number} ({word[:60]!r}) or the one before it ends early: words in "
                 "binary files must not contain spaces; write the file again with _ instead, or as text"

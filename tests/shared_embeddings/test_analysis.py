@@ -8,13 +8,15 @@ import json
 import math
 import pickle
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from shared_embeddings.analysis import (
     WordPairs,
@@ -412,6 +414,60 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     small.write_bytes(small.read_bytes()[:-20])
     with pytest.raises(ValueError, match="damaged"):
         loader.load(small)
+
+
+TAMPERINGS: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], object]] = {
+    "no format": lambda about, _: about.pop("format"),
+    "no sizes": lambda about, _: about.pop("sizes"),
+    "no options": lambda about, _: about.pop("embedding"),
+    "version 99": lambda about, _: about.update(version="99"),
+    "sizes as an object": lambda about, _: about.update(sizes="{}"),
+    "options as a list": lambda about, _: about.update(embedding="[]"),
+    "bits of the wrong type": lambda about, _: about.update(sizes='["60", 8]'),
+    "more dimensions": lambda about, _: about.update(sizes="[60, 1000000000]"),
+    "fewer words": lambda about, _: about.update(sizes="[59, 8]"),
+    "another method": lambda about, _: about.update(embedding='{"method": "x"}'),
+    "no words": lambda _, arrays: arrays.pop("words"),
+    "no codes": lambda _, arrays: arrays.pop(next(name for name in arrays if name.startswith("streams"))),
+    "no scales": lambda _, arrays: arrays.pop("row_scales"),
+    "no signs": lambda _, arrays: arrays.update(signs=arrays["signs"][:3]),
+    "scales of another type": lambda _, arrays: arrays.update(row_scales=arrays["row_scales"].view(np.int32)),
+    "codes of another type": lambda _, arrays: arrays.update(
+        {name: array.astype(np.float32) for name, array in arrays.items() if name.startswith("streams")}
+    ),
+    "scales of another shape": lambda _, arrays: arrays.update(
+        row_scales=arrays["row_scales"].reshape(1, -1)
+    ),
+    "fewer scales": lambda _, arrays: arrays.update(row_scales=arrays["row_scales"][:-1]),
+    "an infinite scale": lambda _, arrays: arrays.update(
+        row_scales=np.full_like(arrays["row_scales"], np.inf)
+    ),
+    "widths that do not sum": lambda _, arrays: arrays.update(widths=np.full_like(arrays["widths"], 2)),
+    "widths that no codec has": lambda _, arrays: arrays.update(widths=arrays["widths"] + 11),
+}
+
+
+def test_the_loader_fails_on_malformed_files(tmp_path: Path) -> None:
+    """By ValueError, with the name of the file, for each of `TAMPERINGS` and wherever the file ends."""
+    text, small = tmp_path / "vectors.vec", tmp_path / "small.safetensors"
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    write_vectors(text, WordVectors([f"w{word}" for word in range(60)], rows))
+    compress(CompressOptions(model=text, method="quantized", output=small, bits=2.5), codec="trellis")
+    loader, content = loader_of(tmp_path), small.read_bytes()
+    assert loader.load(small).vectors.shape == (60, 8)
+    damaged = tmp_path / "damaged.safetensors"
+    for size in (0, 5, 8, 100, len(content) // 2, len(content) - 1):
+        damaged.write_bytes(content[:size])
+        with pytest.raises(ValueError, match=f"{damaged}: "):
+            loader.load(damaged)
+    for name, tamper in TAMPERINGS.items():
+        with safe_open(small, "np") as file:
+            about, arrays = dict(file.metadata()), {key: file.get_tensor(key) for key in file.keys()}
+        tamper(about, arrays)
+        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, damaged, about)
+        with pytest.raises(ValueError, match=f"{damaged}: "):
+            loader.load(damaged)
+            pytest.fail(f"{name} passed")
 
 
 def loader_of(folder: Path) -> Any:

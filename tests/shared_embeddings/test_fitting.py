@@ -22,6 +22,7 @@ from shared_embeddings.fitting.factorization import (
     tt_svd,
     without_negatives,
 )
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
 from tests.shared_embeddings.support import tensor_train_row
 
@@ -157,6 +158,25 @@ def test_descent_keeps_the_best_parameters() -> None:
     _, start = se.fit("funnel", table, rank=8, steps=1, learning_rate=1e-9, progress=False)
     _, end = se.fit("funnel", table, rank=8, steps=3, learning_rate=100.0, progress=False)
     assert end.loss <= start.loss + 1e-5
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_losses_that_are_not_finite_are_never_the_best(lost: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, tables = iter([lost, 2.0, lost, lost, lost, lost]), []
+
+    def loss(embedding: se.SharedEmbedding, _: object) -> float:
+        tables.append(embedding.table().detach().clone())
+        return next(losses)
+
+    monkeypatch.setattr("shared_embeddings.fitting.task._STEPS_BETWEEN_EVALUATIONS", 1)
+    monkeypatch.setattr("shared_embeddings.fitting.task._loss", loss)
+    fitted_one, _ = se.fit("funnel", torch.randn(30, 20), rank=8, steps=2, progress=False)
+    # The table is scaled while it is fitted.
+    tables = [table / table.norm() for table in [*tables, fitted_one.table().detach()]]
+    torch.testing.assert_close(tables[-1], tables[1])
+    assert float((tables[0] - tables[1]).norm()) > 1e-3
+    with pytest.raises(UserError, match="no loss of 2 steps is finite.*learning_rate"):
+        se.fit("funnel", torch.randn(30, 20), rank=8, steps=2, progress=False)
 
 
 def test_report_by_hand() -> None:

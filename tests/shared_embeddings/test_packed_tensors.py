@@ -33,6 +33,7 @@ from shared_embeddings.quant.storage import (
     packing_of,
     unpack,
 )
+from shared_embeddings.utils.errors import UserError
 from tests.helpers import example
 from tests.shared_embeddings.support import MemoryMeter
 
@@ -208,6 +209,10 @@ EDITS: list[Edit] = [
     lambda state: state.update({"t": state["t"].float()}),
     lambda state: state.update({"t.scale": state["t.scale"][:7]}),
     lambda state: state.update({"codes": state["codes"][:7]}),
+    # A flipped bit of a scale, which is finite itself in the last case.
+    lambda state: state["t.scale"].fill_(math.nan),
+    lambda state: state["t.scale"].fill_(math.inf),
+    lambda state: state["t.scale"].fill_(3e38),
 ]
 
 
@@ -226,6 +231,19 @@ def test_damaged_and_newer_states_fail(message: str, edit: Edit) -> None:
     edit(packed)
     with pytest.raises(StorageError, match=message):
         unpack(packed)
+
+
+def test_states_of_other_sizes_fail() -> None:
+    """Packed tensors take the places of those of the module; the bits of words are those of its options."""
+    options: dict[str, Any] = {"bits": 2.5, "words_per_width": [0, 0, 150, 150, *[0] * 7]}
+    made = se.build("quantized", num_embeddings=300, embedding_dim=32, **options).eval()
+    state = made.state_dict()
+    held = hold(pack({**state, "row_scales": torch.ones(299, 1)}, state, "fp16"))
+    with pytest.raises(UserError, match=r"row_scales is \(299, 1\).*\(300, 1\)"):
+        install(made, held)
+    made.widths[0] = 5 - int(made.widths[0])
+    with pytest.raises(UserError, match="widths has . bits for 1(49|51) words.*150"):
+        made(torch.arange(3))
 
 
 @pytest.mark.parametrize("method", se.methods())

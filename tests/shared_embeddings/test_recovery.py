@@ -157,6 +157,19 @@ def test_a_training_keeps_the_best_values_as_they_are_stored(
         assert found.kl_after == pytest.approx(student._measure(), rel=1e-6)
 
 
+def test_a_training_whose_divergence_is_never_finite_fails(tmp_path: Path) -> None:
+    """Gradients that are not finite change nothing."""
+    original = Original()
+    original.scores[0, 0] = torch.nan
+    student, weight = student_of(original)
+    student.divergence, student._measure = float("inf"), lambda: float("inf")
+    before = weight.detach().clone()
+    batches = TeacherBatches(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="not finite in any check of 20 steps"):
+        train(student, batches, parse_duration("20steps"), SavedRecovery(tmp_path / "small", 0))
+    assert torch.equal(weight[1:], before[1:])
+
+
 def test_tied_tensors_stay_tied_in_float32() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(torch.bfloat16)
     model[1].weight = model[0].weight

@@ -63,9 +63,12 @@ _CLEARLY = 0.9
 _SAMPLE = 2**14
 # Rows whose products are computed together.
 _BLOCK = 4096
-# The largest entries, coarse and fine, and by how much sizes may be increased for numbers with long tails.
+# The largest entries, coarse and fine, and by how much sizes may be increased for numbers with long tails: of
+# a row, or of all rows, of which a few large ones with a mean of their own leave small sizes for others.
 _LARGEST = path_books().max(axis=1)
 _INCREASES = [2 ** (step / 4) for step in range(9)]
+_OTHERS = 32  # about as many directions without a size of their own are looked at
+_MORE_INCREASES = [*_INCREASES, *(2.0**step for step in range(3, 11))]
 
 
 def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any]) -> Any:
@@ -256,7 +259,8 @@ class SpectralCodec(TrellisCodec):
         for rate in rates.unique().tolist():
             place, rows_of_rate = RATES.index(rate), reflected[rates == rate]
             sizes = row_sizes(rows_of_rate)
-            numbers, weights = rows_of_rate / sizes, sizes.square() / sizes.square().sum()
+            numbers, weights = rows_of_rate / sizes, sizes.square()
+            weights = weights / weights.sum().clamp(min=1e-30)  # zeros if all rows are
             books["center"][place] = center = (weights * numbers).sum(dim=0)[:count]
             if not rate:
                 continue
@@ -264,35 +268,26 @@ class SpectralCodec(TrellisCodec):
             powers = (weights * numbers.square()).sum(dim=0)
             powers = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)])
             spread = powers.sqrt().clamp(min=1e-4)
-            sized = numbers[:, :count] / spread[:count]
-            # In blocks: there are errors for every increase.
-            parts = zip(sized.split(BLOCK), weights.split(BLOCK))
-            errors = torch.stack(
-                [(part_weights * self._expected(part, rate)).sum(dim=1) for part, part_weights in parts]
-            ).sum(dim=0)
-            spread[: errors.size(1)] *= errors.new_tensor(_INCREASES)[errors.argmin(dim=0)]
+            # In blocks: there are errors for every increase. A few of the other directions, which are alike.
+            each = self._bits_of(rate)
+            columns = [*range(min(count, len(each)))]
+            columns += [*range(count, len(each), 1 + self.dim // _OTHERS)]
+            places = torch.tensor(columns, dtype=torch.long, device=rows.device)
+            sized = numbers[:, places] / spread[places.clamp(max=count)]
+            bits, errors = [each[column] for column in columns], 0.0
+            for part, part_weights in zip(sized.split(BLOCK), weights.split(BLOCK)):
+                errors = errors + (part_weights * _expected(part, bits, _MORE_INCREASES)).sum(dim=1)
+            increases = errors.new_tensor(_MORE_INCREASES)
+            spread[:count][: len(columns)] *= increases[errors[:, :count].argmin(dim=0)]
+            # Others are close to normal: they are increased by powers of 2 only.
+            whole = increases.log2() % 1 == 0
+            spread[count:] *= increases[whole][errors[whole, count:].sum(dim=1).argmin()]
             books["spread"][place - 1] = spread
         return books
 
-    def _expected(self, numbers: Tensor, rate: float, center: Tensor | float = 0.0) -> Tensor:
-        """The squared errors ``(9, n, d)`` of leading numbers with bits, for all `_INCREASES` of entries.
-
-        Normal numbers have those of `ERRORS`. Those beyond the largest entry of others add to it.
-
-        Args:
-            numbers: ``(n, d')``, less their center; one is the size of normal numbers.
-            rate: of the words.
-            center: which increases with entries.
-        """
-        each = [bits for bits, number in self._runs.get(rate, ()) for _ in range(number)][: numbers.size(1)]
-        largest = [path_gain(bits) * _LARGEST[path_book(bits)] for bits in each]
-        increases = numbers.new_tensor(_INCREASES).view(-1, 1, 1)
-        border = increases * numbers.new_tensor(largest)
-        shifted = numbers - (increases - 1) * center
-        beyond = (shifted[..., : len(each)].abs() - border).clamp(min=0).square()
-        usual = (1 + border**2) * torch.erfc(border / 2**0.5)
-        usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
-        return numbers.new_tensor([ERRORS[bits] for bits in each]) * increases**2 + beyond - usual
+    def _bits_of(self, rate: float) -> list[float]:
+        """The bits of each direction of words of a rate that has any, descending."""
+        return [bits for bits, count in self._runs.get(rate, ()) for _ in range(count)]
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
@@ -301,7 +296,7 @@ class SpectralCodec(TrellisCodec):
         sizes, center = books[f"sizes{float(rate)}"][: len(gains)], books[f"center{float(rate)}"]
         scales, means, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
         numbers = (reflected / scales)[:, : len(sizes)] - means
-        expected = self._expected(numbers / spread, rate, means / spread)
+        expected = _expected(numbers / spread, self._bits_of(rate), _INCREASES, means / spread)
         best = (spread.square() * expected).sum(dim=2).argmin(dim=0)
         scales = scales * scales.new_tensor(_INCREASES)[best].unsqueeze(1)
         states = find_path(reflected / scales - center, steps, sizes, metric)
@@ -360,6 +355,27 @@ class SpectralCodec(TrellisCodec):
         # Autocast does not round these sums.
         offsets = (hidden * books[f"center{float(rate)}"]).sum(dim=1, keepdim=True)
         return scores.addcmul_(offsets.to(scores.dtype), scales.t().to(scores.dtype))
+
+
+def _expected(
+    numbers: Tensor, bits: Sequence[float], increases: Sequence[float], center: Tensor | float = 0.0
+) -> Tensor:
+    """The squared errors ``(i, n, d)`` of numbers with bits, for each of i increases of entries.
+
+    Normal numbers have those of `ERRORS`. Those beyond the largest entry of others add to it.
+
+    Args:
+        numbers: ``(n, d)``, less their center; one is the size of normal numbers.
+        bits: of the d numbers.
+        increases: of the size of entries.
+        center: which increases with entries.
+    """
+    factors = numbers.new_tensor(increases).view(-1, 1, 1)
+    border = factors * numbers.new_tensor([path_gain(width) * _LARGEST[path_book(width)] for width in bits])
+    beyond = ((numbers - (factors - 1) * center).abs() - border).clamp(min=0).square()
+    usual = (1 + border**2) * torch.erfc(border / 2**0.5)
+    usual -= (2 / torch.pi) ** 0.5 * border * torch.exp(-(border**2) / 2)
+    return numbers.new_tensor([ERRORS[width] for width in bits]) * factors**2 + beyond - usual
 
 
 def _principal_directions(rows: Tensor) -> Tensor:
