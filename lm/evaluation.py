@@ -220,12 +220,6 @@ class CachePointer:
         self._hidden, self._words = keys[:, -window:].clone(), words[:, -window:].clone()
         return torch.cat(blocks, dim=1), places[known:] > 0
 
-    def mixed_losses(self, losses: Tensor, log_cache: Tensor, has_cache: Tensor) -> Tensor:
-        """Losses ``(n,)`` of the mixture of model and cache; those of the model where the cache is empty."""
-        weight = self.options.weight
-        mixed = torch.logaddexp(math.log1p(-weight) - losses, math.log(weight) + log_cache)
-        return torch.where(has_cache, -mixed, losses)
-
 
 @torch.no_grad()
 def evaluate_with_pointer(
@@ -245,7 +239,10 @@ def evaluate_with_pointer(
             losses, counting = segment.losses, segment.is_scored
             has_cache = has_cache.expand_as(counting)[counting]
             plain += float(losses.sum())
-            mixed += float(pointer.mixed_losses(losses, log_cache[counting], has_cache).sum())
+            by_model, by_cache = math.log1p(-options.weight) - losses, math.log(options.weight)
+            mixture = torch.logaddexp(by_model, by_cache + log_cache[counting])
+            # Where the cache is empty, the model alone predicts.
+            mixed += float(torch.where(has_cache, -mixture, losses).sum())
     return Score(plain, len(tokens) - 1), Score(mixed, len(tokens) - 1)
 
 

@@ -82,7 +82,9 @@ class LSTMLayer(nn.LSTM):
             dtype = self.weight_hh_l0.dtype
             with torch.autocast("cpu", enabled=False):
                 return self.forward(inputs.to(dtype), hidden.to(dtype), cell.to(dtype))
-        recurrent = weight_drop(self.weight_hh_l0, self.weight_drop, self.training)
+        recurrent = self.weight_hh_l0
+        if self.training and self.weight_drop > 0.0:
+            recurrent = recurrent * keep_mask(recurrent, recurrent.shape, self.weight_drop)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         return torch.lstm(
             inputs,
@@ -146,8 +148,11 @@ class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
                 "(batch, time) and initial_state(batch)"
             )
         options, training, ids = self.options, self.training, ids.t()
-        words = self.embedding.num_embeddings
-        vectors = embedding_dropout(self.embedding(ids), ids, words, options.embedding_dropout, training)
+        vectors = self.embedding(ids)  # (T, B, D)
+        if training and options.embedding_dropout > 0.0:
+            # A dropped word type is zero at all its positions in the batch (section 4.3).
+            types = (self.embedding.num_embeddings, 1)
+            vectors = vectors * keep_mask(vectors, types, options.embedding_dropout)[ids]
         dropped = locked_dropout(vectors, options.input_dropout, training)
         rates = [options.hidden_dropout] * (len(self.layers) - 1) + [options.output_dropout]
         after: list[Tensor] = []
@@ -157,9 +162,10 @@ class AWDLSTM(LanguageModel, kind="awd_lstm", options_class=AWDLSTMOptions):
             dropped = locked_dropout(outputs, rate, training)
         penalty = torch.zeros((), device=outputs.device)
         if training and options.ar_weight > 0.0:
-            penalty = penalty + options.ar_weight * activation_regularization(dropped)
-        if training and options.tar_weight > 0.0:
-            penalty = penalty + options.tar_weight * temporal_activation_regularization(outputs)
+            # A mean as in the authors' code; the paper has an L2 norm.
+            penalty = penalty + options.ar_weight * dropped.float().square().mean()
+        if training and options.tar_weight > 0.0 and len(outputs) > 1:
+            penalty = penalty + options.tar_weight * outputs.float().diff(dim=0).square().mean()
         return Output(dropped.transpose(0, 1), tuple(after), penalty)
 
 
@@ -192,40 +198,3 @@ def locked_dropout(inputs: Tensor, probability: float, training: bool) -> Tensor
     if probability == 0.0 or not training:
         return inputs
     return inputs * keep_mask(inputs, (1, *inputs.shape[1:]), probability)
-
-
-def embedding_dropout(
-    vectors: Tensor, ids: Tensor, num_words: int, probability: float, training: bool
-) -> Tensor:
-    """The `vectors` ``(T, B, D)`` of `ids` ``(T, B)`` with some of the V word types dropped (section 4.3).
-
-    A dropped word type is zero at all its positions in the batch.
-    """
-    if probability == 0.0 or not training:
-        return vectors
-    return vectors * keep_mask(vectors, (num_words, 1), probability)[ids]
-
-
-def activation_regularization(outputs: Tensor) -> Tensor:
-    """AR (section 4.6): the mean square of `outputs` ``(T, B, D)``; a scalar.
-
-    A mean as in the authors' code; the paper has an L2 norm.
-    """
-    return outputs.float().square().mean()
-
-
-def temporal_activation_regularization(outputs: Tensor) -> Tensor:
-    """TAR (section 4.6): the mean square of differences of successive `outputs` ``(T, B, D)``; a scalar.
-
-    Zero for segments of one time step.
-    """
-    if outputs.size(0) < 2:
-        return torch.zeros((), device=outputs.device)
-    return outputs.float().diff(dim=0).square().mean()
-
-
-def weight_drop(weights: Tensor, probability: float, training: bool) -> Tensor:
-    """DropConnect: `weights` of any shape with dropout applied to their entries (section 2)."""
-    if probability == 0.0 or not training:
-        return weights
-    return weights * keep_mask(weights, weights.shape, probability)

@@ -256,12 +256,6 @@ class LanguageModelStudent:
         return [(self.model.embedding, table.to(next(self.model.parameters()).device))]
 
 
-if __name__ == "__main__":
-    from lm.cli import train as command
-
-    sys.exit(command())
-
-
 def save_run(
     path: Path, trainer: Trainer, words: list[str], settings: Mapping[str, Any], corpus_checksum: str
 ) -> None:
@@ -352,3 +346,9 @@ def restore_run(path: Path, trainer: Trainer, settings: Mapping[str, Any], corpu
     torch.set_rng_state(generators["torch"])
     if generators["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(generators["cuda"])
+
+
+if __name__ == "__main__":
+    from lm.cli import train as command
+
+    sys.exit(command())

@@ -62,19 +62,6 @@ class Group:
         dist.all_gather_object(values, value)
         return values
 
-    def largest(self, value: int) -> Callable[[], int]:
-        """Start computing the maximum over all processes; returns a function that waits for it."""
-        if self.world_size == 1:
-            return lambda: value
-        found = torch.tensor(value, device=self.device)
-        asked = dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True)
-
-        def answer() -> int:
-            asked.wait()
-            return int(found)
-
-        return answer
-
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a tensor over all processes."""
         if self.world_size > 1:
@@ -242,7 +229,7 @@ class Trainer:
         is_mixed = self.options.precision == "bf16"
         self.autocast = torch.autocast(group.device.type, torch.bfloat16, enabled=is_mixed)
         self._stop = StopFlag()
-        self._asked: Callable[[], int] = lambda: 0
+        self._asked: tuple[Tensor, Any] | None = None  # the largest signal of all processes, when it is known
 
     @property
     def epochs(self) -> float:
@@ -392,11 +379,14 @@ class Trainer:
 
         With several processes, the answer is one step late, so that all stop after the same step.
         """
-        asked = self.group.largest(self._stop.requested)
         if self.group.world_size == 1:
-            return asked()
-        answer, self._asked = self._asked, asked
-        return answer()
+            return self._stop.requested
+        asked, largest = self._asked, torch.tensor(self._stop.requested, device=self.group.device)
+        self._asked = largest, dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)
+        if asked is None:
+            return 0
+        asked[1].wait()
+        return int(asked[0])
 
 
 class SegmentLoss(nn.Module):

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lm.models.awd_lstm as module_under_test
 from lm.models import build
 from lm.models.awd_lstm import (
     AWDLSTM,
     LSTMLayer,
-    activation_regularization,
     cpu_has_bf16,
-    embedding_dropout,
     locked_dropout,
-    temporal_activation_regularization,
 )
 
 VOCABULARY = 30
@@ -26,10 +23,10 @@ QUIET = dict.fromkeys((*DROPOUT, "ar_weight", "tar_weight"), 0.0)
 SMALL = {"embedding_dim": 7, "hidden_dim": 11, "num_layers": 3}
 
 
-def small_model(**options: Any) -> AWDLSTM:
+def small_model(vocabulary: int = VOCABULARY, **options: Any) -> AWDLSTM:
     """A small model from a fixed seed, without dropout and penalties unless set in `options`."""
     torch.manual_seed(0)
-    words = [f"w{number}" for number in range(VOCABULARY)]
+    words = [f"w{number}" for number in range(vocabulary)]
     model = build("awd_lstm", words, {"method": "standard"}, {**SMALL, **QUIET, **options})
     assert isinstance(model, AWDLSTM)
     return model
@@ -185,10 +182,13 @@ def test_locked_dropout_has_one_mask_for_all_time_steps() -> None:
 
 
 def test_embedding_dropout_drops_all_occurrences_of_a_word() -> None:
-    torch.manual_seed(0)
-    ids = torch.arange(200).repeat(3, 2)
-    dropped = embedding_dropout(torch.ones(3, 400, 5), ids, 200, 0.4, training=True)
-    by_word = dropped.view(3, 2, 200, 5)
+    model = small_model(vocabulary=200, embedding_dropout=0.4)
+    (table,) = model.embedding.parameters()
+    nn.init.ones_(table)
+    read: list[Tensor] = []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    model(torch.arange(200).repeat(3, 2), model.initial_state(3))
+    by_word = read[0].transpose(0, 1).view(3, 2, 200, 7)
     assert (by_word == by_word[:1, :1, :, :1]).all()
     values, counts = by_word[0, 0, :, 0].unique(return_counts=True)
     torch.testing.assert_close(values, torch.tensor([0.0, 1 / 0.6]))
@@ -231,14 +231,6 @@ def test_each_dropout_acts_on_its_layer(place: str, monkeypatch: pytest.MonkeyPa
 # Penalties
 
 
-def test_penalties_by_hand() -> None:
-    """Outputs (1, 2), (3, 2), (3, -2): squares 1 4 9 4 9 4; steps (2, 0), (0, -4)."""
-    outputs = torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, -2.0]]])
-    assert activation_regularization(outputs) == pytest.approx(31 / 6)
-    assert temporal_activation_regularization(outputs) == 5.0
-    assert temporal_activation_regularization(outputs[:1]) == 0.0
-
-
 def test_penalty_is_ar_of_dropped_and_tar_of_full_outputs() -> None:
     ids = some_ids()
     full = small_model()(ids, small_model().initial_state(4)).hidden
@@ -249,6 +241,8 @@ def test_penalty_is_ar_of_dropped_and_tar_of_full_outputs() -> None:
     temporal = 3.0 * sum(x**2 for x in steps) / len(steps)
     assert out.penalty.item() == pytest.approx(activation + temporal, rel=1e-5)
     assert out.penalty.requires_grad
+    one_step = small_model(tar_weight=3.0)(ids[:, :1], model.initial_state(4))
+    assert one_step.penalty == 0.0
 
 
 # Types

@@ -300,8 +300,6 @@ def test_by_hand() -> None:
     log_probs, has_cache = cache.log_probabilities(hidden, torch.tensor([[5, 6, 6]]))
     assert log_probs[0].tolist() == pytest.approx([-math.inf, -math.inf, math.log(0.75)])
     assert has_cache.tolist() == [False, True, True]
-    losses = cache.mixed_losses(torch.tensor([0.5, 0.5]).log().neg(), log_probs[0, [0, 2]], has_cache[[0, 2]])
-    assert losses.exp().reciprocal().tolist() == pytest.approx([0.5, 0.75 * 0.5 + 0.25 * 0.75])
 
 
 def test_only_the_window_is_kept() -> None:

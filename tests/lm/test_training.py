@@ -597,7 +597,6 @@ def test_a_single_process_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.is_first and group.world_size == 1
         assert group.gather("x") == ["x"]
         assert group.mean(torch.tensor([2.0])).tolist() == [2.0]
-        assert group.largest(15)() == 15
 
 
 def test_more_processes_than_devices_fail(monkeypatch: pytest.MonkeyPatch) -> None:
