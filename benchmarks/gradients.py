@@ -44,7 +44,7 @@ def measure(recipe: Recipe, row: Row, steps: int) -> Record:
     embedding = recipe.with_files(row.embedding, recipe.home)
     config = parse({**settings, "embedding": embedding, "data": "", "output_dir": ""})
     torch.manual_seed(settings["seed"])
-    model = build(config.training.model, corpus.vocabulary.words, embedding, config.model_options())
+    model = build(config.training.model, corpus.vocabulary.words, embedding, vars(config.model))
     rate, length, largest = (settings[name] for name in ("learning_rate", "sequence_length", "max_grad_norm"))
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     columns = Columns(corpus.train, settings["batch_size"])
@@ -101,9 +101,7 @@ def draw(results: Sequence[Record], path: Path) -> None:
             for mine, other in zip(norms, result["norms"]["network"], strict=True)
         ]
         for axes, values in ((left, norms), (right, shares)):
-            axes.plot(
-                steps, values, color=look.color, marker=look.marker, markersize=3, linewidth=1, label=name
-            )
+            axes.plot(steps, values, **look, markersize=3, linewidth=1, label=name)
     left.set_yscale("log")
     left.set_ylabel("norm of the embedding's gradient")
     right.set_ylabel("its share of the squared norm of all gradients, %")

@@ -308,8 +308,6 @@ def main(arguments: Sequence[str]) -> None:
         pointer = PointerOptions.parse(parse_yaml(options.pointer, "-pointer"))
     words = options.words
     if options.reference is not None:
-        if words is not None:
-            raise UserError("words and reference both set the number of words; remove one of them")
         words = sum(map(len, word_blocks(options.reference)))
         if words < 1:
             raise UserError(f"{options.reference} has no words; use another text")
@@ -401,14 +399,11 @@ def _parser() -> Parser:
     add("-same_length", action="store_const", const=True, help=same)
     pointer = "also evaluate with a cache pointer, such as '{window: 500, theta: 1.0, lambda: 0.1}'"
     add("-pointer", metavar="YAML", help=pointer)
-    add(
-        "-words",
-        type=positive,
-        metavar="N",
-        help="also report the perplexity per word of a text with N words",
-    )
+    number_of_words = parser.add_mutually_exclusive_group().add_argument
+    per_word = "also report the perplexity per word of a text with N words"
+    number_of_words("-words", type=positive, metavar="N", help=per_word)
     reference = "the same with the number of words and line ends of this text"
-    add("-reference", type=existing_file, metavar="FILE", help=reference)
+    number_of_words("-reference", type=existing_file, metavar="FILE", help=reference)
     add("-output", type=new_path, metavar="FILE", help="write the results to this JSON file")
     add("-force", "--force", action="store_true", help="overwrite -output")
     add("-device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")

@@ -578,7 +578,7 @@ def table(grid: Grid, summary: Sequence[Record], source: Mapping[str, Any]) -> s
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
     """Plot rho over the width, one panel per set (ALONE, Figure 3); bars are one standard deviation."""
     figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
-    look = style("alone")
+    look: dict[str, Any] = style("alone")
     for axes, (name, result) in zip(panels, source.items(), strict=True):
         for series, row in enumerate(grid.alone):
             values = {
@@ -591,8 +591,7 @@ def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid
                 [hidden + 24 * (series - (len(grid.alone) - 1) / 2) for hidden in values],
                 [value["mean"] for value in values.values()],
                 yerr=[value["std"] for value in values.values()],
-                color=look.color,
-                marker=look.marker,
+                **look,
                 linestyle=("-", "--", ":", "-.")[series % 4],
                 fillstyle=("full", "none", "left", "bottom")[series % 4],
                 linewidth=1,

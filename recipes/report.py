@@ -180,7 +180,7 @@ def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:
     picture, panels = new_figure(points["recipe"].nunique(), f"{table.paper}, {table.table}: {table.title}")
     for axes, (recipe, shown) in zip(panels, points.groupby("recipe", sort=False), strict=True):
         for method, rows in shown.sort_values("x").groupby("method"):
-            look: dict[str, Any] = {**style(str(method))._asdict(), "linewidth": 1}
+            look: dict[str, Any] = {**style(str(method)), "linewidth": 1}
             axes.plot(rows["x"], rows["paper"], markerfacecolor="white", linestyle="--", **look)
             axes.errorbar(rows["x"], rows["ours"], yerr=rows["deviation"], capsize=2, **look)
         axes.set_xscale("log", base=2)
@@ -194,7 +194,7 @@ def draw_figure(table: PrintedTable, points: pd.DataFrame, path: Path) -> None:
     gray: dict[str, Any] = {"marker": "o", "color": "#8c8c8c"}
     methods = sorted(set(points["method"]), key=legend_order)
     handles = [
-        *(Line2D([], [], **style(name)._asdict(), label=name) for name in methods),
+        *(Line2D([], [], **style(name), label=name) for name in methods),
         Line2D([], [], **gray, markerfacecolor="white", linestyle="--", label="in the paper"),
         Line2D([], [], **gray, label="ours"),
     ]

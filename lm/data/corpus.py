@@ -98,10 +98,6 @@ class Vocabulary:
                 raise UserError(f"the vocabulary has no {marker}; run lm_prepare again")
         self.unk, self.eos = self.index[UNK], self.index[EOS]
 
-    def __len__(self) -> int:
-        """V, the number of words."""
-        return len(self.words)
-
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], limits: Limits = Limits()) -> Vocabulary:  # noqa: B008
         """Create the vocabulary of a text from its word counts; ties are in code point order.
@@ -233,7 +229,7 @@ def prepare(
     if published:
         sizes = [(f"tokens in the {split} text", tokens[split], published.tokens[split]) for split in SPLITS]
         if limits == Limits() and not lower:
-            sizes.append((f"words with {UNK} and {EOS}", len(vocabulary), published.types))
+            sizes.append((f"words with {UNK} and {EOS}", len(vocabulary.words), published.types))
         for what, size, published_size in sizes:
             if size != published_size:
                 raise UserError(
@@ -251,7 +247,7 @@ def prepare(
         # Without it, files that are replaced in part are not loaded.
         (folder / DESCRIPTION).unlink(missing_ok=True)
     checksum = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    sizes_of_splits = {"tokens": tokens, "unknown": unknown, "types": len(vocabulary)}
+    sizes_of_splits = {"tokens": tokens, "unknown": unknown, "types": len(vocabulary.words)}
     description = {**made_from, **sizes_of_splits, "files": files, "checksum": checksum}
     write_text(folder / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     return description
@@ -268,7 +264,7 @@ def load_corpus(folder: Path) -> Corpus:
     if description is None:
         raise UserError(f"data {folder}: has no {DESCRIPTION} of this version of lm_prepare; run lm_prepare")
     vocabulary = Vocabulary.load(folder / VOCABULARY)
-    splits, size = {}, len(vocabulary)
+    splits, size = {}, len(vocabulary.words)
     for split in SPLITS:
         path = folder / f"{split}.npy"
         try:

@@ -141,10 +141,6 @@ class Configuration:
             values |= plain(dataclasses.asdict(group))
         return values
 
-    def model_options(self) -> dict[str, Any]:
-        """The model options as plain YAML types."""
-        return dict(plain(dataclasses.asdict(self.model)))
-
 
 def parse(given: Mapping[str, Any]) -> Configuration:
     """Validate a flat mapping of keys to values.

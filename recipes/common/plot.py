@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,26 +32,19 @@ _WIDTH, _HEIGHT, _DPI = 4.2, 4.9, 130
 HIGHEST = 1.6
 
 
-class Style(NamedTuple):
-    """The color and the marker of a method."""
-
-    color: str
-    marker: str
+def style(method: str) -> dict[str, str]:
+    """Return the ``color`` and the ``marker`` of a method or of `PLAIN`, by its place in the registry."""
+    return numbered_style(legend_order(method))
 
 
-def style(method: str) -> Style:
-    """Return the style of a method or of `PLAIN`, by its place in the registry."""
-    return numbered_style(1 + legend_order(method))
-
-
-def numbered_style(index: int) -> Style:
+def numbered_style(index: int) -> dict[str, str]:
     """Return the style of a place in a list."""
-    return Style(_COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)])
+    return {"color": _COLORS[index % len(_COLORS)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
 def legend_order(method: str) -> int:
     """Return the place of a method in legends: that in the registry, behind the plain table."""
-    return [PLAIN, *(name for name in se.methods() if name != "standard")].index(method) - 1
+    return [PLAIN, *(name for name in se.methods() if name != "standard")].index(method)
 
 
 def shown_method(record: Mapping[str, Any]) -> str:
@@ -187,7 +180,7 @@ def draw_lines(axes: Axes, results: Sequence[Record], quality: str) -> None:
     """Connect the points of each method."""
     for method in dict.fromkeys(map(shown_method, results)):
         points = sorted(place(record, quality) for record in results if shown_method(record) == method)
-        axes.plot(*zip(*points, strict=True), color=style(method).color, linewidth=1, zorder=1)
+        axes.plot(*zip(*points, strict=True), color=style(method)["color"], linewidth=1, zorder=1)
 
 
 def draw_points(
@@ -207,7 +200,7 @@ def draw_points(
     halo = [withStroke(linewidth=2, foreground="white")]
     for record in results:
         method = shown_method(record)
-        color, marker = style(method)
+        color, marker = style(method).values()
         face = "white" if record in hollow else color
         x, y = place(record, quality)
         axes.scatter(x, y, s=34, marker=marker, facecolors=face, edgecolors=color, label=method, zorder=2)
@@ -263,7 +256,7 @@ def new_figure(
 
 
 def finish(
-    figure: Figure, panels: Sequence[Axes], path: Path, styles: Mapping[str, Style] | None = None
+    figure: Figure, panels: Sequence[Axes], path: Path, styles: Mapping[str, dict[str, str]] | None = None
 ) -> None:
     """Add one legend of all methods below the panels, separate labels, and write the figure as PNG.
 
@@ -275,9 +268,7 @@ def finish(
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
     known = styles or {name: style(name) for name in sorted(labels, key=legend_order)}
     names = [name for name in known if name in labels]
-    points = [
-        Line2D([], [], color=known[name].color, marker=known[name].marker, linestyle="none") for name in names
-    ]
+    points = [Line2D([], [], **known[name], linestyle="none") for name in names]  # type: ignore[arg-type]
     columns = min(len(names), 2 + int(2 * figure.get_figwidth() / _WIDTH))
     where: Any = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
     figure.legend(points, names, handletextpad=0.2, **where)

@@ -124,12 +124,6 @@ def run_main(
     return run(program, main, arguments, advice="run the same command again to resume")
 
 
-def print_line(line: str) -> None:
-    """Print a line in one write, so that lines of several workers do not mix."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def run_step(
     stamps: Path,
     name: str,
@@ -153,11 +147,11 @@ def run_step(
     stamp = stamps / f"{name}.json"
     key = {"settings": json.loads(json.dumps(settings)), "inputs": checksums(inputs)}
     if read_json(stamp) == {**key, "outputs": checksums(outputs)}:
-        print_line(f"{name}: up to date")
+        print(f"{name}: up to date", flush=True)
         return
-    print_line(f"{name}: running")
+    print(f"{name}: running", flush=True)
     if isinstance(message := action(*arguments), str):
-        print_line(message)
+        print(message, flush=True)
     write_json(stamp, {**key, "outputs": checksums(outputs)})
 
 

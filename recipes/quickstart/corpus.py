@@ -76,28 +76,17 @@ class Speech:
                 f"language {language!r}: Unicode CLDR (Babel) or num2words does not support it; supported "
                 f"languages: {', '.join(covered_languages())}"
             )
-        self._names: dict[str, dict[str, str]] = {}
-
-    @functools.cached_property
-    def has_ordinals(self) -> bool:
-        """Whether num2words has the ordinals of this language up to 60."""
-        try:
-            return all(in_words(self, number, "ordinal") for number in range(2, 61))
-        except (NotImplementedError, KeyError, IndexError, ValueError):
-            return False
-
-    def names(self, kind: str) -> dict[str, str]:
-        """Return the names of all ``territories``, ``languages``, ``currencies`` or ``scripts`` by code."""
-        if kind not in self._names:
-            things = getattr(self.locale, kind).items()
-            self._names[kind] = {
-                code: clean(name) for code, name in things if name and code not in SPECIAL_CODES
-            }
-        return self._names[kind]
 
     def listing(self, parts: list[str]) -> str:
         """Return a list as a text, as in "Ireland, Norway, and Turkmenistan"."""
         return clean(lists.format_list(parts, locale=self.locale))
+
+
+@functools.cache
+def names_of(speech: Speech, kind: str) -> dict[str, str]:
+    """Return the names of all ``territories``, ``languages``, ``currencies`` or ``scripts`` by code."""
+    things = getattr(speech.locale, kind).items()
+    return {code: clean(name) for code, name in things if name and code not in SPECIAL_CODES}
 
 
 @functools.cache
@@ -203,7 +192,7 @@ class Facts:
         self._names: dict[str, list[str]] = {}
         self._units: dict[str, list[str]] = {}
         for kind, plural in NAME_KINDS.items():
-            codes = sorted(source.names(plural).keys() & target.names(plural).keys())
+            codes = sorted(names_of(source, plural).keys() & names_of(target, plural).keys())
             random.Random(f"{seed} {kind}").shuffle(codes)
             self._names[kind] = codes
         for kind, listed in UNITS.items():
@@ -215,7 +204,11 @@ class Facts:
                 if all(unit not in say(speech, kind, (2, unit)) for speech in (source, target))
             ]
         missing = {kind for kind, values in (self._units | self._names).items() if not values}
-        if not (source.has_ordinals and target.has_ordinals):
+        try:
+            for number in range(2, 61):
+                in_words(source, number, "ordinal")
+                in_words(target, number, "ordinal")
+        except (NotImplementedError, KeyError, IndexError, ValueError):  # not in num2words
             missing.add("ordinal")
         self.kinds = tuple(kind for kind in KINDS if kind not in missing)
 
@@ -255,7 +248,7 @@ def say(speech: Speech, kind: str, value: Value) -> str:
     locale: Any = {"locale": speech.locale}
     first, *rest = value
     if kind in NAME_KINDS:
-        text = speech.names(NAME_KINDS[kind])[first]
+        text = names_of(speech, NAME_KINDS[kind])[first]
     elif kind in UNITS:
         text = units.format_unit(first, rest[0], length="long", **locale)
     elif kind in ("ago", "ahead"):  # "3 weeks ago" or "in 3 weeks"
@@ -267,7 +260,7 @@ def say(speech: Speech, kind: str, value: Value) -> str:
     elif kind in DATES:
         text = dates.format_date(datetime.date(*value), DATES[kind], **locale)
     elif kind == "territories":
-        text = speech.listing([speech.names("territories")[code] for code in value])
+        text = speech.listing([names_of(speech, "territories")[code] for code in value])
     elif kind == "weekday":
         text = dates.get_day_names("wide", **locale)[first]
     elif kind == "month":

@@ -542,8 +542,10 @@ def draw_summary(path: Path) -> None:
             for record in shown
             if series(record) == line and loss(record, text) < _MOST_LOSS
         )
-        axes.plot(*zip(*places), color=look.color, marker=look.marker, linewidth=2)
-        axes.annotate(label, places[place], offset, textcoords="offset points", color=look.color, fontsize=12)
+        axes.plot(*zip(*places), **look, linewidth=2)
+        axes.annotate(
+            label, places[place], offset, textcoords="offset points", color=look["color"], fontsize=12
+        )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.set_xlabel("bits of a weight, scales counted", fontsize=12)
@@ -585,9 +587,9 @@ def draw_decoders(records: Sequence[Record], path: Path) -> None:
         for record in of_decoder[decoder]:
             look, config = styles[series(record)], record["config"]
             place = bits_a_weight(record), min(max(_LEAST_LOSS, loss(record, text)), _GREATEST_LOSS)
-            axes.scatter(*place, s=34, marker=look.marker, color=look.color, label=series(record), zorder=2)
+            axes.scatter(*place, s=34, **look, label=series(record), zorder=2)
             label = config.get("peer", {}).get("kind") or f"{config['given']['bits']:g}"
-            axes.text(*place, label, fontsize=8, color=look.color)
+            axes.text(*place, label, fontsize=8, color=look["color"])
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(LogFormatter())  # leaves out labels where there are many

@@ -271,10 +271,9 @@ class Preparation:
         if not pieces.shared_vocabulary:
             vocabularies = {f"vocabulary.{side.suffix[1:]}": [side] for side in sides}
         for part, files in vocabularies.items():
-            write = partial(subwords.write_vocabulary, files, home / part)
-            if pieces.kind == "sentencepiece":
-                write = partial(subwords.write_sentencepiece_vocabulary, model, files, home / part)
-            self._step(f"{name}-{part}", [model, *files], [home / part], write)
+            of_model = model if pieces.kind == "sentencepiece" else None
+            asked = (subwords.write_vocabulary, files, home / part, of_model)
+            self._step(f"{name}-{part}", [model, *files], [home / part], *asked)
         # All classes come from the same word vectors.
         outputs = [home / classes_file(number) for number in pieces.classes]
         for number, output in zip(pieces.classes, outputs, strict=True):

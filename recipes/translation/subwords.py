@@ -108,12 +108,6 @@ def join_bpe(subwords: str) -> str:
     return re.sub(f"{SEPARATOR}( |$)", "", subwords)
 
 
-def write_vocabulary(texts: Iterable[Path], vocabulary: Path) -> None:
-    """Write the joint vocabulary of OpenNMT-py: token, tab, count, most frequent first."""
-    ordered = sorted(count_words(texts).items(), key=lambda item: (-item[1], item[0]))
-    write_lines(vocabulary, (f"{token}\t{count}" for token, count in ordered))
-
-
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 # <unk>, <s>, </s> of SentencePiece; OpenNMT-py also has <blank>.
 _SENTENCEPIECE_MARKERS, _OPENNMT_MARKERS = 3, 4
@@ -152,13 +146,18 @@ def apply_sentencepiece(model: Path, text: Path, target: Path) -> None:
     write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in stream_lines(text)))
 
 
-def write_sentencepiece_vocabulary(model: Path, texts: Sequence[Path], vocabulary: Path) -> None:
-    """Write OpenNMT-py's vocabulary of all subwords of a model with their counts in `texts`, including 0."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    pieces = map(processor.id_to_piece, range(_SENTENCEPIECE_MARKERS, processor.get_piece_size()))
+def write_vocabulary(texts: Iterable[Path], vocabulary: Path, model: Path | None = None) -> None:
+    """Write the joint vocabulary of OpenNMT-py: token, tab, count, most frequent first.
+
+    The tokens are those of the texts, or all subwords of a SentencePiece `model`.
+    """
     counts = count_words(texts)
-    ordered = sorted(pieces, key=lambda piece: (-counts[piece], piece))
-    write_lines(vocabulary, (f"{piece}\t{counts[piece]}" for piece in ordered))
+    tokens: Iterable[str] = counts
+    if model is not None:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        tokens = map(processor.id_to_piece, range(_SENTENCEPIECE_MARKERS, processor.get_piece_size()))
+    ordered = sorted(tokens, key=lambda token: (-counts[token], token))
+    write_lines(vocabulary, (f"{token}\t{counts[token]}" for token in ordered))
 
 
 # Prefix of words without a space before them, as in pyonmttok.

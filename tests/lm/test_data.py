@@ -296,7 +296,7 @@ def test_words_are_sorted_by_count_then_code_point() -> None:
         ("e", 1),
         ("<unk>", 0),
     ]
-    assert (len(vocabulary), vocabulary.eos, vocabulary.unk) == (7, 1, 6)
+    assert (len(vocabulary.words), vocabulary.eos, vocabulary.unk) == (7, 1, 6)
     assert [vocabulary.index[word] for word in vocabulary.words] == list(range(7))
 
 

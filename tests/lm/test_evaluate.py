@@ -135,7 +135,7 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-pointer", "{window: 3}"], "pointer: option 'theta' is missing"),
         (["-pointer", "{window: ["], "-pointer"),
         (["-words", 0], "argument -words"),
-        (["-words", 3, "-reference", __file__], "remove one of them"),
+        (["-words", 3, "-reference", __file__], "-reference: not allowed with argument -words"),
         (["-output", "."], "already exists"),
         (["-data", __file__, "-split", "test"], "remove -split"),
     ],

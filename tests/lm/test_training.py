@@ -67,7 +67,7 @@ def trainer(data: Path, **changes: Any) -> Trainer:
     corpus = load_corpus(data)
     torch.manual_seed(1)
     model = build(
-        config.training.model, corpus.vocabulary.words, config.training.embedding, config.model_options()
+        config.training.model, corpus.vocabulary.words, config.training.embedding, vars(config.model)
     )
     return Trainer(config, model.train(), corpus.train, corpus.valid, Group(torch.device("cpu")))
 

@@ -75,7 +75,7 @@ def build(recipe: str, row: Row) -> LanguageModel:
     config = parse({"data": "d", "output_dir": "s", "embedding": embedding, **row.train})
     words = [str(number) for number in range(types_of(recipe, row))]
     with torch.device("meta"):
-        return models.build(config.training.model, words, embedding, config.model_options())
+        return models.build(config.training.model, words, embedding, vars(config.model))
 
 
 @pytest.mark.slow_except(

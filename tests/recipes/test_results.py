@@ -293,7 +293,7 @@ def test_rows_belong_to_stages_and_methods() -> None:
     assert formats == ["fp32", "int8", "int4"]
     methods = [plot.PLAIN, *(name for name in se.methods() if name != "standard")]
     styles = [plot.style(method) for method in methods]
-    assert len({one.color for one in styles}) == len({one.marker for one in styles}) == len(methods)
+    assert len({one["color"] for one in styles}) == len({one["marker"] for one in styles}) == len(methods)
 
 
 def test_methods_show_their_best_row_at_each_size() -> None:

@@ -404,18 +404,17 @@ def test_stopped_preprocessing_resumes_from_its_last_step(
     content = {**recipe.data_settings()[1], "shard": 50, "sentences": 500, "pieces": PIECES}
     settings.write_text(yaml.safe_dump(content))
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "raw"))
-    print_line = tools.print_line
 
     def prepare(name: str, last: str) -> list[str]:
         """Prepare below the folder `name` until a step begins; returns what was printed."""
 
-        def print_and_stop(line: str) -> None:
-            print_line(line)
+        def print_and_stop(line: str, **how: Any) -> None:
+            print(line, **how)
             if line == f"{last}: running":
                 raise KeyboardInterrupt
 
         monkeypatch.setenv("RUNS", str(tmp_path / name))
-        monkeypatch.setattr(tools, "print_line", print_and_stop)
+        monkeypatch.setattr(tools, "print", print_and_stop, raising=False)
         with contextlib.suppress(KeyboardInterrupt):
             preprocess(recipe, ["--settings", str(settings)])
         return capfd.readouterr().out.splitlines()
