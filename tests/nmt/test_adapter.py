@@ -332,7 +332,6 @@ def test_user_errors_are_one_line_before_the_fit(trained: Trained, tmp_path: Pat
         ([given, source, wanted, empty], "has 0 lines"),
         ([given, source, wanted, host.folder / "test.tgt"], "has 10 lines"),
         ([wanted, target], "give both"),
-        ([given, source], "give both"),
         (["--validation", source], "is a translation model"),
     ]:
         capsys.readouterr()
@@ -645,17 +644,6 @@ ADAPTIVE = {"embedding": {"method": "adaptive", "cutoffs": [20], "factor": 2}}
         ({"copy_attn": True}, "copy_attn: True"),
         ({"decoder_positions": ["ldpe"]}, "decoder_positions: ['ldpe']"),
         ({"position_encoding": False, "max_relative_positions": -1}, "max_relative_positions: -1"),
-        ({"position_encoding": False, "max_relative_positions": -2}, "max_relative_positions: -2"),
-        (
-            {"position_encoding": False, "max_relative_positions": 8, "relative_positions_buckets": 4},
-            "relative_positions_buckets: 4",
-        ),
-        ({"position_encoding": False}, "position_encoding"),
-        ({"layer_norm": "rms"}, "layer_norm: rms"),
-        ({"parallel_residual": True}, "parallel_residual: True"),
-        ({"pos_ffn_activation_fn": "silu"}, "pos_ffn_activation_fn: silu"),
-        ({"heads": 4, "num_kv": 2}, "num_kv: 2"),
-        ({"sliding_window": 2}, "sliding_window: 2"),
         ({"norm_eps": 0.1}, "norm_eps: 0.1"),
     ],
     ids=str,

@@ -337,8 +337,6 @@ def test_training_resumes_only_with_the_same_positions(
     [
         ("4 2 9 6 1", "5 lengths, but the source has 6"),
         ("4 2 9 6 1 0", "line 6: '0'"),
-        ("4 2 9 6 -3 3", "line 5: '-3'"),
-        ("4 2 2.5 6 1 3", "line 3: '2.5'"),
         ("4 2 9 6 1 9", "max_length: 9 is too small"),
     ],
 )
@@ -354,10 +352,8 @@ def test_lengths_files_fail(
     [
         ("", "desired_length: is not set"),
         ("-desired_length 0", "'0'"),
-        ("-desired_length ten", "'ten'"),
         ("-desired_length 250", "max_length: 250 is too small for the desired_length; set 251"),
         ("-desired_length 9 -desired_lengths /nowhere", "has no effect with desired_lengths"),
-        ("-desired_lengths /nowhere", "/nowhere"),
     ],
 )
 def test_translation_rejects_invalid_options(
