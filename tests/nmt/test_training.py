@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -180,16 +179,6 @@ def test_all_layers_use_fast_dropout_masks(options: dict[str, Any], host: Host) 
     assert layers and all(type(layer) is Dropout for layer in layers)
     model.update_dropout(0.4, 0.0)
     assert 0.4 in {layer.p for layer in layers}
-
-
-def test_start_reports_ties_and_sizes(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    log = host.folder / "log"
-    host.train("model", embedding=FUNNEL, log_file=str(log), train_steps=2)
-    text = log.read_text()
-    assert "source = target = output: funnel" in text
-    assert re.search(r"embedding +416\n", text)
-    assert re.search(r"with plain tables +[\d,]+\n", text)
-    assert "100% done" in text
 
 
 @pytest.mark.slow_except("funnel-pytorch")

@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared_embeddings import hf
-from shared_embeddings.checkpoints import recorded_checksum, verify
+from shared_embeddings.checkpoints import recorded_checksum
 from shared_embeddings.hf.adapter import Adapter
-from shared_embeddings.utils.errors import UserError
-from tests.helpers import flip, main, names_file, offsets
+from tests.helpers import main, names_file
 from tests.shared_embeddings.hf.models import (
     DIM,
     KINDS,
@@ -31,7 +30,6 @@ from tests.shared_embeddings.hf.models import (
     error_line,
     save,
     sentences,
-    trim,
     write,
 )
 
@@ -358,21 +356,6 @@ def test_the_class_that_was_used(
     assert not (output / "own.py").exists()
 
 
-def test_verify_detects_a_flipped_byte(tmp_path: Path, text: Path) -> None:
-    """In the last shard of a model that was trimmed, which is a plain one."""
-    model, small = tmp_path / "model", tmp_path / "small"
-    save(model, "llama", max_shard_size="30KB")
-    assert trim("--model", model, "--text", text, "--output", small) == 0
-    files = sorted(small.glob("*.safetensors"))
-    assert len(files) > 1 and verify(small) == files
-    flip(files[-1], offsets(files[-1])[0])
-    with pytest.raises(UserError, match=rf"{files[-1]}: does not match its checksum"):
-        verify(small)
-    assert verify(files[0]) == files[:1]
-    with pytest.raises(UserError, match="no file with a checksum"):
-        verify(model)
-
-
 def test_models_without_checksum_load(tmp_path: Path) -> None:
     model = save(tmp_path / "model", "gpt2")
     assert recorded_checksum(model / "model.safetensors") is None
@@ -408,8 +391,6 @@ def test_existing_outputs(
     # A fit may take long, so unwritable outputs fail before it.
     monkeypatch.setattr("shared_embeddings.compress.fit_tables.fit", lambda *_, **__: pytest.fail("fitted"))
     for reason, *given in (
-        ("already exists; add --force", model, "standard", small),
-        ("would replace an input", model, "standard", model, "--force"),
         ("is already compressed", small, "standard", tmp_path / "again"),
         ("is not a model", model, "standard", other, "--force"),
         ("cannot be written", model, "standard", inside),
