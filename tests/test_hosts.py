@@ -368,6 +368,7 @@ def test_compress_writes_a_model_of_the_same_host(
     assert status == 2 and str(small) in error
 
 
+@pytest.mark.slow_except("lm-*", "vectors-*", "hf-text", "nmt-text")
 @pytest.mark.parametrize("source", ["generated", "text"])
 def test_damaged_models_are_reported(
     trained: TrainedHost, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -247,6 +247,7 @@ def pointer_by_loops(
     return nats
 
 
+@pytest.mark.slow_except("0.7-0.13-*", "3.0-0.9-5-7")
 @pytest.mark.parametrize("target_length", [1, 7, 100])
 @pytest.mark.parametrize("window", [1, 5, 200])
 @pytest.mark.parametrize(("theta", "weight"), [(0.7, 0.13), (0.0, 0.5), (3.0, 0.9)])

@@ -100,6 +100,7 @@ def assert_same_scores(trimmed: Path, model: Path) -> None:
         torch.testing.assert_close(after[word] - own, before[word] - total, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow_except("safetensors")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 def test_full_size_keeps_the_scores(trained: Trained, tmp_path: Path, save_format: str) -> None:
     _, model = trained(embedding=STANDARD, save_format=save_format)
@@ -131,6 +132,7 @@ def test_output_next_to_the_input_is_a_separate_model(trained: Trained, tmp_path
     assert torch.equal(scores(tmp_path / "model.pt"), before)
 
 
+@pytest.mark.slow_except("states")
 @pytest.mark.parametrize("reset", ["none", "states"])
 def test_result_resumes_with_the_options_of_the_run(
     reset: str, trained: Trained, host: Host, tmp_path: Path
@@ -298,6 +300,7 @@ def test_distilled_from_the_output_layer_of_the_teacher(
     run("onmt_train -train_steps 2 -config", again, "-train_from", student)
 
 
+@pytest.mark.slow
 def test_bleu_equals_that_of_the_commands(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
     host, model = trained(embedding=STANDARD, train_steps=60, save_checkpoint_steps=60)
     # With an empty line, which the model does not get.
@@ -591,6 +594,7 @@ def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
     assert theirs == ours
 
 
+@pytest.mark.slow_except("output")
 @pytest.mark.parametrize("kind", ["tied", "output"])
 def test_export_keeps_the_bias_of_the_output(kind: str, host: Host) -> None:
     settings = {"method": "standard", "output_bias": True}

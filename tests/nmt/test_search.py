@@ -296,6 +296,7 @@ def test_perplexities_of_targets_are_per_token(kind: str, learned: Learned, capf
     assert float(printed["PRED"]) == pytest.approx(math.exp(-sum(scores) / counts), abs=0.01)
 
 
+@pytest.mark.slow_except("copying rnn")
 @pytest.mark.parametrize("kind", ["copying transformer", "copying rnn"])
 def test_gold_scores_do_not_depend_on_the_batch(kind: str, learned: Learned, capfd: Capture) -> None:
     host, model = learned(kind)

@@ -38,7 +38,6 @@ COMMANDS: dict[str, list[str]] = {
     "compress": ["compress", "--method", "projective", "--rank", "4"],
     "compress --no-check": ["compress", "--method", "projective", "--rank", "4", "--no-check"],
 }
-SECRET = "-----BEGIN PRIVATE KEY-----\n"
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 MOST_SECONDS = 30
 
