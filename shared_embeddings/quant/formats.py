@@ -90,8 +90,10 @@ class NumberFormat(ABC):
         wanted = None if self.scales_shape is None else (_SCALE_TYPE, self.scales_shape)
         if of_codes != (self.kind, self.codes_shape) or of_scales != wanted:
             raise ValueError("unexpected type or shape")
-        # Scales are multiplied by integers up to 127.
-        largest = packed.codes if packed.scales is None else packed.scales.float() * _LARGEST
+        # Scales are multiplied by integers up to 127, and by powers of 2 up to one.
+        largest = packed.codes if packed.scales is None else packed.scales.float()
+        if self.kind == torch.int8:
+            largest = largest * _LARGEST
         if largest.is_floating_point() and not bool(largest.isfinite().all()):
             raise ValueError("numbers that are not finite")
 

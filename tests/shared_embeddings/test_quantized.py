@@ -542,6 +542,7 @@ TABLES: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.slow_except("a fifth zero-plain", "zero, tiny and huge-weighted", "two columns-plain")
 @pytest.mark.parametrize(
     ("rates", "is_weighted"), [(ANY_RATES, False), (ANY_RATES[1::3], True)], ids=["plain", "weighted"]
 )
@@ -579,6 +580,7 @@ def test_more_bits_are_better_and_rounding_is_not(
             assert missed <= max(1.1 * rounded, 1.5 * 2.0**-bits, FINEST), (codec, bits, missed, rounded)
 
 
+@pytest.mark.slow_except("spectral-one direction", "uniform-two directions")
 @pytest.mark.parametrize("metric", ["one direction", "one number", "two directions", "nearly one direction"])
 @pytest.mark.parametrize("codec", codecs())
 def test_metrics_of_few_directions(codec: str, metric: str) -> None:
