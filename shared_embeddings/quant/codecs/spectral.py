@@ -274,9 +274,10 @@ class SpectralCodec(TrellisCodec):
             columns += [*range(count, len(each), 1 + self.dim // _OTHERS)]
             places = torch.tensor(columns, dtype=torch.long, device=rows.device)
             sized = numbers[:, places] / spread[places.clamp(max=count)]
-            bits, errors = [each[column] for column in columns], 0.0
-            for part, part_weights in zip(sized.split(BLOCK), weights.split(BLOCK)):
-                errors = errors + (part_weights * _expected(part, bits, _MORE_INCREASES)).sum(dim=1)
+            bits = [each[column] for column in columns]
+            blocks = zip(sized.split(BLOCK), weights.split(BLOCK))
+            expected = ((of * _expected(part, bits, _MORE_INCREASES)).sum(dim=1) for part, of in blocks)
+            errors = sum(expected, start=sized.new_zeros(()))
             increases = errors.new_tensor(_MORE_INCREASES)
             spread[:count][: len(columns)] *= increases[errors[:, :count].argmin(dim=0)]
             # Others are close to normal: they are increased by powers of 2 only.
