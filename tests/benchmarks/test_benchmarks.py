@@ -243,24 +243,6 @@ def test_fits_are_cached(asked: list[str], monkeypatch, capsys) -> None:
     assert losses == sorted(losses)
 
 
-def test_fits_to_a_random_table_are_measured_separately(tmp_path: Path, capsys) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
-    output = tmp_path / "large.jsonl"
-    asked = ["--size", "600x32", "--compression", "4", "--methods", "projective", "standard"]
-    where = ["--output", str(output), "--readme", str(readme)]
-    fitting.main([*asked, *where])
-    assert "standard is skipped" in capsys.readouterr().err
-    (found,) = read_records(output)["large fits"]["fits"]
-    assert found["method"] == "projective" and found["peak_tables"] > 0
-    assert 4 <= found["compression"] < 5
-    assert "| projective | 4." in readme.read_text()
-    record = read_records(output)["large fits"]
-    save_record(output, "large fits", {**record, "fits": [{**found, "seconds": 71}]})
-    fitting.main([*asked, *where])
-    assert "| 71 |" in readme.read_text()
-
-
 @pytest.mark.slow
 def test_programs_for_translation_train_on_the_same_text(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(translation, "VOCABULARY", 100)

@@ -223,17 +223,6 @@ def test_columns_are_contiguous_and_targets_are_the_next_tokens() -> None:
     assert ids.is_contiguous() and targets.is_contiguous()
 
 
-def test_segments_cover_each_target_once() -> None:
-    stream = Columns(TOKENS, batch_size=2)
-    position, targets = 0, []
-    while position < stream.length - 1:
-        ids, following = stream.segment(position, 4)
-        assert torch.equal(following, ids + 1)
-        targets += following[0].tolist()
-        position += ids.size(1)
-    assert targets == list(range(1, 11))
-
-
 def test_processes_share_the_columns_of_the_larger_batch() -> None:
     whole = Columns(TOKENS, batch_size=4).segment(1, 2)
     shares = [Columns(TOKENS, batch_size=2, rank=rank, world_size=2).segment(1, 2) for rank in (0, 1)]

@@ -139,17 +139,6 @@ def test_input_dtype_is_kept() -> None:
     torch.testing.assert_close(coarse, exact.bfloat16())  # angles of 300 do not fit into 8 bits
 
 
-def test_lengths_follow_the_rows() -> None:
-    positions = LengthControlledPositions(4, ["ldpe"], INTERLEAVED)
-    positions.set_lengths(torch.tensor([5, 6, 7]))
-    positions.start(6)
-    assert positions.lengths is not None and positions.lengths.tolist() == [5, 5, 6, 6, 7, 7]
-    positions.map_rows(lambda state, dim: state[torch.tensor([3, 2, 5, 5])])
-    assert positions.lengths.tolist() == [6, 6, 7, 7]
-    positions.start(3)
-    assert positions.lengths.tolist() == [5, 6, 7]
-
-
 # Outputs
 
 

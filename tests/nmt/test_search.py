@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from onmt.modules.copy_generator import CopyGenerator
-from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 from onmt.utils.loss import LossCompute
 from torch import Tensor
@@ -129,24 +128,6 @@ def _repeats(line: str, size: int) -> bool:
     words = line.split()
     runs = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     return len(set(runs)) < len(runs)
-
-
-def test_attention_has_the_length_of_the_source() -> None:
-    """The second of two sentences with two hypotheses each; their sources have 3 and 9 words."""
-    search = SimpleNamespace(
-        beam_size=2,
-        ratio=0.0,
-        n_best=2,
-        src_len=torch.tensor([3, 3, 9, 9]),
-        is_finished_list=[[False, False], [False, True]],
-        hypotheses=[[], []],
-        _batch_offset=[0, 1],
-    )
-    scores, words, attention = [[0.0, 0.0]] * 2, torch.zeros(2, 2, 4), torch.zeros(2, 2, 3, 9)
-    assert BeamSearch.beams_non_finished(search, 1, scores, words, attention, 3)
-    ((_, _, kept),) = search.hypotheses[1]
-    assert kept.shape == (3, 9)
-    assert search.src_len.tolist() == [3, 3, 9, 9]
 
 
 def test_padding_needs_no_coverage() -> None:

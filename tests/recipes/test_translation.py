@@ -61,15 +61,6 @@ def test_checkpoints_sort_by_step_without_partial_ones(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path / "absent") == {}
 
 
-def test_time_after_the_last_checkpoint_is_not_counted() -> None:
-    segments: list[dict[str, Any]] = [
-        {"from_step": 0, "started": 100.0, "ended": None},
-        {"from_step": 0, "started": 500.0, "ended": None},
-    ]
-    assert train.kept_segments(segments, 300.0) == [{"from_step": 0, "started": 100.0, "ended": 300.0}]
-    assert [part["ended"] for part in train.kept_segments(segments, 900.0)] == [900.0, 900.0]
-
-
 class Tools:
     """Replaces the commands: "trains" by writing checkpoints, "averages" by writing a file."""
 

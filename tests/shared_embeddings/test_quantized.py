@@ -192,27 +192,6 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
             )
 
 
-def test_the_codebook_of_the_trellis_is_normal() -> None:
-    *books, fine = trellis.codebook(torch.device("cpu"))
-    assert len(books) == 4 and len(fine) == 2048
-    quantiles = torch.distributions.Normal(0, 1).icdf((torch.arange(2048) + 0.5) / 2048)
-    for book in books:
-        assert float(book.square().mean()) == pytest.approx(1.0, abs=1e-4)
-        # Sums of two tables of 16 numbers have shorter tails.
-        torch.testing.assert_close(book.sort().values, quantiles, rtol=0, atol=1.0)
-        assert float((book.sort().values - quantiles).square().mean()) < 0.01
-        # A state is followed by entries of all sizes.
-        assert float(book.view(-1, 8).sort(dim=1).values.diff(dim=1).max()) < 2.0
-    # The numbers of a state must be independent.
-    assert float((torch.corrcoef(torch.stack(books)) - torch.eye(4)).abs().max()) < 0.05
-    fine = fine / fine.square().mean().sqrt()
-    torch.testing.assert_close(fine.sort().values, quantiles, rtol=0, atol=0.6)
-    assert float((fine.sort().values - quantiles).square().mean()) < 0.006
-    # Its lines have many sizes: 8 bits of a state leave small gaps.
-    gaps = fine.view(8, 256).sort(dim=1).values.diff(dim=1)
-    assert float(gaps[:, 64:192].max()) < 0.03
-
-
 def test_uniform_codes_worked_by_hand() -> None:
     codec = UniformCodec(5, 4)
     rows = torch.tensor([[-8.0, 7.0, 0.0, 3.0, 16.0]])
