@@ -26,7 +26,7 @@ class Running:
     def __init__(self, command: Sequence[str | Path], log: Path) -> None:
         self.log = log
 
-        def limit() -> None:
+        def listen() -> None:
             # Shells make their background processes ignore these.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -39,7 +39,7 @@ class Running:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
-                preexec_fn=limit,
+                preexec_fn=listen,
             )
 
     def __enter__(self) -> Running:
