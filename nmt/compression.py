@@ -184,11 +184,8 @@ class CheckpointModel:
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
         saved = {**checkpoints.released(self.checkpoint), "opt": self.options}
-        if self.is_safetensors:
-            checkpoints.write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
-            return
-        body, head = checkpoints.split_generator(dict(tensors))
-        checkpoints.save_checkpoint({"model": body, "generator": head, **saved}, output)
+        save_format = "safetensors" if self.is_safetensors else "pytorch"
+        checkpoints.write_model(tensors, saved, str(output), save_format)
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> plans.EmbeddingPlan:
         target = settings.get("target")
