@@ -238,11 +238,7 @@ def check_scores(embedding: SharedEmbedding, width: int) -> None:
 
 @torch.no_grad()
 def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
-    """The table ``(V, D)`` of a trained embedding, to which a replacement is fitted.
-
-    Raises:
-        UserError: the output side uses other vectors than the input side.
-    """
+    """Return the table ``(V, D)`` of a trained embedding; UserError if the output side has other vectors."""
     table = embedding.table().detach().clone()
     same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
     if is_scored and not (same and torch.allclose(embedding.output_table(), table, atol=1e-6)):
@@ -254,14 +250,9 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
 
 
 def place_plain(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> list[SharedEmbedding]:
-    """Put an embedding `standard` for each table, which shares its memory, into a model.
+    """Put an embedding `standard`, which shares its memory, for each table of a model into it.
 
-    Args:
-        model: the model.
-        tables: its own tables.
-
-    Returns:
-        The embeddings of tables that are scored.
+    Returns the embeddings of tables that are scored.
     """
     plain: dict[str, SharedEmbedding] = {}
     for table in tables:

@@ -43,7 +43,7 @@ from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
 from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.command_line import RESUME, StopFlag
-from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import remove, replacing, write_lines
 from shared_embeddings.utils.reading import read_lines
 
@@ -62,12 +62,7 @@ SelectWords = Callable[[Samples, int], "ScoredWords | None"]
 class SavedRecovery:
     """The file beside an output in which a training that was interrupted waits.
 
-    Args:
-        output: the output of the command.
-        about: what determines the training, as tensors and plain values.
-
-    Raises:
-        UserError: the file is there, but of another training.
+    UserError if it is of another training than `about`, tensors and plain values, determine.
     """
 
     def __init__(self, output: Path, about: object) -> None:
@@ -84,14 +79,10 @@ class SavedRecovery:
             content = load_tensors(self.path, self.path.name)
             if content.pop(KEY, None) != state_digest(content):
                 raise UserError("it does not match its checksum")
-            return content
         except UserError as error:
-            raise self.damaged(error) from error
-
-    def damaged(self, error: Exception) -> UserError:
-        """Return the error of a file with wrong content."""
-        reason = first_line(error)
-        return UserError(f"recovery {self.path}: is damaged ({reason}); remove it to train again")
+            reason = f"is damaged ({error}); remove it to train again"
+            raise UserError(f"recovery {self.path}: {reason}") from error
+        return content
 
     def write(self, content: Mapping[str, object]) -> None:
         """Replace what was written."""
@@ -102,10 +93,7 @@ class SavedRecovery:
 def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
     """Train a compressed model to predict as the original does, which is read again.
 
-    Args:
-        session: the model, with new embeddings in place.
-        fitted: these embeddings, plain afterwards unless they are rounded to codes.
-        saved: where the state waits after an interruption.
+    The fitted embeddings, which are in place, are plain afterwards unless they are rounded to codes.
 
     Returns:
         What was measured, and notes.
@@ -199,10 +187,7 @@ def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
 def other_lines(texts: Sequence[Path], seed: int, folder: Path) -> Iterator[Sequence[Path]]:
     """Copies of texts without the lines on which predictions are compared; the texts if no others are left.
 
-    Args:
-        texts: the texts.
-        seed: of the comparison.
-        folder: of the copies; it is deleted at the end, and at the beginning if a process was killed.
+    The folder of the copies is deleted at the end, and at the beginning if a process was killed.
     """
     compared = set(sampled_lines(texts, seed))
     for text in texts if len(texts) > 1 else ():  # of translation models, which read one of them
@@ -375,11 +360,8 @@ def train(
     """
     if saved.path.exists():
         state = saved.read()
-        try:
-            student.load(state)
-            batches.place = state["place"]
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise saved.damaged(error) from error
+        student.load(state)
+        batches.place = state["place"]
     began = last_saved = time.monotonic()
     before = student.seconds
     shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
