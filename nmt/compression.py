@@ -24,7 +24,6 @@ from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.words.token_counts import count_words
 
 # What options mean nothing for a trained model are set to: those of embeddings and of their beginning.
 UNSET: dict[str, bool | None] = {
@@ -33,7 +32,7 @@ UNSET: dict[str, bool | None] = {
 }
 
 
-class CheckpointModel:
+class CheckpointModel(host.TrainedModel):
     """A translation model read from a checkpoint ``NAME.pt``, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -121,10 +120,6 @@ class CheckpointModel:
         with torch.device("meta"):  # checks the options against the sizes
             plans.build_embeddings(plan, sized, self.vocabs)
         return plans.method_options(table, settings, is_scored)
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """Return how often each word occurs in texts of words separated by spaces."""
-        return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
         """Return the BLEU of a text."""

@@ -144,7 +144,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
         plain = [] if words is None else place_plain(original, tables)
         select = session.words_of if plain else lambda *_: None
         batches = TeacherBatches(original, rest, options.seed + 2, [*scored, *plain], select)
-        stack.callback(batches.close)
+        stack.callback(batches.contexts.close)
 
         def measure() -> float:
             """Return the divergence from the original on other lines; infinite if predictions are NaN."""
@@ -224,16 +224,16 @@ class TeacherBatches:
     ) -> None:
         self._original, self._texts, self._seed = original, texts, seed
         self._scored, self._words = scored, words
-        self._open = contextlib.ExitStack()
+        self.contexts = contextlib.ExitStack()  # of the sample
         self.place = 0, 0  # the number of the sample, and of the next part of it
         self._samples: Samples | None = None
 
     def turn_to(self, number: int, part: int) -> Samples:
         """Draw a sample, of which a part is next."""
-        self._open.close()
+        self.contexts.close()
         self._samples = samples = self._original.samples(self._texts, self._seed + number, TOKENS)
-        self._open.enter_context(samples.running())
-        self._open.enter_context(scoring_only(self._scored, self._words(samples, number)))
+        self.contexts.enter_context(samples.running())
+        self.contexts.enter_context(scoring_only(self._scored, self._words(samples, number)))
         self.place = number, part
         return samples
 
@@ -249,10 +249,6 @@ class TeacherBatches:
         inputs = samples.parts[part]
         targets = samples.predict(inputs).scores.float().log_softmax(dim=-1)
         return inputs, targets, samples.read * len(targets)
-
-    def close(self) -> None:
-        """Leave the contexts of the sample."""
-        self._open.close()
 
 
 class Student:

@@ -271,9 +271,6 @@ class _Side(nn.Module):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
-    def extra_repr(self) -> str:
-        return self.embedding.method
-
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise RuntimeError(
             "nn.DataParallel cannot copy a model with shared embeddings: start with torchrun, which uses "

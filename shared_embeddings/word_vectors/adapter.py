@@ -33,7 +33,6 @@ from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
-from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
@@ -45,7 +44,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.TrimmingAdapter):
+class Adapter(host.Adapter):
     """Opens word vectors.
 
     Attributes:
@@ -104,9 +103,6 @@ class VectorsModel(TrimmableModel):
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         check_decoder(method, options)
         return dict(options)
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
         raise UserError(
