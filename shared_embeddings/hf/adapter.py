@@ -62,7 +62,7 @@ class Adapter(host.Adapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
             config = read_json(path / folder.CONFIG)
             is_table = config.get("model_type") == "model2vec"
             return not is_table and ("model_type" in config or "architectures" in config)
