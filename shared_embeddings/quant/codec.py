@@ -77,6 +77,8 @@ class Codec(ABC):
             `shared_embeddings.quant.decoder.DECODERS` says. They may use what that module imports and has.
             Without any, models that are also loaded without the library are not compressed.
         rates: those that it supports, ascending from 0, which stands for rows without codes.
+        errors: the share of the squared error that each rate leaves; by default the limit for normal numbers.
+        book_shapes: the shapes of the codebooks by name.
     """
 
     name: ClassVar[str]
@@ -89,6 +91,7 @@ class Codec(ABC):
     codes_name: ClassVar[str] = "codes"
     onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
+    errors: ClassVar[Mapping[float, float]] = {rate: 4.0**-rate for rate in RATES}
     rates: tuple[float, ...] = RATES[:9]
 
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
@@ -96,14 +99,11 @@ class Codec(ABC):
         self.group_size = min(group_size, dim)
         self.layout = tuple(layout)
         self.num_scales = -(-dim // self.group_size) if self.has_groups else 1
+        self.book_shapes: dict[str, tuple[int, ...]] = {}
 
     @abstractmethod
     def row_bytes(self, rate: float) -> int:
         """The bytes of the codes of a row with codes."""
-
-    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
-        """The codebooks for rows of these rates by name; none by default."""
-        return {}
 
     def fit(
         self,
@@ -129,7 +129,8 @@ class Codec(ABC):
         if is_whole and self.onnx_rates:  # other programs read a single rate only
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
-        return self, self.allocate(squared_norms(table), importance, is_small, self.errors(), margin)
+        errors = torch.tensor([self.errors[rate] for rate in self.rates], dtype=torch.float64)
+        return self, self.allocate(squared_norms(table), importance, is_small, errors, margin)
 
     def allocate(
         self,
@@ -144,7 +145,7 @@ class Codec(ABC):
         Args:
             energy: the squared error ``(V,)`` of words without codes.
             importance, is_small: as in `fit`.
-            errors: as from `errors`.
+            errors: the share of the squared error that each of `rates` leaves.
             margin: as in `rates_within`.
         """
         weights = energy if importance is None else energy * importance
@@ -153,11 +154,7 @@ class Codec(ABC):
             weights.cpu(), lambda counts: is_small(self, counts), self.rates, sizes, errors, margin
         )
 
-    def errors(self) -> Tensor:
-        """The share of the squared error that each rate leaves; by default the limit for normal numbers."""
-        return 4.0 ** -torch.tensor(self.rates, dtype=torch.float64)
-
-    def initial_books(self, rates: Sequence[float]) -> Books:
+    def initial_books(self) -> Books:
         """Codebooks for normal numbers with a variance of one."""
         return {}
 
