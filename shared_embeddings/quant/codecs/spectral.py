@@ -277,9 +277,9 @@ class SpectralCodec(TrellisCodec):
             places = torch.tensor(columns, dtype=torch.long, device=rows.device)
             sized = numbers[:, places] / spread[places.clamp(max=count)]
             bits = [each[column] for column in columns]
-            errors: Any = 0.0
-            for part, part_weights in zip(sized.split(BLOCK), weights.split(BLOCK)):
-                errors = errors + (part_weights * _expected(part, bits, _MORE_INCREASES)).sum(dim=1)
+            blocks = zip(sized.split(BLOCK), weights.split(BLOCK))
+            expected = ((of * _expected(part, bits, _MORE_INCREASES)).sum(dim=1) for part, of in blocks)
+            errors = sum(expected, start=sized.new_zeros(()))
             increases = errors.new_tensor(_MORE_INCREASES)
             spread[:count][: len(columns)] *= increases[errors[:, :count].argmin(dim=0)]
             # Others are close to normal: they are increased by powers of 2 only.
