@@ -101,9 +101,9 @@ class Codec(ABC):
         self.num_scales = -(-dim // self.group_size) if self.has_groups else 1
         self.book_shapes: dict[str, tuple[int, ...]] = {}
 
-    @abstractmethod
     def row_bytes(self, rate: float) -> int:
-        """The bytes of the codes of a row with codes."""
+        """The bytes of the codes of a row with codes; by default those of its numbers."""
+        return -(-(int(rate) * self.dim) // 8)
 
     def fit(
         self,
@@ -183,8 +183,10 @@ class Codec(ABC):
         """Rows ``(n, D)`` before `project` is inverted, in the type of the scales ``(n, S)``."""
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        """Rows ``(n, D)`` of words without codes, likewise; by default zeros."""
-        return scales.new_zeros(len(scales), self.dim)
+        """Rows ``(n, D)`` of words without codes, likewise: multiples of the row ``center0.0``, or zeros."""
+        if "center0.0" not in books:
+            return scales.new_zeros(len(scales), self.dim)
+        return books["center0.0"].to(scales.dtype) * scales
 
     def uncoded_scales(self, rows: Tensor, books: Books, metric: Metric | None = None) -> Tensor:
         """The best scales ``(n, 1)`` of `uncoded`, not negative, for rows ``(n, D)`` as in `encode`."""
@@ -281,7 +283,11 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:
     """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)`` in a metric."""
-    weighted = values if metric is None else metric.products(values)
+    weighted = values
+    if metric is not None:
+        # Scales that fit a few directions only may be off by any factor in the others: a ridge has full rank.
+        matrix = metric.matrix.to(values)
+        weighted = values @ matrix + matrix.diagonal().mean() * values
     norms = (weighted * values).sum(dim=1, keepdim=True).clamp(min=1e-30)
     return (weighted * rows).sum(dim=1, keepdim=True) / norms
 

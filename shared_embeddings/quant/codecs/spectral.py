@@ -314,9 +314,6 @@ class SpectralCodec(TrellisCodec):
         values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales
 
-    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        return books["center0.0"].to(scales.dtype) * scales
-
     def derived(self, books: Books, rates: Sequence[float]) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the mean
         ``(D,)`` of numbers and the size ``(D,)`` of entries of words of each rate.
