@@ -140,13 +140,8 @@ class Codec(ABC):
         errors: Tensor,
         margin: float = _WORTH_SAVING,
     ) -> Tensor:
-        """The rates ``(V,)`` with the least error.
-
-        Args:
-            energy: the squared error ``(V,)`` of words without codes.
-            importance, is_small: as in `fit`.
-            errors: the share of the squared error that each of `rates` leaves.
-            margin: as in `rates_within`.
+        """The rates ``(V,)`` with the least error, as in `fit` and `rates_within`, for words ``(V,)`` whose
+        squared error is `energy` without codes; each of `rates` leaves a share of it, `errors`.
         """
         weights = energy if importance is None else energy * importance
         sizes = [self.row_bytes(rate) if rate else 0 for rate in self.rates]

@@ -41,15 +41,10 @@ _LEAST_IN_ROW = 16
 
 
 class Packed(NamedTuple):
-    """A tensor in few bits.
+    """A tensor in few bits."""
 
-    Attributes:
-        codes: its numbers without their scales.
-        scales: in bfloat16; None for fp16 and integers.
-    """
-
-    codes: Tensor
-    scales: Any  # a tensor, or None
+    codes: Tensor  # its numbers without their scales
+    scales: Any  # a tensor in bfloat16; None for fp16 and integers
 
 
 class NumberFormat(ABC):
