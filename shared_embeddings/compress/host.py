@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
-from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, score_only
 from shared_embeddings.registry import build
-from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words
 

@@ -37,11 +37,10 @@ from shared_embeddings.compress.measure import (
 from shared_embeddings.compress.options import Duration, parse_duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.compress.session import Session, announce
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding, score_only
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
-from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.command_line import RESUME, StopFlag
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import remove, replacing, write_lines

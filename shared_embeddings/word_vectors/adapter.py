@@ -65,6 +65,8 @@ class Adapter(host.Adapter):
 class VectorsModel(TrimmableModel):
     """Word vectors read from a file."""
 
+    count_text = staticmethod(count_words)
+
     def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
         self.path = path
         self.notes: list[str] = []  # what a file of another program has, but not the model
@@ -164,7 +166,9 @@ class VectorsModel(TrimmableModel):
         return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
-        return _encode(self.words if trimmed else self.original, lines)
+        """Return the ids of the words of each line that are in the vocabulary."""
+        ids = {word: place for place, word in enumerate(self.words if trimmed else self.original)}
+        return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
@@ -212,12 +216,6 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
             "version of this program; copy it again, or use that version"
         ) from error
     return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
-
-
-def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
-    """Return the ids of the words of each line that are among `words`."""
-    ids = {word: place for place, word in enumerate(words)}
-    return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
 
 def _loader() -> bytes:

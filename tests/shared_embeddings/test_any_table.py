@@ -54,6 +54,7 @@ TABLES: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.slow_except("a fifth zero-plain", "zero, tiny and huge-weighted", "two columns-plain")
 @pytest.mark.parametrize(
     ("rates", "is_weighted"), [(RATES, False), (RATES[1::3], True)], ids=["plain", "weighted"]
 )
@@ -91,6 +92,7 @@ def test_more_bits_are_better_and_rounding_is_not(
             assert missed <= max(1.1 * rounded, 1.5 * 2.0**-bits, FINEST), (codec, bits, missed, rounded)
 
 
+@pytest.mark.slow_except("spectral-one direction", "uniform-two directions")
 @pytest.mark.parametrize("metric", ["one direction", "one number", "two directions", "nearly one direction"])
 @pytest.mark.parametrize("codec", codecs())
 def test_metrics_of_few_directions(codec: str, metric: str) -> None:

@@ -23,7 +23,7 @@ from shared_embeddings.compress.recovery import (
     scores_rows,
     train,
 )
-from shared_embeddings.scored_words import score_only
+from shared_embeddings.embedding import score_only
 from shared_embeddings.utils.errors import UserError
 
 
