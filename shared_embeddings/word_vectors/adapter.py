@@ -65,8 +65,6 @@ class Adapter(host.Adapter):
 class VectorsModel(TrimmableModel):
     """Word vectors read from a file."""
 
-    count_text = staticmethod(count_words)
-
     def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
         self.path = path
         self.notes: list[str] = []  # what a file of another program has, but not the model
