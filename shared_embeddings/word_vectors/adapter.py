@@ -33,7 +33,6 @@ from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing
 from shared_embeddings.word_vectors import load_vectors
-from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
@@ -45,7 +44,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.TrimmingAdapter):
+class Adapter(host.Adapter):
     """Opens word vectors.
 
     Attributes:
@@ -104,9 +103,6 @@ class VectorsModel(TrimmableModel):
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         check_decoder(method, options)
         return dict(options)
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
         raise UserError(
@@ -168,7 +164,9 @@ class VectorsModel(TrimmableModel):
         return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
-        return _encode(self.words if trimmed else self.original, lines)
+        """Return the ids of the words of each line that are in the vocabulary."""
+        ids = {word: place for place, word in enumerate(self.words if trimmed else self.original)}
+        return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
@@ -216,12 +214,6 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
             "version of this program; copy it again, or use that version"
         ) from error
     return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
-
-
-def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
-    """Return the ids of the words of each line that are among `words`."""
-    ids = {word: place for place, word in enumerate(words)}
-    return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
 
 def _loader() -> bytes:

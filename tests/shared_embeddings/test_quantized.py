@@ -102,7 +102,7 @@ def test_compiled_loops_agree_with_torch(threads: int, lanes: bool, monkeypatch:
     for codec in (*(UniformCodec(*size) for size in sizes), fitted, TrellisCodec(96), TrellisCodec(95)):
         rows, hidden = normal_rows(37, codec.dim), normal_rows(3, codec.dim)
         for rate in filter(None, codec.rates):
-            books = codec.initial_books([rate])
+            books = codec.initial_books()
             books |= codec.derived(books, [rate])
             codes, scales = codec.encode(rows, rate, books)
             results = []
@@ -133,7 +133,7 @@ def test_compiled_search_is_as_accurate_as_torch(codec: Codec, monkeypatch: pyte
 
 def test_gradients_of_codebooks_do_not_use_compiled_loops() -> None:
     codec, hidden = SpectralCodec(32), normal_rows(2, 32)
-    books = codec.initial_books([3])
+    books = codec.initial_books()
     books |= codec.derived(books, [3])
     codes, scales = codec.encode(normal_rows(4, 32), 3, books)
     spread = books["spread"].requires_grad_()
