@@ -238,23 +238,11 @@ def test_calibration_of_every_host(
         other = ["compress", "--model", trained.model, "--method", "standard", *more]
         status, _, error = run(capsys, *other, "--output", output, "--force")
         assert status == 2 and "no effect with method standard" in error
-    content, name = load_file(file), next(iter(sizes))
-    metric, shares = content[name], content[f"{name}.shares"]
-    others = {key: tensor for key, tensor in content.items() if not key.startswith(tuple(sizes))}
-    for wrong, reason in (
-        ({**content, "model": content["model"] ^ 1}, "is of another model"),
-        ({**content, "model": torch.ones(2, 2)}, "is of another model"),
-        ({**content, "more": metric.clone()}, "its more is not"),
-        ({**others, name: metric}, f"its {name}.shares is not"),
-        ({**others, "other": metric, "other.shares": shares}, "its other is not"),
-        (others, f"its {name} is not"),
-        ({**content, name: metric[1:]}, f"its {name} is not"),
-        ({**content, name: metric.double()}, f"its {name} is not"),
-        ({**content, f"{name}.shares": shares / 0}, f"its {name}.shares is not"),
-    ):
-        save_file(wrong, file)
+    content = load_file(file)
+    for wrong in (content["model"] ^ 1, torch.ones(2, 2)):
+        save_file({**content, "model": wrong}, file)
         status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
-        assert status == 2 and reason in error.splitlines()[-1] and "Traceback" not in error
+        assert status == 2 and "is of another model" in error.splitlines()[-1]
 
 
 def change_settings(

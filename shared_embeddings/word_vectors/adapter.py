@@ -33,7 +33,6 @@ from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.word_vectors import load_vectors
-from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
@@ -47,7 +46,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.TrimmingAdapter):
+class Adapter(host.Adapter):
     """Opens word vectors.
 
     Attributes:
@@ -67,8 +66,6 @@ class Adapter(host.TrimmingAdapter):
 
 class VectorsModel(TrimmableModel):
     """Word vectors read from a file."""
-
-    count_text = staticmethod(count_words)
 
     def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
         self.path = path

@@ -329,7 +329,7 @@ def test_training_resumes_only_with_the_same_positions(
     host, checkpoint = counting
     config = host.config("other", embedding=ALONE, decoder_positions=["pe", "lrpe"], train_steps=140)
     line = error_line("onmt_train -config", config, "-train_from", checkpoint)
-    assert "decoder_positions: lrpe pe has no effect with train_from" in line and "with ldpe;" in line
+    assert "decoder_positions: ['pe', 'lrpe'] has no effect with train_from" in line and "['ldpe'];" in line
 
 
 @pytest.mark.parametrize(
