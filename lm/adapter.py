@@ -53,7 +53,6 @@ from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError, first_line, require
-from shared_embeddings.words.token_counts import count_words
 
 NAME = "words"
 _TEXTS = 20  # texts that are read at a time
@@ -120,9 +119,6 @@ class TrainedLanguageModel(TrimmableModel):
             chosen.setdefault("output_bias", True)
         check_scores(with_untrained_part(old, self.words, method, chosen), old.score_dim)
         return chosen
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        return count_words(texts)
 
     def quality(self, validation: Validation) -> Quality:
         """The perplexity of a text, as ``lm_evaluate`` computes it by default."""

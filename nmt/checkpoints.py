@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from nmt.embeddings import shared_embeddings_of, unique_state
 from shared_embeddings import checkpoints
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.quant.storage import HEADER, Packing, packed_as, packing_of, unpack
@@ -131,7 +130,7 @@ def read_weights(path: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str
     return checkpoint, checkpoint["model"], checkpoint.get("generator") or {}
 
 
-def split_generator(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_generator(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split the tensors of a model into those of the body and those of the generator, without its prefix."""
     body = {name: tensor for name, tensor in state.items() if not name.startswith(_GENERATOR)}
     return body, {name.removeprefix(_GENERATOR): state[name] for name in state if name not in body}
@@ -159,28 +158,19 @@ def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) ->
         torch.save(checkpoints.with_checksum(checkpoint), file)
 
 
-def write_step(
-    model: nn.Module, saved: dict[str, Any], base: str, save_format: str
+def write_model(
+    weights: Mapping[str, Tensor], saved: dict[str, Any], path: str, save_format: str
 ) -> tuple[str, str | None]:
-    """Write the checkpoint of one step; returns its file, and the separate file of its weights, if any.
+    """Write a checkpoint; returns `path`, which ends in ``.pt``, and the file of separate weights, if any.
 
-    `saved` has the other parts of the checkpoint (options, vocabulary, …); `base` is a path without suffix.
+    `saved` has its other parts (options, vocabulary, …). Separate weights come first, and the checkpoint has
+    their checksum: if the process is killed in between, an older checkpoint is rejected.
     """
-    # Models with shared embeddings have each tied tensor once.
-    state = unique_state(model) if shared_embeddings_of(model) else model.state_dict()
-    if save_format == "safetensors":
-        return write_with_safetensors(state, saved, base)
-    body, head = split_generator(state)
-    save_checkpoint({"model": body, "generator": head, **saved}, f"{base}.pt")
-    return f"{base}.pt", None
-
-
-def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], base: str) -> tuple[str, str]:
-    """Write the safetensors of all weights and then their checkpoint; returns the checkpoint and the weights.
-
-    The checkpoint has the checksum of its weights: if the process is killed in between, an older checkpoint
-    does not fit the new weights and is rejected.
-    """
+    if save_format != "safetensors":
+        body, head = split_generator(weights)
+        save_checkpoint({"model": body, "generator": head, **saved}, path)
+        return path, None
+    base = path.removesuffix(".pt")
     seen: set[int] = set()
     distinct = {}  # each storage once, as the safetensors format requires
     for name, tensor in weights.items():
@@ -189,8 +179,8 @@ def write_with_safetensors(weights: dict[str, Tensor], saved: dict[str, Any], ba
             distinct[name] = tensor.contiguous()
     with files.replacing(Path(f"{base}.safetensors")) as temporary:
         checksum = checkpoints.save_safetensors(distinct, temporary)
-    save_checkpoint({**saved, WEIGHTS: checksum}, f"{base}.pt")
-    return f"{base}.pt", f"{base}.safetensors"
+    save_checkpoint({**saved, WEIGHTS: checksum}, path)
+    return path, f"{base}.safetensors"
 
 
 def step_files(save_model: str) -> dict[Path, int]:

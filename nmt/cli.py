@@ -9,11 +9,13 @@ import functools
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 from shared_embeddings.utils import command_line
 from shared_embeddings.utils.command_line import RESUME, Parser, error_line, run
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import bytes_on_disk
+from shared_embeddings.utils.files import bytes_on_disk, locked
 from shared_embeddings.utils.paths import existing_file, new_path
 
 
@@ -55,7 +57,8 @@ def train(arguments: Sequence[str]) -> None:
     from nmt.train import ranks, runs
 
     opt = parse(onmt.bin.train._get_parser(), arguments)
-    with runs.locked_run(opt):
+    start = Path(opt.save_model)
+    with locked(start.with_name(f".{start.name}.lock")) if runs.leads(opt) else nullcontext():
         record = runs.begin(opt)
         init_logger(opt.log_file)
         if record is None:

@@ -24,7 +24,6 @@ from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.words.token_counts import count_words
 
 # What options mean nothing for a trained model are set to: those of embeddings and of their beginning.
 UNSET: dict[str, bool | None] = {
@@ -33,7 +32,7 @@ UNSET: dict[str, bool | None] = {
 }
 
 
-class CheckpointModel:
+class CheckpointModel(host.TrainedModel):
     """A translation model read from a checkpoint ``NAME.pt``, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -122,10 +121,6 @@ class CheckpointModel:
             plans.build_embeddings(plan, sized, self.vocabs)
         return plans.method_options(table, settings, is_scored)
 
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """Return how often each word occurs in texts of words separated by spaces."""
-        return count_words(texts)
-
     def quality(self, validation: Validation) -> Quality:
         """Return the BLEU of a text."""
         if self.is_language_model:
@@ -184,11 +179,8 @@ class CheckpointModel:
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         """Write the model without training state, all or nothing."""
         saved = {**checkpoints.released(self.checkpoint), "opt": self.options}
-        if self.is_safetensors:
-            checkpoints.write_with_safetensors(dict(tensors), saved, str(output.with_suffix("")))
-            return
-        body, head = checkpoints.split_generator(dict(tensors))
-        checkpoints.save_checkpoint({"model": body, "generator": head, **saved}, output)
+        save_format = "safetensors" if self.is_safetensors else "pytorch"
+        checkpoints.write_model(tensors, saved, str(output), save_format)
 
     def _plan(self, settings: Mapping[str, dict[str, Any]]) -> plans.EmbeddingPlan:
         target = settings.get("target")

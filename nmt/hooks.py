@@ -33,6 +33,7 @@ from nmt.fixes import apply_registered, replace, wrap
 from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
+from shared_embeddings.utils.command_line import positive
 
 # Applies all hooks and fixes; later calls do nothing
 apply_patches = apply_registered
@@ -45,7 +46,11 @@ apply_patches = apply_registered
 def add_translation_options(original: Any, parser: Any) -> None:
     """Add the options for desired lengths; transforms default to the checkpoint's, and may be ``none``."""
     original(parser)
-    length_control.add_translation_options(parser)
+    add = parser.add_argument_group("Length control").add_argument
+    text = "Desired number of tokens per translation, for models with length control"
+    add("--desired_length", "-desired_length", type=positive, default=None, metavar="N", help=text)
+    text = "File with the desired length of each line of the source"
+    add("--desired_lengths", "-desired_lengths", default=None, metavar="FILE", help=text)
     (action,) = (action for action in parser._actions if action.dest == "transforms")
     action.choices = [name for name in action.choices if name not in transforms.NEEDING_TARGETS]
     action.choices.append(transforms.NONE)
@@ -194,7 +199,10 @@ def save_checkpoint(original: Any, self: Any, step: int, model: nn.Module) -> An
     files: tuple[str | None, str | None] = (None, None)
     if not distributed or torch.distributed.get_rank() == 0:
         logger.info(f"Saving checkpoint {base}.pt")
-        files = checkpoints.write_step(model, saved, base, self.save_format)
+        # Models with shared embeddings have each tied tensor once.
+        is_shared = bool(embeddings.shared_embeddings_of(model))
+        state = embeddings.unique_state(model) if is_shared else model.state_dict()
+        files = checkpoints.write_model(state, saved, f"{base}.pt", self.save_format)
     if distributed:
         torch.distributed.barrier()
     return files

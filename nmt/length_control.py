@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared_embeddings.utils.command_line import positive
 from shared_embeddings.utils.errors import UserError
 
 BASE = 10000.0
@@ -84,25 +83,6 @@ OPTION = "decoder_positions"
 START_AND_END = 2
 
 
-def add_model_options(parser: Any) -> None:
-    """Add the model option to OpenNMT-py's parser."""
-    text = (
-        "Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length difference), "
-        "lrpe (length ratio); ldpe and lrpe require a desired length in translation"
-    )
-    add = parser.add_argument_group("Length control").add_argument
-    add(f"--{OPTION}", f"-{OPTION}", nargs="+", choices=sorted(ANGLES), default=None, help=text)
-
-
-def add_translation_options(parser: Any) -> None:
-    """Add the translation options to OpenNMT-py's parser."""
-    add = parser.add_argument_group("Length control").add_argument
-    text = "Desired number of tokens per translation, for models with length control"
-    add("--desired_length", "-desired_length", type=positive, default=None, metavar="N", help=text)
-    text = "File with the desired length of each line of the source"
-    add("--desired_lengths", "-desired_lengths", default=None, metavar="FILE", help=text)
-
-
 def has_length_control(opt: Namespace) -> bool:
     """Return whether a model has an encoding that depends on the length."""
     return any(name in LENGTH_DEPENDENT for name in getattr(opt, OPTION, None) or ())
@@ -120,16 +100,6 @@ def check_positions(opt: Namespace) -> None:
         raise UserError(
             f"{OPTION}: {' '.join(names)} needs decoder_type: transformer, not {opt.decoder_type}, and a "
             "source"
-        )
-
-
-def check_same_positions(opt: Namespace, saved: Namespace) -> None:
-    """Check that the positions are those of the checkpoint to train from; raises `UserError` otherwise."""
-    asked, found = (set(getattr(options, OPTION, None) or ["pe"]) for options in (opt, saved))
-    if getattr(opt, OPTION, None) is not None and asked != found:
-        raise UserError(
-            f"{OPTION}: {' '.join(sorted(asked))} has no effect with train_from, because the checkpoint was "
-            f"trained with {' '.join(sorted(found))}; remove the option, or train a new model"
         )
 
 

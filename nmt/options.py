@@ -37,7 +37,13 @@ def add_model_options(original: Any, parser: Any) -> None:
     name = distillation.OPTION
     text = f"Start from a trained model and fit the embedding to its table: '{distillation.EXAMPLE}'"
     add(f"--{name}", f"-{name}", default=None, metavar="MAPPING", help=text)
-    length_control.add_model_options(parser)
+    name = length_control.OPTION
+    text = (
+        "Positional encodings of the decoder, which are summed: pe (sinusoids), ldpe (length difference), "
+        "lrpe (length ratio); ldpe and lrpe require a desired length in translation"
+    )
+    add = parser.add_argument_group("Length control").add_argument
+    add(f"--{name}", f"-{name}", nargs="+", choices=sorted(length_control.ANGLES), default=None, help=text)
 
 
 @wrap("_add_train_general_opts", onmt.opts)

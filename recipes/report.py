@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,6 +26,7 @@ from recipes.common.results import (
     BASELINE,
     FILE,
     SMOKE_FOLDER,
+    Measure,
     Record,
     by_importance,
     find_measure,
@@ -147,6 +148,11 @@ def _best(records: Sequence[Record]) -> dict[str, str]:
     }
 
 
+def _score(key: str, measure: Measure) -> Callable[[Record], str]:
+    """Return what prints a score of a record."""
+    return lambda record: measure.describe(record["scores"][key])
+
+
 def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     """Return the picture and the table of the rows that were run, with the figures of their papers."""
     picture, parts = f"{recipe.name}.png", []
@@ -160,7 +166,7 @@ def _task(recipe: Recipe, records: Sequence[Record], folder: Path) -> list[str]:
     printed = [key for record in records for key in record["paper"] or ()]
     columns: list[str | Column] = ["row"]
     for key, measure in measures.items():
-        columns.append(Column(measure.title, lambda r, key=key, of=measure: of.describe(r["scores"][key])))
+        columns.append(Column(measure.title, _score(key, measure)))
         if key in printed:
             columns.append(Column(f"{measure.title}, paper", number("{}", "paper", key)))
     columns += ["stored", "smaller", "minutes", "method", "options"]

@@ -18,9 +18,9 @@ CachingSelf = TypeVar("CachingSelf", bound="CachingModule")
 class CachingModule(nn.Module):
     """A module that can cache tensors derived from its parameters, in ``eval()`` without gradients.
 
-    The cache is cleared when a parameter or buffer is replaced or modified, on ``train()``, on
-    ``load_state_dict``, and on a move to another device or dtype. torch does not count changes through an
-    alias such as ``parameter.data.add_(1)``: call `clear_cache` after those.
+    The cache is cleared on ``train()``, and when a parameter or buffer has been replaced or modified, also by
+    ``load_state_dict`` or a move to another device or dtype. torch does not count changes through an alias
+    such as ``parameter.data.add_(1)``: call `clear_cache` after those.
 
     Attributes:
         derived: the cached values by name.
@@ -76,14 +76,6 @@ class CachingModule(nn.Module):
                 "the embedding is packed and frozen: to train it, load it with trainable=True", stacklevel=2
             )
         return super().train(mode)
-
-    def _apply(self: CachingSelf, fn: Any, recurse: bool = True) -> CachingSelf:
-        self.clear_cache()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.clear_cache()
-        super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles start without a cache.

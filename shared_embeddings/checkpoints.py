@@ -25,9 +25,9 @@ from torch import Tensor
 
 from shared_embeddings.quant.packed_tensor import inner_tensors
 from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.files import AnyPath, replacing
 from shared_embeddings.utils.options import quote
 
-AnyPath = str | os.PathLike[str]
 # Options of OpenNMT-py in checkpoints; for the whole process, since a context would remove it for others.
 torch.serialization.add_safe_globals([Namespace])
 # The entry of a checkpoint or of safetensors metadata with the checksum of everything else.
@@ -218,9 +218,8 @@ def stamp_safetensors(path: Path) -> None:
     """Add a checksum to a safetensors file that another program wrote; OSError if it cannot be written."""
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    stamped = path.with_name(f"{path.name}.stamped")
-    save_safetensors(load_tensors(path, path.name), stamped, metadata)
-    os.replace(stamped, path)
+    with replacing(path) as temporary:
+        save_safetensors(load_tensors(path, path.name), temporary, metadata)
 
 
 def verify(path: Path) -> list[Path]:

@@ -9,10 +9,11 @@ hidden states that are scored, ``R`` rank or small dimension.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -57,7 +58,7 @@ _CPU_EVEN_TOKENS = 64
 
 @dataclasses.dataclass
 class RestrictedScores:
-    """The only words that are scored, see `shared_embeddings.scored_words.score_only`.
+    """The only words that are scored, see `score_only`.
 
     Attributes:
         ids: of the words ``(n,)``.
@@ -110,7 +111,7 @@ class SharedEmbedding(CachingModule):
         score_dim: S, the width of hidden states that `logits` and `cross_entropy` take.
         has_output: whether there is an output side.
         bias: ``(V,)`` added to the scores, with the option `output_bias`; else None.
-        scored_words: the only words that are scored, see `shared_embeddings.scored_words`; None for all.
+        scored_words: the only words that are scored, see `score_only`; None for all.
         method: the registered name of the method.
         has_linear_scores: whether ``logits(h)`` is ``h @ output_table().T``, plus `output_bias()` if there is
             one; False for a softmax in two steps.
@@ -196,7 +197,7 @@ class SharedEmbedding(CachingModule):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores ``(..., V)`` of all words for hidden states ``(..., S)``.
 
-        Within `shared_embeddings.scored_words.score_only` they are those of some words.
+        Within `score_only` they are those of some words.
 
         Raises:
             ValueError: the last axis of `hidden` is not `score_dim`.
@@ -519,6 +520,26 @@ class SharedEmbedding(CachingModule):
                 f"hidden states have {width} dimensions, but this {self.method} embedding scores "
                 f"{self.score_dim}: {self.width_advice}"
             )
+
+
+@contextlib.contextmanager
+def score_only(embedding: SharedEmbedding, ids: Tensor, offsets: Tensor | None = None) -> Iterator[None]:
+    """Within this context, scores and log-probabilities ``(..., n)`` are those of words `ids` ``(n,)`` only.
+
+    With gradients, scores need rows of these words only; rows without gradients are looked up once, so
+    parameters may change between two contexts only.
+
+    Args:
+        embedding: with linear scores of its input table.
+        ids: of the words.
+        offsets: ``(n,)`` added to their scores; None for zeros.
+    """
+    before = embedding.scored_words
+    embedding.scored_words = RestrictedScores(ids, offsets)
+    try:
+        yield
+    finally:
+        embedding.scored_words = before
 
 
 def without_padding(rows: Tensor, padding_idx: int | None, ids: Tensor | None = None) -> Tensor:

@@ -238,23 +238,11 @@ def test_calibration_of_every_host(
         other = ["compress", "--model", trained.model, "--method", "standard", *more]
         status, _, error = run(capsys, *other, "--output", output, "--force")
         assert status == 2 and "no effect with method standard" in error
-    content, name = load_file(file), next(iter(sizes))
-    metric, shares = content[name], content[f"{name}.shares"]
-    others = {key: tensor for key, tensor in content.items() if not key.startswith(tuple(sizes))}
-    for wrong, reason in (
-        ({**content, "model": content["model"] ^ 1}, "is of another model"),
-        ({**content, "model": torch.ones(2, 2)}, "is of another model"),
-        ({**content, "more": metric.clone()}, "its more is not"),
-        ({**others, name: metric}, f"its {name}.shares is not"),
-        ({**others, "other": metric, "other.shares": shares}, "its other is not"),
-        (others, f"its {name} is not"),
-        ({**content, name: metric[1:]}, f"its {name} is not"),
-        ({**content, name: metric.double()}, f"its {name} is not"),
-        ({**content, f"{name}.shares": shares / 0}, f"its {name}.shares is not"),
-    ):
-        save_file(wrong, file)
+    content = load_file(file)
+    for wrong in (content["model"] ^ 1, torch.ones(2, 2)):
+        save_file({**content, "model": wrong}, file)
         status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
-        assert status == 2 and reason in error.splitlines()[-1] and "Traceback" not in error
+        assert status == 2 and "is of another model" in error.splitlines()[-1]
 
 
 def change_settings(
@@ -373,6 +361,7 @@ def test_compress_writes_a_model_of_the_same_host(
     assert status == 2 and str(small) in error
 
 
+@pytest.mark.slow_except("lm-*", "vectors-*", "hf-text", "nmt-text")
 @pytest.mark.parametrize("source", ["generated", "text"])
 def test_damaged_models_are_reported(
     trained: TrainedHost, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -450,7 +439,6 @@ def test_the_best_candidate_is_written(
     ("arguments", "message"),
     [
         ("", "give exactly one of size, bits and max_loss"),
-        ("--bits 2 --size 4x", "give exactly one of"),
         ("--bits 2 --compare", "give either output or compare"),
         ("--bits 2 --rank 4", "rank is an option of a method"),
         ("--bits 64", "below 32"),
@@ -458,13 +446,9 @@ def test_the_best_candidate_is_written(
         ("--bits 2 --seed -1", "'seed' is -1"),
         ("--bits 2 --no-check", "check=False needs a method"),
         ("--size 1000000x", "no method is possible at this size"),
-        ("--size 8", "write a factor above 1 such as 8x"),
         ("--max-loss 120%", "write 1% or 0.01"),
-        ("--max-loss=-1nats", "write 1% or 0.01"),
         ("--method quantized --max-loss 1%", "remove method"),
         ("--method projective --rank 2 --bits 3", "'rank' is chosen by the target"),
-        ("--method x", "unknown embedding method"),
-        ("--method projective --rang 4", "unknown option 'rang'"),
         ("--method projective --rank 2 --words a,b", "'words' is set by"),
         ("--method projective --rank 2 --recover 20", "write 20min or 1500steps"),
         ("--method projective --rank 2 --recover 1min --no-check", "recover has no effect with check=False"),

@@ -30,24 +30,16 @@ OPTION = distillation.OPTION
 REQUESTED = "embeddings_before_fit"
 
 
-# Options
-
-
-def parse_distillation(value: Any) -> distillation.Distillation | None:
-    """Return the option ``embedding_distillation``, a mapping, with its defaults."""
-    return None if value is None else distillation.parse_distillation(value)
-
-
 def resume_distillation(opt: Namespace, saved: Namespace) -> None:
     """Resume the distillation of a checkpoint; only the path of the teacher may change, in `saved`, too."""
-    asked, trained = (parse_distillation(getattr(options, OPTION, None)) for options in (opt, saved))
-    if asked is None:
+    if getattr(opt, OPTION, None) is None:
         return
+    asked, before = distillation.parse_distillation(getattr(opt, OPTION)), getattr(saved, OPTION, None)
+    trained = None if before is None else distillation.parse_distillation(before)
     if trained is None or dataclasses.replace(asked, teacher=trained.teacher) != trained:
-        before = None if trained is None else dataclasses.asdict(trained)
         raise UserError(
             f"{OPTION}: {dataclasses.asdict(asked)} has no effect with train_from because the checkpoint was "
-            f"trained with {before}; remove the option, or train a new model"
+            f"trained with {trained and dataclasses.asdict(trained)}; remove the option, or train a new model"
         )
     setattr(saved, OPTION, getattr(opt, OPTION))
 
@@ -190,9 +182,9 @@ def prepare_student(
 
     The embeddings of a new model are replaced, and the sizes of fitted ones set in its options.
     """
-    asked, plan = parse_distillation(getattr(opt, OPTION, None)), plans.read_plan(opt)
-    if asked is None:
+    if getattr(opt, OPTION, None) is None:
         return distillation.TeacherLosses()
+    asked, plan = distillation.parse_distillation(getattr(opt, OPTION)), plans.read_plan(opt)
     if plan is None:
         raise UserError(f"{OPTION}: has no effect without `embedding`; set it, or remove the option")
     for name in ("copy_attn", "truncated_decoder"):  # the teacher scores the same words at the same time

@@ -8,11 +8,13 @@ from argparse import Namespace
 from typing import Any
 
 import onmt.utils.distributed
+import torch.distributed
 import torch.multiprocessing
 from onmt.utils.misc import set_random_seed
 from onmt.utils.parse import ArgumentParser
 from torch.multiprocessing import ProcessExitedException
 
+from nmt.hooks import apply_patches
 from nmt.train import training
 from shared_embeddings.utils.command_line import StopFlag
 from shared_embeddings.utils.errors import UserError
@@ -25,21 +27,14 @@ def train(opt: Namespace, record: dict[str, Any]) -> None:
     """Train in this process, or in one process per rank of this machine.
 
     Ranks ignore signals; this process passes them on, so that all ranks save and stop after the same step.
-
-    Args:
-        opt: the options of ``onmt_train``.
-        record: the settings of the run, see `nmt.train.runs.begin`.
-
-    Raises:
-        UserError: a rank was killed.
-        ProcessRaisedException: a rank failed; has its traceback.
+    UserError if a rank was killed; `ProcessRaisedException` with its traceback if one failed.
     """
     ArgumentParser.validate_train_opts(opt)
     ArgumentParser.update_model_opts(opt)
     ArgumentParser.validate_model_opts(opt)
     set_random_seed(opt.seed, False)
     if opt.world_size <= 1:
-        training.run_process(opt, 0 if opt.gpu_ranks else -1, record, None)
+        training.train(opt, 0 if opt.gpu_ranks else -1, record, None)
         return
     event = multiprocessing.get_context("spawn").Event()
     with StopFlag() as stop:
@@ -67,6 +62,6 @@ def _train_rank(index: int, opt: Namespace, record: dict[str, Any], event: Any) 
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     onmt.utils.distributed.multi_init(opt, index)
-    training.run_process(
-        opt, index, record, lambda: event.is_set() or parent is None or not parent.is_alive()
-    )
+    apply_patches()
+    training.train(opt, index, record, lambda: event.is_set() or parent is None or not parent.is_alive())
+    torch.distributed.destroy_process_group()  # else torch may abort if other processes have ended

@@ -6,15 +6,15 @@ import json
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nmt.checkpoints import read_checkpoint, step_files
 from shared_embeddings.compress.distillation import OPTION
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.files import locked, sha256
+from shared_embeddings.utils.files import sha256
 from shared_embeddings.utils.reading import parse_yaml
 
 CHOICES = ("auto", "never", "overwrite")
@@ -50,19 +50,8 @@ def settings_of(opt: Namespace) -> dict[str, Any]:
     return settings
 
 
-@contextmanager
-def locked_run(opt: Namespace) -> Iterator[None]:
-    """Hold the lock of a run on the machine with the first rank, which writes the checkpoints."""
-    if not leads(opt):
-        yield
-        return
-    start = Path(opt.save_model)
-    with locked(start.with_name(f".{start.name}.lock")):
-        yield
-
-
 def leads(opt: Namespace) -> bool:
-    """Return whether this machine has the first rank."""
+    """Return whether this machine has the first rank, which writes the checkpoints."""
     return opt.world_size <= 1 or 0 in opt.gpu_ranks
 
 

@@ -31,8 +31,7 @@ from tqdm import tqdm
 from nmt.checkpoints import diverged, step_files
 from nmt.embeddings import describe_parameters
 from nmt.fixes.training import all_gather_list
-from nmt.hooks import apply_patches
-from nmt.length_control import check_same_positions
+from nmt.length_control import OPTION as POSITIONS
 from nmt.plan import OPTION_NAMES, read_plan
 from nmt.train import embeddings
 from nmt.train.batches import ResumableBatches, TrackedBatches, end_workers
@@ -93,14 +92,6 @@ class ProgressReport(ReportMgr):  # type: ignore[misc]
         return result
 
 
-def run_process(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: MustStop | None) -> None:
-    """Apply the patches, train, and leave the process group; see `train`."""
-    apply_patches()
-    train(opt, device_id, record, must_stop)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # else torch may abort if other processes have ended
-
-
 def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: MustStop | None) -> None:
     """Train in this process; raises `KeyboardInterrupt` when a signal has stopped training.
 
@@ -116,9 +107,7 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: Mus
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)
     if checkpoint is not None:
-        saved = vars(checkpoint["opt"])
-        _check_same_embedding(opt, Namespace(**{**saved, **saved.get(embeddings.REQUESTED, {})}))
-        check_same_positions(opt, checkpoint["opt"])
+        _check_same_model(opt, vars(checkpoint["opt"]))
         embeddings.resume_distillation(opt, model_opt)
         record_transforms(opt, model_opt)
         if checkpoint.get("optim") is None:  # of compressed, averaged and released models
@@ -218,14 +207,20 @@ def restore_dropout(model: Any, opt: Namespace, step: int) -> None:
         model.update_dropout(opt.dropout[reached[-1]], opt.attention_dropout[reached[-1]])
 
 
-def _check_same_embedding(opt: Namespace, saved: Namespace) -> None:
-    """Check that embedding options do not differ from those of the checkpoint."""
-    wanted, found = read_plan(opt), read_plan(saved)
-    asked = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
-    if asked and not (wanted and found and wanted.fits(found)):
+def _check_same_model(opt: Namespace, saved: dict[str, Any]) -> None:
+    """Check that options of embeddings and of positions do not differ from those of the checkpoint."""
+    before = {**saved, **saved.get(embeddings.REQUESTED, {})}
+    wanted, trained = read_plan(opt), read_plan(Namespace(**before))
+    differing = [name for name in OPTION_NAMES if getattr(opt, name, None) is not None]
+    if differing and wanted and trained and wanted.fits(trained):
+        differing = []
+    positions = getattr(opt, POSITIONS, None)
+    if positions is not None and set(positions) != set(saved.get(POSITIONS) or ["pe"]):
+        differing.append(POSITIONS)
+    for name in differing:
         raise UserError(
-            f"{asked[0]}: {getattr(opt, asked[0])} has no effect with train_from because the checkpoint was "
-            f"trained with {getattr(saved, asked[0], None)}; remove the option, or train a new model"
+            f"{name}: {getattr(opt, name)} has no effect with train_from because the checkpoint was trained "
+            f"with {before.get(name)}; remove the option, or train a new model"
         )
 
 
@@ -268,10 +263,7 @@ def _build_training_batches(
 
 
 def data_share(opt: Namespace, device_id: int) -> tuple[int, int]:
-    """Return the part of the training data that this process reads, and the number of parts.
-
-    OpenNMT-py only counts the processes of one machine, so that all machines would read the same examples.
-    """
+    """Return the part of the training data that this process reads, and the parts of all machines."""
     is_split = opt.parallel_mode == "data_parallel" and device_id >= 0
     return (opt.gpu_ranks[device_id], opt.world_size) if is_split else (0, 1)
 
@@ -298,10 +290,9 @@ def gather_resume_state(trainer: Any, batches: TrackedBatches) -> list[dict[str,
 
 
 def _resume_state_of_process(checkpoint: dict[str, Any], workers: int) -> dict[str, Any] | None:
-    """Return the resume state of this process in a checkpoint.
+    """Return the resume state of this process in a checkpoint; None if it is of other processes.
 
-    It is None for checkpoints of OpenNMT-py and after a change of the number of processes. After a change of
-    the number of loader workers, it has no data position.
+    After a change of the number of loader workers, it has no data position.
     """
     states = checkpoint.get("resume") or []
     distributed = torch.distributed.is_initialized()

@@ -51,18 +51,12 @@ def calibrate(
     sides: str = "both",
     progress: bool = True,
 ) -> dict[str, Calibration]:
-    """What errors of the tables of a model count, by name, from one pass over texts.
+    """Return what errors of a model's own tables count, by name, from one pass over texts.
 
     Args:
-        model: the model, in evaluation mode and with its own tables.
-        tables: these tables.
-        texts: what it reads; None for what it generates.
+        texts: what the model reads; None for what it generates.
         seed: of the sample of lines, and of the words that are drawn.
         sides: "both", or "output" for H alone, which needs no gradients.
-        progress: show a progress bar.
-
-    Raises:
-        UserError: the model cannot be run on the texts.
     """
     sums = {table.name: torch.zeros(2, *[table.table.size(1)] * 2) for table in tables}
     of_words = {table.name: torch.zeros(len(table.table)) for table in tables}
@@ -140,22 +134,6 @@ def read_calibration(
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
     names = [table.name for table in tables if table.name in tensors]
-    shapes: dict[str, list[int]] = {}
-    for table in tables:
-        if table.name in names:
-            shapes |= {table.name: [table.table.size(1)] * 2, table.name + _SHARES: [len(table.table)]}
-    for name in sorted(shapes.keys() | tensors.keys()) or [tables[0].name]:
-        tensor = tensors.get(name)
-        if (
-            tensor is None
-            or list(tensor.shape) != shapes.get(name)
-            or tensor.dtype != torch.float32
-            or not tensor.isfinite().all()
-        ):
-            raise UserError(
-                f"calibration {path}: its {name} is not what is measured for this model; remove the file to "
-                "measure again"
-            )
     return {name: Calibration(tensors[name], tensors[name + _SHARES]) for name in names}
 
 

@@ -98,12 +98,9 @@ def fit_line(name: str, report: FitReport) -> str:
 
 
 def copy_network(student: Mapping[str, Tensor], teacher: Mapping[str, Tensor], remedy: str) -> None:
-    """Copy every tensor of a network from its teacher's; `OptionError` if one is missing or differs in shape.
+    """Copy every tensor of a network, by name, from its teacher's.
 
-    Args:
-        student: tensors by name, without those of its embeddings.
-        teacher: those of the teacher.
-        remedy: what to do about a mismatch, for messages.
+    `OptionError` with a remedy if one is missing or differs in shape.
     """
     for name in {**student, **teacher}:
         ours, theirs = (tuple(state[name].shape) if name in state else None for state in (student, teacher))

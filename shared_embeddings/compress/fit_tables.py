@@ -52,13 +52,7 @@ class Fitted:
 def fit_tables(
     session: Session, method: str, options: Options, store: str, target: Target | None = None
 ) -> Fitted:
-    """Fit an embedding of a method to every table of a model.
-
-    Args:
-        session: the model.
-        method, options, store: of the new embeddings.
-        target: a size that determines the other options.
-    """
+    """Fit an embedding to every table of a model; a target size determines its other options."""
     # All options are checked, and the original is measured, before the first fit, which may take long.
     chosen = {
         table.name: session.options_for(table, method, options, store, target) for table in session.tables
@@ -101,15 +95,9 @@ def fit_tables(
 def fit_table(
     table: EmbeddingTable, method: str, store: str, arguments: Mapping[str, Any]
 ) -> tuple[SharedEmbedding, TableReport]:
-    """Fit an embedding to a table of a trained model, with the values that `store` keeps.
+    """Return an embedding in evaluation mode, with the values that `store` keeps, and its report.
 
-    Args:
-        table: the table.
-        method, store: of the embedding.
-        arguments: other arguments of `fit`, as from `Session.fit_arguments`.
-
-    Returns:
-        The embedding in evaluation mode, and its report.
+    The other `arguments` of `fit` are as from `Session.fit_arguments`.
     """
     counts, rows = arguments["token_counts"], table.table.__getitem__
     embedding, report = fit(method, table.table, **arguments)
@@ -189,11 +177,7 @@ class Errors:
         return float(self._squared_errors[self._words] @ weights), float(self._squares[self._words] @ weights)
 
     def bands(self, counts: Tensor | None) -> list[Band]:
-        """Return the errors by frequency band.
-
-        Args:
-            counts: ``(V,)`` of the tokens; None for tokens in order of frequency.
-        """
+        """Return the errors by frequency band, from counts ``(V,)``; None for tokens in this order."""
         order = self._words
         if counts is not None:
             order = order[torch.argsort(counts[order], descending=True, stable=True)]

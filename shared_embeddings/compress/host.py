@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
-from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
+from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, score_only
 from shared_embeddings.registry import build
-from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.errors import UserError
+from shared_embeddings.words.token_counts import count_words
 
 GROUP = "shared_embeddings.hosts"
 TRAINING_STATE_NOTE = "the optimizer state and the position in the training data are not kept"
@@ -70,10 +70,14 @@ class HostVocabulary:
 
 
 class StoredModel(Protocol):
-    """A model on disk. What it cannot do is a `UserError`."""
+    """A model on disk; by default, its tokens are whole words. What it cannot do is a `UserError`."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files, or the folder, of a model at `path` in this format: its own, or an output's."""
+
+    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
+        """Return how often each token occurs in texts."""
+        return count_words(texts)
 
 
 class TrainedModel(StoredModel, Protocol):
@@ -89,9 +93,6 @@ class TrainedModel(StoredModel, Protocol):
 
     def options_for(self, table: str, method: str, options: Mapping[str, object]) -> dict[str, object]:
         """Return the options of a method, completed with those that the model requires for a table."""
-
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        """Return how often each token occurs in texts."""
 
     def quality(self, validation: Validation) -> Quality:
         """Return the current quality of the model; raise before any long work."""
@@ -119,7 +120,7 @@ class Adapter(Protocol):
     """The object behind an entry point of the group `GROUP`; it is constructed without arguments.
 
     A host that exports whole models to ONNX returns models with a method ``onnx_body() -> OnnxBody``, after
-    which the model cannot be used. A host that trims vocabularies is a `TrimmingAdapter`, too.
+    which the model cannot be used. One that trims vocabularies has ``read_trimmable(path)``.
     Models that are damaged or inconsistent, or do not fit the purpose, are a `UserError`.
     """
 
@@ -133,15 +134,8 @@ class Adapter(Protocol):
         """Read a model; one that is not run may take less memory."""
 
 
-class TrimmingAdapter(Adapter, Protocol):
-    """An adapter whose models can be trimmed."""
-
-    def read_trimmable(self, path: Path) -> TrimmableModel:
-        """Read a model to trim it."""
-
-
 class TrimmableModel(StoredModel, Protocol):
-    """A model whose vocabulary can be trimmed; by default, its tokens are whole words."""
+    """A model whose vocabulary can be trimmed."""
 
     def vocabularies(self) -> list[HostVocabulary]:
         """Return its original vocabularies, each with its own rows."""
@@ -238,11 +232,7 @@ def check_scores(embedding: SharedEmbedding, width: int) -> None:
 
 @torch.no_grad()
 def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
-    """The table ``(V, D)`` of a trained embedding, to which a replacement is fitted.
-
-    Raises:
-        UserError: the output side uses other vectors than the input side.
-    """
+    """Return the table ``(V, D)`` of a trained embedding; UserError if the output side has other vectors."""
     table = embedding.table().detach().clone()
     same = embedding.has_linear_scores and embedding.score_dim == embedding.embedding_dim
     if is_scored and not (same and torch.allclose(embedding.output_table(), table, atol=1e-6)):
@@ -254,14 +244,9 @@ def teacher_table(embedding: SharedEmbedding, is_scored: bool) -> Tensor:
 
 
 def place_plain(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> list[SharedEmbedding]:
-    """Put an embedding `standard` for each table, which shares its memory, into a model.
+    """Put an embedding `standard`, which shares its memory, for each table of a model into it.
 
-    Args:
-        model: the model.
-        tables: its own tables.
-
-    Returns:
-        The embeddings of tables that are scored.
+    Returns the embeddings of tables that are scored.
     """
     plain: dict[str, SharedEmbedding] = {}
     for table in tables:

@@ -37,13 +37,12 @@ from shared_embeddings.compress.measure import (
 from shared_embeddings.compress.options import Duration, parse_duration
 from shared_embeddings.compress.report import RecoveryReport
 from shared_embeddings.compress.session import Session, announce
-from shared_embeddings.embedding import SharedEmbedding
+from shared_embeddings.embedding import SharedEmbedding, score_only
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import pack, unpack
 from shared_embeddings.registry import get_method_config
-from shared_embeddings.scored_words import score_only
 from shared_embeddings.utils.command_line import RESUME, StopFlag
-from shared_embeddings.utils.errors import UserError, first_line
+from shared_embeddings.utils.errors import UserError
 from shared_embeddings.utils.files import remove, replacing, write_lines
 from shared_embeddings.utils.reading import read_lines
 
@@ -62,12 +61,7 @@ SelectWords = Callable[[Samples, int], "ScoredWords | None"]
 class SavedRecovery:
     """The file beside an output in which a training that was interrupted waits.
 
-    Args:
-        output: the output of the command.
-        about: what determines the training, as tensors and plain values.
-
-    Raises:
-        UserError: the file is there, but of another training.
+    UserError if it is of another training than `about`, tensors and plain values, determine.
     """
 
     def __init__(self, output: Path, about: object) -> None:
@@ -84,14 +78,10 @@ class SavedRecovery:
             content = load_tensors(self.path, self.path.name)
             if content.pop(KEY, None) != state_digest(content):
                 raise UserError("it does not match its checksum")
-            return content
         except UserError as error:
-            raise self.damaged(error) from error
-
-    def damaged(self, error: Exception) -> UserError:
-        """Return the error of a file with wrong content."""
-        reason = first_line(error)
-        return UserError(f"recovery {self.path}: is damaged ({reason}); remove it to train again")
+            reason = f"is damaged ({error}); remove it to train again"
+            raise UserError(f"recovery {self.path}: {reason}") from error
+        return content
 
     def write(self, content: Mapping[str, object]) -> None:
         """Replace what was written."""
@@ -102,10 +92,7 @@ class SavedRecovery:
 def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[RecoveryReport, list[str]]:
     """Train a compressed model to predict as the original does, which is read again.
 
-    Args:
-        session: the model, with new embeddings in place.
-        fitted: these embeddings, plain afterwards unless they are rounded to codes.
-        saved: where the state waits after an interruption.
+    The fitted embeddings, which are in place, are plain afterwards unless they are rounded to codes.
 
     Returns:
         What was measured, and notes.
@@ -156,7 +143,7 @@ def recover(session: Session, fitted: Fitted, saved: SavedRecovery) -> tuple[Rec
         plain = [] if words is None else place_plain(original, tables)
         select = session.words_of if plain else lambda *_: None
         batches = TeacherBatches(original, rest, options.seed + 2, [*scored, *plain], select)
-        stack.callback(batches.close)
+        stack.callback(batches.contexts.close)
 
         def measure() -> float:
             """Return the divergence from the original on other lines; infinite if predictions are NaN."""
@@ -199,10 +186,7 @@ def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
 def other_lines(texts: Sequence[Path], seed: int, folder: Path) -> Iterator[Sequence[Path]]:
     """Copies of texts without the lines on which predictions are compared; the texts if no others are left.
 
-    Args:
-        texts: the texts.
-        seed: of the comparison.
-        folder: of the copies; it is deleted at the end, and at the beginning if a process was killed.
+    The folder of the copies is deleted at the end, and at the beginning if a process was killed.
     """
     compared = set(sampled_lines(texts, seed))
     for text in texts if len(texts) > 1 else ():  # of translation models, which read one of them
@@ -239,16 +223,16 @@ class TeacherBatches:
     ) -> None:
         self._original, self._texts, self._seed = original, texts, seed
         self._scored, self._words = scored, words
-        self._open = contextlib.ExitStack()
+        self.contexts = contextlib.ExitStack()  # of the sample
         self.place = 0, 0  # the number of the sample, and of the next part of it
         self._samples: Samples | None = None
 
     def turn_to(self, number: int, part: int) -> Samples:
         """Draw a sample, of which a part is next."""
-        self._open.close()
+        self.contexts.close()
         self._samples = samples = self._original.samples(self._texts, self._seed + number, TOKENS)
-        self._open.enter_context(samples.running())
-        self._open.enter_context(scoring_only(self._scored, self._words(samples, number)))
+        self.contexts.enter_context(samples.running())
+        self.contexts.enter_context(scoring_only(self._scored, self._words(samples, number)))
         self.place = number, part
         return samples
 
@@ -264,10 +248,6 @@ class TeacherBatches:
         inputs = samples.parts[part]
         targets = samples.predict(inputs).scores.float().log_softmax(dim=-1)
         return inputs, targets, samples.read * len(targets)
-
-    def close(self) -> None:
-        """Leave the contexts of the sample."""
-        self._open.close()
 
 
 class Student:
@@ -375,11 +355,8 @@ def train(
     """
     if saved.path.exists():
         state = saved.read()
-        try:
-            student.load(state)
-            batches.place = state["place"]
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise saved.damaged(error) from error
+        student.load(state)
+        batches.place = state["place"]
     began = last_saved = time.monotonic()
     before = student.seconds
     shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"

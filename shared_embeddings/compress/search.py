@@ -132,15 +132,10 @@ def candidates() -> Iterator[tuple[str, Candidate]]:
 
 
 def search(session: Session, target: Target) -> list[Trial]:
-    """Try the candidates at a size, also without the calibration of the options' own accord.
+    """Return the trials of the candidates at a size, best first; UserError if all are impossible or fail.
 
-    Calibration weighs small errors. With few bits for a translation model, it can lose more.
-
-    Returns:
-        The trials, best first.
-
-    Raises:
-        UserError: no candidate is possible at this size, or all fail.
+    Calibration weighs small errors. With few bits for a translation model, it can lose more, so that the best
+    one is also tried without, unless the options ask for it.
     """
     trials = try_candidates(session, list(candidates()), target, is_last=True)
     best = min(trials, key=lambda trial: trial.rank)

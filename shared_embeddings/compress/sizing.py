@@ -58,16 +58,9 @@ def parse_size(text: str) -> Target:
 def largest_within(
     grids: Iterable[SearchGrid], size_of: Callable[[Options], int], limit: int
 ) -> tuple[SearchGrid, int] | int | None:
-    """The largest step within a limit, on the first of the grids that has one.
+    """Return the first grid with a size within a limit, and its largest such step.
 
-    Args:
-        grids: the grids of a method, see `EmbeddingOptions.presets`.
-        size_of: the size of an embedding with some options.
-        limit: the largest size allowed.
-
-    Returns:
-        The grid and the step; or the smallest size of all grids if that exceeds the limit; None if there
-        are no grids.
+    Else the smallest size of all grids; None if there are no grids.
     """
     least: int | None = None
     for grid in grids:
@@ -100,8 +93,6 @@ def options_within(
     """The options on the method's search grids with the most bytes that take `limit` bytes at most.
 
     Args:
-        method, num_embeddings, embedding_dim: of the embedding.
-        limit: bytes.
         store: how floating-point tensors are stored.
         output_bias: whether these bytes include a bias for all words.
         dtype: of floating-point tensors in memory, which they keep unless `store` takes fewer bits.

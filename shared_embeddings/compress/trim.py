@@ -202,13 +202,7 @@ def _listed_ids(files: Sequence[Path], vocabularies: Sequence[HostVocabulary]) -
 
 
 def _frequent(readings: Sequence[Counter[int]], always: set[int], options: TrimOptions) -> set[int]:
-    """Return the tokens that texts use often enough.
-
-    Args:
-        readings: how often the texts use each token, for each way of reading them.
-        always: tokens that are kept in any case.
-        options: the limit.
-    """
+    """Return the tokens that texts use often enough, besides those that are kept in any case."""
     counts = functools.reduce(operator.or_, readings)
     ranked = sorted(counts.keys() - always, key=lambda word: (-counts[word], word))
     if options.top_k is not None:

@@ -31,21 +31,14 @@ _QUANTIZATION_VERSION = 2
 
 @torch.no_grad()
 def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path) -> str:
-    """Write a copy of a GGUF file with other tables.
+    """Write a copy of a GGUF file with other tables, and return a line for the user.
 
     Args:
         tables: the embeddings by the name of their tensor, `INPUT` and maybe `OUTPUT`. A file without the
             latter scores words with `INPUT`, so that it needs one table for both.
-        source: the file.
-        output: the new file, not `source`.
-
-    Returns:
-        A line for the user: types, bytes, and the difference from torch.
 
     Raises:
-        ModuleNotFoundError: gguf is not installed.
         UserError: `source` is not a GGUF file or of another model, or the package gguf cannot copy it.
-        OSError: a file cannot be read or written.
     """
     gguf = require("gguf")
     try:

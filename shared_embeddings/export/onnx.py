@@ -190,12 +190,7 @@ class OnnxBody:
 
 
 class StandIn(nn.Module):
-    """Replaces an embedding while a model is traced.
-
-    Args:
-        name: of the embedding in `OnnxBody.tables`.
-        embedding: the embedding.
-    """
+    """Replaces an embedding, by its name in `OnnxBody.tables`, while a model is traced."""
 
     scored_words: Tensor | None = None  # all
 
@@ -241,13 +236,9 @@ def _inlined(
     constant_nodes: list[Any],
     initializers: dict[str, Any],
 ) -> list[Any]:
-    """Return the nodes that replace a node of `DOMAIN`, between nodes that reshape its input and its output.
+    """Return the nodes that replace a node of `DOMAIN`, and add what they need besides.
 
-    Args:
-        call: the node.
-        tables: the graphs of the embeddings.
-        prefix: of names that depend on the input.
-        constant_nodes, initializers: what the nodes need besides is added.
+    The `prefix` is of names that depend on the input.
     """
     helper, from_array = require("onnx.helper"), require("onnx.numpy_helper").from_array
     table_name, is_lookup = call.attribute[0].s.decode(), call.op_type == _LOOKUP
@@ -380,13 +371,11 @@ class GraphBuilder:
         group: int,
         padding_idx: int | None,
     ) -> Matrix:
-        """Store a matrix ``(N, K)`` in few bits.
+        """Store a matrix ``(N, K)`` in 4 or 8 bits.
 
         Args:
-            name: its initializers start with it.
             codes: ``(N, bytes)``; of 4 bits, the first number of a byte is in its upper half.
             scales: ``(N, groups)``.
-            bits: 4 or 8.
             width: K.
             group: numbers of a row that share a scale.
             padding_idx: a row that becomes zero.
@@ -567,13 +556,7 @@ class Exported:
 
 @torch.no_grad()
 def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
-    """Write an embedding and its output layer as an ONNX file.
-
-    Raises:
-        ModuleNotFoundError: onnx or onnxruntime is not installed.
-        UserError: ONNX Runtime computes something else than torch.
-        OSError: the file cannot be written.
-    """
+    """Write an embedding and its output layer as an ONNX file, if ONNX Runtime computes what torch does."""
     module = embedding.module.eval()
     table = table_graph(module)
     generator = torch.Generator().manual_seed(0)
@@ -599,13 +582,7 @@ def export_embedding(embedding: WordEmbedding, output: Path) -> Exported:
 
 
 def export_model(body: OnnxBody, output: Path) -> Exported:
-    """Write a traced model as an ONNX file.
-
-    Raises:
-        ModuleNotFoundError: onnx or onnxruntime is not installed.
-        UserError: ONNX Runtime computes something else than torch, or the file would be too large.
-        OSError: the file cannot be written.
-    """
+    """Write a traced model as an ONNX file, see `export_embedding`; UserError if it would be too large."""
     tables = {name: table_graph(module) for name, module in body.tables.items()}
     model = require("onnx").ModelProto()
     model.CopyFrom(body.program)

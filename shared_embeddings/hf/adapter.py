@@ -58,11 +58,11 @@ from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json, read_text
 
 
-class Adapter(host.TrimmingAdapter):
+class Adapter(host.Adapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
             config = read_json(path / folder.CONFIG)
             is_table = config.get("model_type") == "model2vec"
             return not is_table and ("model_type" in config or "architectures" in config)
@@ -343,11 +343,7 @@ def trace(model: Any, checkpoint_bytes: int) -> OnnxBody:
 
     Encoders take ``input_ids`` and ``attention_mask``; decoders also the keys and values of earlier tokens,
     and return those of all tokens, under the names that Optimum gives them; encoder-decoders take
-    ``decoder_input_ids`` and have no cache.
-
-    Raises:
-        ModuleNotFoundError: onnxscript or the exporter of transformers is not installed.
-        UserError: the model cannot be traced.
+    ``decoder_input_ids`` and have no cache. UserError if the model cannot be traced.
     """
     require("onnxscript")
     exporters = require("transformers.exporters.exporter_onnx")
@@ -405,11 +401,7 @@ def _heads(model: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _examples(model: Any, heads: Sequence[tuple[Tensor, Tensor]] | None) -> list[Example]:
-    """What a model computes in float32 for some texts, then for one text; with a cache, for its last token.
-
-    Args:
-        heads: the output of `_heads`; None without a cache.
-    """
+    """What a model computes in float32 for texts, then for one text; with a cache, for its last token."""
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(model.config.vocab_size, (3, _EXAMPLE), generator=generator)
     examples = []

@@ -116,12 +116,6 @@ def weight_files(folder: Path) -> list[Path]:
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         index = read_json(folder / INDEX)
-        for entry in ("metadata", "weight_map"):  # transformers reads both
-            if not isinstance(index.get(entry), dict):
-                raise UserError(
-                    f"model {folder}: {INDEX} has no '{entry}'; copy it again, or write the model again with "
-                    "save_pretrained"
-                )
         names = sorted(set(index["weight_map"].values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -155,14 +149,8 @@ def read_model(
 ) -> tuple[Any, list[str]]:
     """Read a model of a class on the CPU, in the dtype of its weights; settings are for ``from_pretrained``.
 
-    Args:
-        is_whole: whether the class must use all tensors.
-
-    Returns:
-        The model, and the names of tensors that it does not use, such as layers for another task.
-
-    Raises:
-        UserError: weights cannot be read, are missing or have wrong shapes.
+    Returns it, and the names of tensors that it does not use, such as layers for another task. UserError if
+    weights cannot be read, are missing or have wrong shapes, or a model that `is_whole` does not use all.
     """
     weight_files(folder)
     # torch_dtype is the old name.

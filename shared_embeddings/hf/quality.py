@@ -66,9 +66,6 @@ def samples(
     predicts the nearest neighbors among texts, by the mean of their last hidden states.
 
     Without texts, the input of a causal model are samples of it, that of other models random tokens.
-
-    Raises:
-        UserError: the model needs other inputs than tokens, or the texts have no tokens.
     """
     model.eval()
     with _probing(model), computing(model):

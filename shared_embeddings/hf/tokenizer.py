@@ -124,19 +124,12 @@ def check_tokens(ids: Mapping[str, int], rows: int) -> None:
 
 
 class TokenizerFile:
-    """The content of a ``tokenizer.json``.
-
-    Args:
-        content: the parsed file, not modified.
+    """The content of a ``tokenizer.json``, not modified; UserError for a kind that is not in `KINDS`.
 
     Attributes:
-        kind: one of `KINDS`.
         tokens: id -> token.
         ids: token -> id.
         marks: what pieces start or end with to mark their place in a word.
-
-    Raises:
-        UserError: an unknown kind of tokenizer.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -172,7 +165,8 @@ class TokenizerFile:
         """Return the ids of added tokens, of tokens around every text, and of unknown words and padding."""
         specials = {token["id"] for token in self.content["added_tokens"]}
         for step in _steps(self.content.get("post_processor")):
-            specials.update(number for special in _templates(step) for number in special["ids"])
+            templates = (step.get("special_tokens") or {}).values()
+            specials.update(number for special in templates for number in special["ids"])
             specials.update(step[name][1] for name in ("sep", "cls") if isinstance(step.get(name), list))
         padding = self.content.get("padding") or {}
         unknown = self.ids.get(self.model.get("unk_token") or "")
@@ -180,11 +174,7 @@ class TokenizerFile:
         return specials
 
     def closed(self, ids: Iterable[int]) -> set[int]:
-        """Return the valid ones among `ids`, plus the ids that tokenizing a text into them requires.
-
-        Args:
-            ids: the ids to keep, including special ones.
-        """
+        """Return the valid ones among `ids`, plus the ids that tokenizing a text into them requires."""
         kept = {number for number in ids if number in self.tokens} | self._bytes()
         if self.kind == "BPE":
             paths = (self._merge_path(self.tokens[number]) for number in list(kept))
@@ -267,7 +257,7 @@ class TokenizerFile:
             {**token, "id": new_ids[token["id"]]} for token in self.content["added_tokens"]
         ]
         for step in _steps(content.get("post_processor")):
-            for special in _templates(step):
+            for special in (step.get("special_tokens") or {}).values():
                 special["ids"] = [new_ids[number] for number in special["ids"]]
             for name in ("sep", "cls"):
                 if isinstance(step.get(name), list):
@@ -300,8 +290,3 @@ def _steps(part: Any) -> Iterator[dict[str, Any]]:
         for name in ("normalizers", "pretokenizers", "processors", "decoders"):
             for step in part.get(name, ()):
                 yield from _steps(step)
-
-
-def _templates(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    specials = step.get("special_tokens")
-    return list(specials.values()) if isinstance(specials, dict) else []

@@ -57,11 +57,7 @@ _LISTS = (
 
 
 class TrimmableFolder(TrimmableModel):
-    """A model with a fast tokenizer: what has tokens that are left out is cut into smaller ones.
-
-    Raises:
-        UserError: a part is missing, needs custom code, or is of a kind that cannot be trimmed.
-    """
+    """A model with a fast tokenizer: what has tokens that are left out is cut into smaller ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -247,9 +243,6 @@ def word_axes(model: Any) -> dict[str, int | None]:
     """Return the word axis of every tensor of a model, by name; None for a tensor without one.
 
     It is the axis that grows if the configuration has one more word. No weights are allocated.
-
-    Raises:
-        UserError: a tensor has two word axes, or the model has a second vocabulary.
     """
     kind, config = type(model), model.config
 
@@ -282,21 +275,14 @@ def word_axes(model: Any) -> dict[str, int | None]:
 
 
 class Weights:
-    """The tensors in the files of a model, some of which have a row for every word.
+    """The tensors in the files of a model, some of which have a row for each of V words.
 
     Args:
-        path: the folder of the model.
         axes: the output of `word_axes`.
-        rows: V.
-        config: the content of ``config.json``, which describes the embeddings of a compressed model.
-
-    Attributes:
-        files: the weight files.
-        entry: what ``config.json`` says of the embeddings; None for a plain model.
+        config: the content of ``config.json``, whose `entry` describes the embeddings of a compressed model.
 
     Raises:
-        UserError: a file is missing or damaged, a tensor may have an unknown word axis, or the embeddings do
-            not match the configuration.
+        UserError: a tensor may have an unknown word axis, or the embeddings do not match the configuration.
     """
 
     def __init__(

@@ -71,9 +71,6 @@ class WordTable:
 def find_tables(model: Any) -> list[WordTable]:
     """Return the embedding tables of a model: one if input and output are tied or nothing scores words, else
     one for each; and that of Gemma 3n and 4 with vectors for every layer.
-
-    Raises:
-        UserError: the model uses a table in an unsupported way.
     """
     kind = type(model).__name__
     weights: dict[int, tuple[str, nn.Parameter]] = {}
@@ -112,11 +109,11 @@ def find_tables(model: Any) -> list[WordTable]:
 
 def _word_layers(model: Any) -> list[tuple[str, Any]]:
     """Return the input and output layers of a model, by name; encoders and classifiers have no output."""
-    kind, config = type(model).__name__, model.config
-    check_text_only(kind, config)
+    kind = type(model).__name__
+    check_text_only(kind, model.config)
     try:
         layers = [("input", model.get_input_embeddings())]
-        if getattr(config, "is_encoder_decoder", False):
+        if model.config.is_encoder_decoder:
             layers.append(("decoder", model.get_decoder().get_input_embeddings()))
         if (output := model.get_output_embeddings()) is not None:
             layers.append(("output", output))
@@ -158,13 +155,8 @@ def _find_scale(model: Any, path: str, layer: nn.Embedding) -> float:
 def check_scoring(model: Any) -> bool:
     """Check that the model computes its scores by calling its output layer.
 
-    MobileBERT and newer DeBERTa multiply by its table directly, which compression removes.
-
-    Returns:
-        Whether this could be tested.
-
-    Raises:
-        UserError: it does not call the layer.
+    MobileBERT and newer DeBERTa multiply by its table directly, which compression removes: a `UserError`.
+    Returns whether this could be tested.
     """
     layers = _word_layers(model)
     kind, (name, output) = type(model).__name__, layers[-1]
@@ -278,9 +270,6 @@ class _Side(nn.Module):
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
-
-    def extra_repr(self) -> str:
-        return self.embedding.method
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise RuntimeError(
@@ -454,10 +443,7 @@ def placements_in(model: Any, placements: Mapping[str, Placement]) -> dict[str, 
     """Return the placements in a model of the same architecture, but maybe for another task.
 
     A task changes the prefix of paths and the output layers. Embeddings that the model does not use are
-    left out.
-
-    Raises:
-        UserError: the model has other word embeddings, or an output layer that was not compressed.
+    left out. UserError if it has other word embeddings, or an output layer that was not compressed.
     """
     prefix = f"{model.base_model_prefix}."
     modules = dict(model.named_modules(remove_duplicate=False))

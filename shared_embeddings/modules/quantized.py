@@ -131,8 +131,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     def count_parameters(self, num_embeddings: int, embedding_dim: int) -> int:
         """The trained numbers: the scales, and the codebooks of the codec."""
         codec, counts = self.layout(num_embeddings, embedding_dim)
-        shapes = codec.book_shapes(list(counts)).values()
-        return num_embeddings * codec.num_scales + sum(map(math.prod, shapes))
+        return num_embeddings * codec.num_scales + sum(map(math.prod, codec.book_shapes.values()))
 
     def search_size(self, num_embeddings: int, embedding_dim: int) -> int:
         """Parameters, and 32 bits of the codes for one more."""
@@ -178,7 +177,7 @@ class QuantizedEmbedding(SharedEmbedding):
         self.scales_name = "scales" if self.codec.has_groups else ROW_SCALES
         scales = torch.empty(self.num_embeddings, self.codec.num_scales)
         self.register_parameter(self.scales_name, nn.Parameter(scales))
-        for name, shape in self.codec.book_shapes(list(self.word_counts)).items():
+        for name, shape in self.codec.book_shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.code_names = {rate: f"{self.codec.codes_name}{RATES.index(rate)}" for rate in self.word_counts}
         for rate, count in self.word_counts.items():
@@ -207,7 +206,7 @@ class QuantizedEmbedding(SharedEmbedding):
             rates = sorted(self.word_counts, reverse=True)
             parts = [torch.full((self.word_counts[rate],), RATES.index(rate)) for rate in rates]
             self.widths.copy_(torch.cat(parts))
-        for name, values in self.codec.initial_books(list(self.word_counts)).items():
+        for name, values in self.codec.initial_books().items():
             self.get_parameter(name).copy_(values)
         nn.init.uniform_(
             self.word_scales, 0.5 * entry_std(self.embedding_dim), 1.5 * entry_std(self.embedding_dim)
@@ -230,7 +229,7 @@ class QuantizedEmbedding(SharedEmbedding):
 
     def _shared(self) -> _Shared:
         """What all look-ups and scores need; all but the codebooks is computed once in inference."""
-        names = self.codec.book_shapes(list(self.word_counts))
+        names = self.codec.book_shapes
         if not self._is_mixed and not names:
             return _Shared({})  # looking into the cache takes a part of the time of a look-up
         # Packed ones are decoded each time, since dense ones would take more memory than in the file.
@@ -358,11 +357,6 @@ class QuantizedEmbedding(SharedEmbedding):
         rates = [rate for rate, count in counts.items() if count]
         if len(rates) == 1:
             state.pop("widths", None)
-        shapes = self.codec.book_shapes(rates)
-        for name in self.codec.book_shapes(list(self.word_counts)):
-            values = state.pop(name)
-            if name in shapes:
-                state[name] = values[tuple(slice(size) for size in shapes[name])]
         return {**self.stored_options(), "words_per_width": list(counts.values())}, state
 
     @classmethod
@@ -437,7 +431,7 @@ def _code_bytes(codec: Codec, counts: Mapping[float, int]) -> int:
     """The bytes of the codes, rates and codebooks for numbers of words by rate."""
     used = {rate: count for rate, count in counts.items() if count}
     rates = [rate for rate in used if rate]
-    shapes = codec.book_shapes(rates).items() if rates else ()
+    shapes = codec.book_shapes.items() if rates else ()
     store = QuantizedOptions.default_store
     books = sum(packed_bytes(torch.empty(shape, device="meta"), store, name) for name, shape in shapes)
     codes = sum(codec.row_bytes(rate) * used[rate] for rate in rates)

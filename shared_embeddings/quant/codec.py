@@ -77,6 +77,8 @@ class Codec(ABC):
             `shared_embeddings.quant.decoder.DECODERS` says. They may use what that module imports and has.
             Without any, models that are also loaded without the library are not compressed.
         rates: those that it supports, ascending from 0, which stands for rows without codes.
+        errors: the share of the squared error that each rate leaves; by default the limit for normal numbers.
+        book_shapes: the shapes of the codebooks by name.
     """
 
     name: ClassVar[str]
@@ -89,6 +91,7 @@ class Codec(ABC):
     codes_name: ClassVar[str] = "codes"
     onnx_rates: ClassVar[Sequence[int]] = ()
     standalone: ClassVar[Sequence[Callable[..., Any]]] = ()
+    errors: ClassVar[Mapping[float, float]] = {rate: 4.0**-rate for rate in RATES}
     rates: tuple[float, ...] = RATES[:9]
 
     def __init__(self, dim: int, group_size: int = 32, layout: Sequence[int] = ()) -> None:
@@ -96,14 +99,11 @@ class Codec(ABC):
         self.group_size = min(group_size, dim)
         self.layout = tuple(layout)
         self.num_scales = -(-dim // self.group_size) if self.has_groups else 1
+        self.book_shapes: dict[str, tuple[int, ...]] = {}
 
-    @abstractmethod
     def row_bytes(self, rate: float) -> int:
-        """The bytes of the codes of a row with codes."""
-
-    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
-        """The codebooks for rows of these rates by name; none by default."""
-        return {}
+        """The bytes of the codes of a row with codes; by default those of its numbers."""
+        return -(-(int(rate) * self.dim) // 8)
 
     def fit(
         self,
@@ -129,7 +129,8 @@ class Codec(ABC):
         if is_whole and self.onnx_rates:  # other programs read a single rate only
             return self, torch.full((len(table),), float(bits))
         margin = _WORTH_MIXING if is_whole else _WORTH_SAVING
-        return self, self.allocate(squared_norms(table), importance, is_small, self.errors(), margin)
+        errors = torch.tensor([self.errors[rate] for rate in self.rates], dtype=torch.float64)
+        return self, self.allocate(squared_norms(table), importance, is_small, errors, margin)
 
     def allocate(
         self,
@@ -139,13 +140,8 @@ class Codec(ABC):
         errors: Tensor,
         margin: float = _WORTH_SAVING,
     ) -> Tensor:
-        """The rates ``(V,)`` with the least error.
-
-        Args:
-            energy: the squared error ``(V,)`` of words without codes.
-            importance, is_small: as in `fit`.
-            errors: as from `errors`.
-            margin: as in `rates_within`.
+        """The rates ``(V,)`` with the least error, as in `fit` and `rates_within`, for words ``(V,)`` whose
+        squared error is `energy` without codes; each of `rates` leaves a share of it, `errors`.
         """
         weights = energy if importance is None else energy * importance
         sizes = [self.row_bytes(rate) if rate else 0 for rate in self.rates]
@@ -153,11 +149,7 @@ class Codec(ABC):
             weights.cpu(), lambda counts: is_small(self, counts), self.rates, sizes, errors, margin
         )
 
-    def errors(self) -> Tensor:
-        """The share of the squared error that each rate leaves; by default the limit for normal numbers."""
-        return 4.0 ** -torch.tensor(self.rates, dtype=torch.float64)
-
-    def initial_books(self, rates: Sequence[float]) -> Books:
+    def initial_books(self) -> Books:
         """Codebooks for normal numbers with a variance of one."""
         return {}
 
@@ -186,8 +178,10 @@ class Codec(ABC):
         """Rows ``(n, D)`` before `project` is inverted, in the type of the scales ``(n, S)``."""
 
     def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        """Rows ``(n, D)`` of words without codes, likewise; by default zeros."""
-        return scales.new_zeros(len(scales), self.dim)
+        """Rows ``(n, D)`` of words without codes, likewise: multiples of the row ``center0.0``, or zeros."""
+        if "center0.0" not in books:
+            return scales.new_zeros(len(scales), self.dim)
+        return books["center0.0"].to(scales.dtype) * scales
 
     def uncoded_scales(self, rows: Tensor, books: Books, metric: Metric | None = None) -> Tensor:
         """The best scales ``(n, 1)`` of `uncoded`, not negative, for rows ``(n, D)`` as in `encode`."""
@@ -284,7 +278,11 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 def fitted_scales(rows: Tensor, values: Tensor, metric: Metric | None = None) -> Tensor:
     """The scales ``(n, 1)`` with which `values` ``(n, D)`` are nearest to `rows` ``(n, D)`` in a metric."""
-    weighted = values if metric is None else metric.products(values)
+    weighted = values
+    if metric is not None:
+        # Scales that fit a few directions only may be off by any factor in the others: a ridge has full rank.
+        matrix = metric.matrix.to(values)
+        weighted = values @ matrix + matrix.diagonal().mean() * values
     norms = (weighted * values).sum(dim=1, keepdim=True).clamp(min=1e-30)
     return (weighted * rows).sum(dim=1, keepdim=True) / norms
 

@@ -41,15 +41,10 @@ _LEAST_IN_ROW = 16
 
 
 class Packed(NamedTuple):
-    """A tensor in few bits.
+    """A tensor in few bits."""
 
-    Attributes:
-        codes: its numbers without their scales.
-        scales: in bfloat16; None for fp16 and integers.
-    """
-
-    codes: Tensor
-    scales: Any  # a tensor, or None
+    codes: Tensor  # its numbers without their scales
+    scales: Any  # a tensor in bfloat16; None for fp16 and integers
 
 
 class NumberFormat(ABC):
@@ -90,8 +85,9 @@ class NumberFormat(ABC):
         wanted = None if self.scales_shape is None else (_SCALE_TYPE, self.scales_shape)
         if of_codes != (self.kind, self.codes_shape) or of_scales != wanted:
             raise ValueError("unexpected type or shape")
-        # Scales are multiplied by integers up to 127.
-        largest = packed.codes if packed.scales is None else packed.scales.float() * _LARGEST
+        # Scales are multiplied by integers up to 127, or by powers up to 1.
+        factor = _LARGEST if self.kind == torch.int8 else 1
+        largest = packed.codes if packed.scales is None else packed.scales.float() * factor
         if largest.is_floating_point() and not bool(largest.isfinite().all()):
             raise ValueError("numbers that are not finite")
 

@@ -82,14 +82,12 @@ def decode_rows(codes: Tensor, scales: Tensor, plan: EntryPlan, sizes: Tensor, c
     return out.to(scales.dtype)
 
 
-def path_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan | EntryPlan) -> Tensor:
-    """Products ``(N, n)`` of states ``(N, D)`` with entries of rows times `scales` ``(n, 1)``.
-
-    With a `LanePlan`, states are rounded to 16 bits.
+def lane_scores(hidden: Tensor, codes: Tensor, scales: Tensor, plan: LanePlan) -> Tensor:
+    """Products ``(N, n)`` of states ``(N, D)``, which are rounded to 16 bits, with entries of rows times
+    `scales` ``(n, 1)``.
     """
-    loop = "lane_scores" if isinstance(plan, LanePlan) else "entry_scores"
     out = torch.empty(len(hidden), len(codes))
-    _run(loop, len(plan.places), [codes, scales], [tuple(plan), hidden], out.t())
+    _run("lane_scores", len(plan.places), [codes, scales], [tuple(plan), hidden], out.t())
     return out.to(hidden.dtype)
 
 

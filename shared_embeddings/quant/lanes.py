@@ -31,7 +31,7 @@ NEON (128 bits each). LLVM chooses about these instructions::
     mul_words            mul                          vpmullw                     mul
     add_bytes, add_ints  add                          vpaddb, vpaddd              add
     high_bytes           lshr, select                 vpsrlw, vpblendvb/vpblendmb ushr, bsl
-    high_nibbles         lshr, and                    vpsrlw, vpand               ushr, and
+    high_nibbles         lshr                         vpsrlw, vpand               ushr
     shuffle_bytes        llvm.x86.avx2.pshuf.b, ...   vpshufb                     tbl
     sext_low_bytes       shufflevector, ashr          vpunpcklbw, vpsraw          sshll
     unpack_low_words     shufflevector                vpunpcklwd                  zip1
@@ -59,17 +59,12 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
 
-
-def _instructions() -> str | None:
-    """Return the vector instructions that the operations use, among those that numba compiles for."""
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return "neon"
-    features = getattr(config, "CPU_FEATURES", None)  # of NUMBA_CPU_FEATURES
-    names = str(get_host_cpu_features().flatten() if features is None else features).split(",")
-    return next((name for name in ("avx512bw", "avx2") if f"+{name}" in names), None)
-
-
-INSTRUCTIONS = _instructions()
+# The vector instructions that the operations use, among those that numba compiles for.
+INSTRUCTIONS: str | None = "neon"
+if platform.machine().lower() not in ("aarch64", "arm64"):
+    _features = getattr(config, "CPU_FEATURES", None)  # of NUMBA_CPU_FEATURES
+    _names = str(get_host_cpu_features().flatten() if _features is None else _features).split(",")
+    INSTRUCTIONS = next((name for name in ("avx512bw", "avx2") if f"+{name}" in _names), None)
 ROWS = 32 if INSTRUCTIONS == "avx512bw" else 16
 FLOATS = ROWS // 2  # of a vector
 # Without this, type checkers see functions with other arguments.
@@ -100,13 +95,14 @@ def _operation(result: Any, build: Callable[..., Any]) -> Any:
 
     Args:
         result: the type of the result in numba.
-        build: takes the builder and the LLVM values of one to four arguments.
+        build: takes the builder and the LLVM values of up to four arguments.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return build(builder, *values)
 
     typed: dict[int, Callable[..., Any]] = {
+        0: lambda typing: (result(), generate),
         1: lambda typing, a: (result(a), generate),
         2: lambda typing, a, b: (result(a, b), generate),
         3: lambda typing, a, b, c: (result(a, b, c), generate),
@@ -116,10 +112,10 @@ def _operation(result: Any, build: Callable[..., Any]) -> Any:
 
 
 def _in_memory(result: Any, build: Callable[..., Any]) -> Any:
-    """Return an operation at a place of a contiguous array: a load, or a store if the `result` is void.
+    """Return an operation at a place of a contiguous array, such as a load, or a store of a vector.
 
     Args:
-        result: the type of the result in numba.
+        result: the type of the result in numba; void for a store.
         build: takes the builder, the pointer, and for a store the vector.
     """
 
@@ -128,7 +124,7 @@ def _in_memory(result: Any, build: Callable[..., Any]) -> Any:
         loaded = build(builder, builder.gep(data, [values[1]]), *values[2:])
         return context.get_dummy_value() if result is types.void else loaded
 
-    if result is types.void:
+    if build.__code__.co_argcount == 3:
         return _intrinsic(lambda typing, array, place, vector: (result(array, types.intp, vector), generate))
     return _intrinsic(lambda typing, array, place: (result(array, types.intp), generate))
 
@@ -176,6 +172,13 @@ def _load_table(builder: Any, pointer: Any) -> Any:
     return _shufflevector(builder, table, table, [byte % 16 for byte in range(2 * ROWS)])
 
 
+def _prefetch(builder: Any, pointer: Any) -> None:
+    place = builder.bitcast(pointer, _BYTE.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [place.type, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [place, *(ir.Constant(_INT, number) for number in (0, 3, 1))])
+
+
 load_words = _in_memory(_words, lambda builder, pointer: _load(builder, pointer, _WORDS))
 load_floats = _in_memory(_floats, lambda builder, pointer: _load(builder, pointer, _FLOATS))
 load_table = _in_memory(_bytes, _load_table)  # 16 bytes, repeated, for `shuffle_bytes`
@@ -196,27 +199,9 @@ store_low_bytes = _in_memory(
 )
 splat_word = _operation(_words, lambda builder, number: _splat(builder, number, _WORDS))
 splat_int = _operation(_ints, lambda builder, number: _splat(builder, number, _INTS))
-
-
-@_intrinsic
-def zero_floats(typing: Any) -> Any:
-    """Return a vector of zeros."""
-    return _floats(), lambda context, builder, signature, values: ir.Constant(_FLOATS, [0.0] * FLOATS)
-
-
-@_intrinsic
-def prefetch(typing: Any, array: Any, place: Any) -> Any:
-    """Ask for the memory at a place of a contiguous array, or after its end."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, values[0]).data
-        pointer = builder.bitcast(builder.gep(data, [values[1]]), _BYTE.as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [pointer, ir.Constant(_INT, 0), ir.Constant(_INT, 3), ir.Constant(_INT, 1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
+zero_floats = _operation(_floats, lambda builder: ir.Constant(_FLOATS, [0.0] * FLOATS))
+# Asks for the memory at a place, or after the end of the array.
+prefetch = _in_memory(types.void, _prefetch)
 
 
 # Words.
@@ -297,15 +282,12 @@ def _sext_bytes(builder: Any, vector: Any, first: int) -> Any:
     return builder.ashr(words, _constant(8))
 
 
-def _high_nibbles(builder: Any, vector: Any) -> Any:
-    words = builder.lshr(builder.bitcast(vector, _WORDS), _constant(4))
-    return builder.and_(builder.bitcast(words, _BYTES), _FIFTEEN)
-
-
 _FIFTEEN = ir.Constant(_BYTES, [15] * 2 * ROWS)
 add_bytes = _operation(_bytes, lambda builder, a, b: builder.add(a, b))
 low_nibbles = _operation(_bytes, lambda builder, vector: builder.and_(vector, _FIFTEEN))
-high_nibbles = _operation(_bytes, _high_nibbles)
+high_nibbles = _operation(
+    _bytes, lambda builder, vector: builder.lshr(vector, ir.Constant(_BYTES, [4] * 2 * ROWS))
+)
 # For each byte of `places`, below 16, that entry of a table of `load_table`.
 shuffle_bytes = _operation(_bytes, _shuffle_bytes)
 # Of rows 0 to 3, 8 to 11, ...; and of rows 4 to 7, 12 to 15, ...: each row has two bytes.
@@ -323,18 +305,18 @@ def _add_squared_errors(builder: Any, costs: Any, entries: Any, numbers: Any, we
     return builder.fadd(costs, squares, flags=fused)
 
 
-def _select_lower(builder: Any, a: Any, b: Any, place: Any, places: Any) -> Any:
-    is_lower = builder.fcmp_ordered("<", a, b)
-    return builder.select(is_lower, _splat(builder, place, _INTS), places)
-
-
 add_ints = _operation(_ints, lambda builder, a, b: builder.add(a, b))
 sitofp = _operation(_floats, lambda builder, ints: builder.sitofp(ints, _FLOATS))
 add_floats = _operation(_floats, lambda builder, a, b: builder.fadd(a, b))
 min_floats = _operation(_floats, lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 add_squared_errors = _operation(_floats, _add_squared_errors)
 # An integer where the first floats are lower, else the ints of a vector.
-select_lower = _operation(_ints, _select_lower)
+select_lower = _operation(
+    _ints,
+    lambda builder, a, b, place, places: builder.select(
+        builder.fcmp_ordered("<", a, b), _splat(builder, place, _INTS), places
+    ),
+)
 
 
 @_intrinsic

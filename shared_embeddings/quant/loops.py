@@ -104,45 +104,24 @@ def field_scores(rows: Any, stream: Any, widths: Any, tables: Any, out: Any) -> 
 def decode_rows(codes: Any, scales: Any, plan: Any, sizes: Any, center: Any, out: Any) -> None:
     """Entries of the first numbers of rows ``(n, D)``, 0 for others, times `sizes` ``(D,)``, plus `center`
     ``(D,)``, times `scales` ``(n, 1)``.
+
+    Entries are read from windows of 24 bits; two zeros precede the bytes of a row in `stream`. Unsigned
+    numbers save tests for negative places.
     """
     places, shifts, starts, mask, book = plan
     stream, entries = np.zeros(codes.shape[1] + 2, np.uint8), np.zeros(out.shape[1], np.float32)
     for row in range(codes.shape[0]):
-        _decode_row(codes[row], stream, places, shifts, starts, mask, book, entries)
+        for place in range(codes.shape[1]):
+            stream[place + 2] = codes[row, place]
+        for column in range(places.shape[0]):
+            first = places[column]
+            window = np.uint32(stream[first]) << np.uint32(16)
+            window |= np.uint32(stream[first + np.uint64(1)]) << np.uint32(8)
+            window |= np.uint32(stream[first + np.uint64(2)])
+            entries[column] = book[starts[column] + np.uint64(window >> shifts[column] & np.uint32(mask))]
         scale = scales[row, 0]
         for column in range(out.shape[1]):
             out[row, column] = (entries[column] * sizes[column] + center[column]) * scale
-
-
-@_compiled
-def entry_scores(codes: Any, scales: Any, plan: Any, hidden: Any, out: Any) -> None:
-    """Products ``(n, N)`` of vectors ``(N, D)`` with the entries of rows times `scales` ``(n, 1)``."""
-    places, shifts, starts, mask, book = plan
-    stream, numbers = np.zeros(codes.shape[1] + 2, np.uint8), np.empty(hidden.shape[1], np.float32)
-    for row in range(codes.shape[0]):
-        _decode_row(codes[row], stream, places, shifts, starts, mask, book, numbers)
-        for token in range(hidden.shape[0]):
-            score = np.float32(0.0)
-            for column in range(numbers.shape[0]):
-                score += numbers[column] * hidden[token, column]
-            out[row, token] = score * scales[row, 0]
-
-
-@_compiled
-def _decode_row(
-    codes: Any, stream: Any, places: Any, shifts: Any, starts: Any, mask: int, book: Any, out: Any
-) -> None:
-    """The entries of the first numbers of a row, from windows of 24 bits; two zeros precede its bytes in
-    `stream`. Unsigned numbers save tests for negative places.
-    """
-    for place in range(codes.shape[0]):
-        stream[place + 2] = codes[place]
-    for column in range(places.shape[0]):
-        first = places[column]
-        window = np.uint32(stream[first]) << np.uint32(16)
-        window |= np.uint32(stream[first + np.uint64(1)]) << np.uint32(8)
-        window |= np.uint32(stream[first + np.uint64(2)])
-        out[column] = book[starts[column] + np.uint64(window >> shifts[column] & np.uint32(mask))]
 
 
 @_compiled

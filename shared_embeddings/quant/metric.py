@@ -51,14 +51,6 @@ class Metric:
         inverse = torch.linalg.inv(matrix + RIDGE * matrix.diagonal().mean() * eye)
         return torch.linalg.cholesky(inverse, upper=True).float()
 
-    def products(self, rows: Tensor) -> Tensor:
-        """Rows ``(n, R)`` times M with a ridge of the mean of its diagonal, which has full rank.
-
-        For the scales of rows: those that fit a few directions only may be off by any factor in the others.
-        """
-        matrix = self.matrix.to(rows)
-        return rows @ matrix + matrix.diagonal().mean() * rows
-
     def round(self, rows: Tensor, ends: Sequence[int], quantize: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Rounded rows ``(n, R)``.
 

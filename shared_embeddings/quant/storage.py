@@ -45,15 +45,10 @@ _INTEGERS = {
 
 
 class Packing(NamedTuple):
-    """How a state was packed.
+    """How a state was packed."""
 
-    Attributes:
-        names: the names of the packed tensors.
-        store: the storage of floating-point tensors.
-    """
-
-    names: list[str]
-    store: str
+    names: list[str]  # of the packed tensors
+    store: str  # the storage of floating-point tensors
 
 
 class StorageError(UserError):

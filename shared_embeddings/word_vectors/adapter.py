@@ -31,12 +31,13 @@ from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.word_vectors import load_vectors
-from shared_embeddings.words.token_counts import count_words
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
+# The module that reads files with numpy.
+_LOADER = Path(load_vectors.__file__)
 # The tensor with the words in UTF-8, separated by line ends.
 _WORDS = "words"
 # Bytes at the beginning of a safetensors file that contain its format.
@@ -45,7 +46,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.TrimmingAdapter):
+class Adapter(host.Adapter):
     """Opens word vectors.
 
     Attributes:
@@ -105,9 +106,6 @@ class VectorsModel(TrimmableModel):
         check_decoder(method, options)
         return dict(options)
 
-    def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
-        return count_words(texts)
-
     def quality(self, validation: Validation) -> Quality:
         raise UserError(
             "word vectors have no perplexity or BLEU; give no validation text, and compare them with "
@@ -139,8 +137,8 @@ class VectorsModel(TrimmableModel):
 
     def files(self, path: Path) -> list[Path]:
         """Return the file; UserError if the module beside an output would replace another file."""
-        loader = path.with_name(Path(load_vectors.__file__).name)
-        if path != self.path and loader.exists() and loader.read_bytes() != _loader():
+        loader = path.with_name(_LOADER.name)
+        if path != self.path and loader.exists() and loader.read_bytes() != program(_LOADER).encode():
             raise UserError(
                 f"output {path}: {loader} exists with other content; remove it, or use another folder"
             )
@@ -159,8 +157,7 @@ class VectorsModel(TrimmableModel):
             metadata["notes"] = json.dumps(self.notes)
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        with replacing(output.with_name(Path(load_vectors.__file__).name)) as temporary:
-            temporary.write_bytes(_loader())
+        write_text(output.with_name(_LOADER.name), program(_LOADER))
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
@@ -168,7 +165,9 @@ class VectorsModel(TrimmableModel):
         return [HostVocabulary(NAME, self.original, frozenset(), None)]
 
     def encode(self, vocabulary: str, lines: Sequence[str], trimmed: bool = False) -> list[list[int]]:
-        return _encode(self.words if trimmed else self.original, lines)
+        """Return the ids of the words of each line that are in the vocabulary."""
+        ids = {word: place for place, word in enumerate(self.words if trimmed else self.original)}
+        return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
     def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
         self.module = self.module.select_rows(kept[NAME])
@@ -216,14 +215,3 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
             "version of this program; copy it again, or use that version"
         ) from error
     return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
-
-
-def _encode(words: Sequence[str], lines: Sequence[str]) -> list[list[int]]:
-    """Return the ids of the words of each line that are among `words`."""
-    ids = {word: place for place, word in enumerate(words)}
-    return [[ids[word] for word in line.split() if word in ids] for line in lines]
-
-
-def _loader() -> bytes:
-    """Return the content of the module that reads files with numpy."""
-    return program(Path(load_vectors.__file__)).encode()

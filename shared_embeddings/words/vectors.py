@@ -6,19 +6,19 @@ Axes: ``V`` vocabulary, ``D`` dimension.
 from __future__ import annotations
 
 import codecs
-import gzip
 import math
 import mmap
 import string
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shared_embeddings.utils.errors import UserError, first_line, require
 from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.reading import open_bytes
 
 # The first bytes of a fastText model with subwords.
 _FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
@@ -125,7 +125,7 @@ def _read_fasttext(path: Path, limit: int | None) -> WordVectors:
 def looks_like_vectors(path: Path) -> bool:
     """Return whether a file starts like one that `read_vectors` reads, or like a pickle of gensim."""
     try:
-        with _opened(path) as file:
+        with open_bytes(path) as file:
             first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     except (OSError, EOFError):
         return False
@@ -174,7 +174,7 @@ def write_vectors(path: Path, vectors: WordVectors) -> None:
 
 def _kind_of(path: Path) -> tuple[str, int | None]:
     """Return the format of a file, and the number of words in its header, None without one."""
-    with _opened(path) as file:
+    with open_bytes(path) as file:
         first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
     if first.startswith(_FASTTEXT_MAGIC):
         return "fastText", None
@@ -201,7 +201,7 @@ def _text_entries(path: Path, has_header: bool) -> Iterator[tuple[bytes, np.ndar
 
     UserError for a line without a word and D numbers.
     """
-    with _opened(path) as file, np.errstate(over="ignore"):  # infinity is an error later
+    with open_bytes(path) as file, np.errstate(over="ignore"):  # infinity is an error later
         dim = int(file.readline().split()[1]) if has_header else None
         for place, line in enumerate(file, 1 + has_header):
             line = (line.removeprefix(codecs.BOM_UTF8) if place == 1 else line).rstrip()
@@ -232,9 +232,10 @@ def _binary_entries(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
 
     A line end after a vector is optional, but then after all. UserError for words that end early or late.
     """
-    with _opened(path) as file:
+    with open_bytes(path) as file:
         count, dim = map(int, file.readline().removeprefix(codecs.BOM_UTF8).split())
         place = file.tell()
+        content: bytes | mmap.mmap
         if path.suffix == ".gz":
             file.seek(0)
             content = file.read()
@@ -263,8 +264,3 @@ def _binary_entries(path: Path) -> Iterator[tuple[bytes, np.ndarray]]:
             f"vectors {path}: {len(content) - place} bytes are left after word {count}, the last one that "
             "its header announces: the header is wrong, or a word contains a space; write the file again"
         )
-
-
-def _opened(path: Path) -> Any:
-    """Open a file that may be gzipped."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nmt.checkpoints import read_checkpoint, read_weights, step_files, write_with_safetensors
+from nmt.checkpoints import read_checkpoint, read_weights, step_files, write_model
 from nmt.train.embeddings import DistillationLoss
 from shared_embeddings.compress.distillation import Reconstruction, SoftTargets, TeacherLosses
 from shared_embeddings.utils.errors import UserError
@@ -75,7 +75,7 @@ def test_a_kill_between_two_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
     """The process exits before its first, second, ... rename; weights of another step are detected."""
     base = str(tmp_path / "run_step_3")
     parts = {"opt": Namespace(), "vocab": {"src": ["a"], "tgt": ["a"], "data_task": "seq2seq"}}
-    write_with_safetensors({"a": torch.full((4,), 1.0)}, {**parts, "optim": None}, base)
+    write_model({"a": torch.full((4,), 1.0)}, {**parts, "optim": None}, f"{base}.pt", "safetensors")
     child = os.fork()
     if child == 0:
         replace, moves = os.replace, []
@@ -85,7 +85,7 @@ def test_a_kill_between_two_files_of_a_step(tmp_path: Path, kill_at: int) -> Non
             os._exit(9) if len(moves) == kill_at else replace(source, target)
 
         os.replace = counted  # type: ignore[assignment]
-        write_with_safetensors({"a": torch.full((4,), 2.0)}, {**parts, "generator": None}, base)
+        write_model({"a": torch.full((4,), 2.0)}, {**parts, "generator": None}, f"{base}.pt", "safetensors")
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == (9 if kill_at < 3 else 0)

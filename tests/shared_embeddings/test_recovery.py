@@ -23,7 +23,7 @@ from shared_embeddings.compress.recovery import (
     scores_rows,
     train,
 )
-from shared_embeddings.scored_words import score_only
+from shared_embeddings.embedding import score_only
 from shared_embeddings.utils.errors import UserError
 
 
@@ -90,19 +90,6 @@ def test_a_saved_state_is_of_the_same_training(tmp_path: Path) -> None:
         saved.path.write_bytes(damaged)
         with pytest.raises(UserError, match=f"is damaged .*{reason}.*; remove it"):
             SavedRecovery(output, ["plan", torch.ones(2)])
-
-
-@pytest.mark.parametrize("entry", ["steps", "tensors", "best", "optimizer", "place"])
-def test_a_saved_state_without_an_entry(tmp_path: Path, entry: str) -> None:
-    original = Original()
-    student, _ = student_of(original)
-    saved = SavedRecovery(tmp_path / "small", 0)
-    content = {**student.state(), "place": (0, 0)}
-    del content[entry]
-    saved.write(content)
-    batches = TeacherBatches(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=f"is damaged .*{entry}.*; remove it"):
-        train(student, batches, parse_duration("1steps"), saved)
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class SpectralCodec(TrellisCodec):
         super().__init__(dim, group_size, layout)
         plain = [dim * (other == rate) for rate in RATES[1:] for other in RATES]
         self.num_axes, *counts = layout or (dim // 8, *plain)
-        # The bits of the dimensions of a row by its rate, descending, each with how many have them.
+        # The bits of the dimensions of a row by its rate, descending, also each with how many have them.
         self._runs: dict[float, Runs] = {}
         for number, rate in enumerate(RATES[1:]):
             pairs = zip(RATES, counts[number * len(RATES) :])
@@ -121,15 +121,16 @@ class SpectralCodec(TrellisCodec):
                 (bits, count) for bits, count in sorted(pairs, reverse=True) if bits * count
             )
 
-    def book_shapes(self, rates: Sequence[float]) -> dict[str, tuple[int, ...]]:
+        self._bits = {
+            rate: [bits for bits, count in runs for _ in range(count)] for rate, runs in self._runs.items()
+        }
         axes, count = self.num_axes, len(RATES) - 1
-        return {"axes": (axes, self.dim), "spread": (count, axes + 1), "center": (count + 1, axes)}
+        self.book_shapes = {"axes": (axes, dim), "spread": (count, axes + 1), "center": (count + 1, axes)}
 
-    def initial_books(self, rates: Sequence[float]) -> Books:
+    def initial_books(self) -> Books:
         """Reflections that exchange signs only."""
-        shapes = self.book_shapes(rates)
-        books = {name: torch.zeros(shape) for name, shape in shapes.items()}
-        return {**books, "axes": torch.eye(*shapes["axes"]), "spread": torch.ones(shapes["spread"])}
+        axes, spread, center = self.book_shapes.values()
+        return {"axes": torch.eye(*axes), "spread": torch.ones(spread), "center": torch.zeros(center)}
 
     def fit(
         self,
@@ -200,7 +201,7 @@ class SpectralCodec(TrellisCodec):
             costs = lone_costs = torch.ones(self.dim, dtype=torch.float64)
             if metric is not None:
                 # Along those directions: a mean over principal ones is larger than over mixtures of them.
-                books = {**draft.initial_books(()), "axes": _reflections(directions[:, :count])}
+                books = {**draft.initial_books(), "axes": _reflections(directions[:, :count])}
                 books |= draft.derived(books, ())
                 seen = Metric(metric.to(directions)).seen_by(functools.partial(draft.project, books=books))
                 # Numbers that are searched together do not make up for each other.
@@ -232,7 +233,8 @@ class SpectralCodec(TrellisCodec):
 
         Bits go one by one to the direction whose squared error they lower most.
         """
-        limits, steps = super().errors(), torch.tensor(self.rates, dtype=torch.float64).diff()
+        rates = torch.tensor(self.rates, dtype=torch.float64)
+        limits, steps = 4.0**-rates, rates.diff()
         gains = variances.double().unsqueeze(1) * (limits.diff().neg() / steps)
         order = gains.flatten().argsort(descending=True, stable=True)
         # As many bits as rows fit into those of the rate without directions; those of the first state are
@@ -254,7 +256,7 @@ class SpectralCodec(TrellisCodec):
         beyond the largest entry is an error, which is known for normal numbers.
         """
         axes = _reflections(_principal_directions(rows)[:, : self.num_axes])
-        books = {**self.initial_books(()), "axes": axes.to(rows)}
+        books = {**self.initial_books(), "axes": axes.to(rows)}
         reflected, count = self.project(rows, books | self.derived(books, ())), self.num_axes
         for rate in rates.unique().tolist():
             place, rows_of_rate = RATES.index(rate), reflected[rates == rate]
@@ -269,14 +271,15 @@ class SpectralCodec(TrellisCodec):
             powers = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)])
             spread = powers.sqrt().clamp(min=1e-4)
             # In blocks: there are errors for every increase. A few of the other directions, which are alike.
-            each = self._bits_of(rate)
+            each = self._bits[rate]
             columns = [*range(min(count, len(each)))]
             columns += [*range(count, len(each), 1 + self.dim // _OTHERS)]
             places = torch.tensor(columns, dtype=torch.long, device=rows.device)
             sized = numbers[:, places] / spread[places.clamp(max=count)]
-            bits, errors = [each[column] for column in columns], 0.0
-            for part, part_weights in zip(sized.split(BLOCK), weights.split(BLOCK)):
-                errors = errors + (part_weights * _expected(part, bits, _MORE_INCREASES)).sum(dim=1)
+            bits = [each[column] for column in columns]
+            blocks = zip(sized.split(BLOCK), weights.split(BLOCK))
+            expected = ((of * _expected(part, bits, _MORE_INCREASES)).sum(dim=1) for part, of in blocks)
+            errors = sum(expected, start=sized.new_zeros(()))
             increases = errors.new_tensor(_MORE_INCREASES)
             spread[:count][: len(columns)] *= increases[errors[:, :count].argmin(dim=0)]
             # Others are close to normal: they are increased by powers of 2 only.
@@ -285,10 +288,6 @@ class SpectralCodec(TrellisCodec):
             books["spread"][place - 1] = spread
         return books
 
-    def _bits_of(self, rate: float) -> list[float]:
-        """The bits of each direction of words of a rate that has any, descending."""
-        return [bits for bits, count in self._runs.get(rate, ()) for _ in range(count)]
-
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for reflected rows at the size of entries."""
         reflected = self.project(rows, books)
@@ -296,7 +295,7 @@ class SpectralCodec(TrellisCodec):
         sizes, center = books[f"sizes{float(rate)}"][: len(gains)], books[f"center{float(rate)}"]
         scales, means, spread = row_sizes(rows), center[: len(sizes)], sizes / gains
         numbers = (reflected / scales)[:, : len(sizes)] - means
-        expected = _expected(numbers / spread, self._bits_of(rate), _INCREASES, means / spread)
+        expected = _expected(numbers / spread, self._bits[rate], _INCREASES, means / spread)
         best = (spread.square() * expected).sum(dim=2).argmin(dim=0)
         scales = scales * scales.new_tensor(_INCREASES)[best].unsqueeze(1)
         states = find_path(reflected / scales - center, steps, sizes, metric)
@@ -314,9 +313,6 @@ class SpectralCodec(TrellisCodec):
         entries = read_entries(codes, steps)
         values = F.pad(entries, (0, self.dim - entries.size(1))) * sizes + center
         return values.to(scales.dtype) * scales
-
-    def uncoded(self, scales: Tensor, books: Books) -> Tensor:
-        return books["center0.0"].to(scales.dtype) * scales
 
     def derived(self, books: Books, rates: Sequence[float]) -> Books:
         """T for axes A: ``v - (v Aᵀ) T A`` is v after all reflections, one after the other. Also the mean
@@ -352,6 +348,8 @@ class SpectralCodec(TrellisCodec):
     ) -> Tensor | None:
         steps, count = steps_for(self._runs[rate]), sum(number for _, number in self._runs[rate])
         scores = path_scores((hidden * books[f"sizes{float(rate)}"])[:, :count], codes, steps, scales)
+        if scores is None:
+            return None
         # Autocast does not round these sums.
         offsets = (hidden * books[f"center{float(rate)}"]).sum(dim=1, keepdim=True)
         return scores.addcmul_(offsets.to(scores.dtype), scales.t().to(scores.dtype))

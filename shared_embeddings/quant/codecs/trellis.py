@@ -167,6 +167,7 @@ class TrellisCodec(Codec):
     about = "paths through a trellis"
     few_states = 32
     codes_name = "streams"  # "paths" had no fine entries
+    errors = ERRORS
     standalone: ClassVar[Sequence[Callable[..., Any]]] = (
         path_book,
         path_parameters,
@@ -182,10 +183,6 @@ class TrellisCodec(Codec):
 
     def row_bytes(self, rate: float) -> int:
         return stream_bytes(self.steps[rate])
-
-    def errors(self) -> Tensor:
-        """As measured."""
-        return torch.tensor([ERRORS[rate] for rate in self.rates], dtype=torch.float64)
 
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         """The path with the least error for rows at the size of entries."""
@@ -441,15 +438,19 @@ def read_entries(codes: Tensor, steps: Steps) -> Tensor:
     return F.embedding(windows + numbers.int() * _STATES, book.view(-1, 1)).squeeze(-1)
 
 
-def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor:
-    """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop."""
+def path_scores(hidden: Tensor, codes: Tensor, steps: Steps, scales: Tensor) -> Tensor | None:
+    """The products ``(N, n)`` of hidden states with rows as of `read_entries`, by a compiled loop.
+
+    None if the processor has no vector instructions for it.
+    """
     lanes = importlib.import_module("shared_embeddings.quant.lanes")  # slow to import
-    plan = entry_plan(steps) if lanes.INSTRUCTIONS is None else lane_plan(steps)
-    return kernels.path_scores(hidden, codes, scales, plan)
+    if lanes.INSTRUCTIONS is None:
+        return None
+    return kernels.lane_scores(hidden, codes, scales, lane_plan(steps))
 
 
 @functools.cache
 def entry_plan(steps: Steps) -> kernels.EntryPlan:
-    """How `kernels.decode_rows` and `kernels.entry_scores` read what `packed_states` wrote."""
+    """How `kernels.decode_rows` reads what `packed_states` wrote."""
     numbers, _, ends = _places_of(steps, torch.device("cpu")).numpy()
     return kernels.EntryPlan.of(ends, numbers * _STATES, STATE_BITS, path_books().ravel())

@@ -45,9 +45,6 @@ class UniformCodec(Codec):
     few_states = 16
     standalone = (decode_uniform,)
 
-    def row_bytes(self, rate: float) -> int:
-        return -(-(int(rate) * self.dim) // 8)
-
     def encode(self, rows: Tensor, rate: float, books: Books, metric: Metric | None = None) -> Encoded:
         zero, shape = zero_point(rate), (self.num_scales, self.group_size)
         missing = self.num_scales * self.group_size - self.dim  # filled up with zeros

@@ -11,7 +11,7 @@ from torch import nn
 
 import shared_embeddings as se
 from shared_embeddings.cli.catalog import options_of
-from shared_embeddings.scored_words import score_only
+from shared_embeddings.embedding import score_only
 from tests.shared_embeddings.cases import CASES, VOCABULARY, Case
 from tests.shared_embeddings.support import (
     assert_same_gradients,
