@@ -356,7 +356,7 @@ def test_lengths_files_fail(
         ("-desired_length 0", "'0'"),
         ("-desired_length ten", "'ten'"),
         ("-desired_length 250", "max_length: 250 is too small for the desired_length; set 251"),
-        ("-desired_length 9 -desired_lengths /nowhere", "has no effect with desired_lengths"),
+        ("-desired_length 9 -desired_lengths /nowhere", "-desired_lengths"),
         ("-desired_lengths /nowhere", "/nowhere"),
     ],
 )
