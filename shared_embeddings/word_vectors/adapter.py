@@ -31,11 +31,13 @@ from shared_embeddings.quant.packed_tensor import install
 from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
 from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
-from shared_embeddings.utils.files import replacing
+from shared_embeddings.utils.files import replacing, write_text
 from shared_embeddings.word_vectors import load_vectors
 from shared_embeddings.words.vectors import looks_like_vectors, read_vectors
 
 NAME = "words"
+# The module that reads files with numpy.
+_LOADER = Path(load_vectors.__file__)
 # The tensor with the words in UTF-8, separated by line ends.
 _WORDS = "words"
 # Bytes at the beginning of a safetensors file that contain its format.
@@ -135,8 +137,8 @@ class VectorsModel(TrimmableModel):
 
     def files(self, path: Path) -> list[Path]:
         """Return the file; UserError if the module beside an output would replace another file."""
-        loader = path.with_name(Path(load_vectors.__file__).name)
-        if path != self.path and loader.exists() and loader.read_bytes() != _loader():
+        loader = path.with_name(_LOADER.name)
+        if path != self.path and loader.exists() and loader.read_bytes() != program(_LOADER).encode():
             raise UserError(
                 f"output {path}: {loader} exists with other content; remove it, or use another folder"
             )
@@ -155,8 +157,7 @@ class VectorsModel(TrimmableModel):
             metadata["notes"] = json.dumps(self.notes)
         content = {name: tensor.contiguous() for name, tensor in tensors.items()}
         content[_WORDS] = torch.from_numpy(np.frombuffer("\n".join(self.words).encode(), np.uint8).copy())
-        with replacing(output.with_name(Path(load_vectors.__file__).name)) as temporary:
-            temporary.write_bytes(_loader())
+        write_text(output.with_name(_LOADER.name), program(_LOADER))
         with replacing(output) as temporary:
             save_safetensors(content, temporary, metadata)
 
@@ -214,8 +215,3 @@ def _read_compressed(path: Path) -> tuple[list[str], SharedEmbedding, Packing | 
             "version of this program; copy it again, or use that version"
         ) from error
     return words, embedding.eval(), packing, json.loads(settings.get("notes", "[]"))
-
-
-def _loader() -> bytes:
-    """Return the content of the module that reads files with numpy."""
-    return program(Path(load_vectors.__file__)).encode()
