@@ -111,62 +111,6 @@ def alter(path: Path, change: Callable[[dict[str, Any]], object], target: Path |
     return target
 
 
-def compress(path: Path, blocks: int = 1) -> None:
-    """Compress a file of tensors or arrays, with blocks of 64 MB of zeros after the largest one."""
-    with zipfile.ZipFile(path) as old:
-        parts = {entry: old.read(entry) for entry in old.namelist()}
-    entries = [entry for entry in parts if "/data/" in entry or entry == "vectors.npy"]
-    largest = max(entries, key=lambda entry: len(parts[entry]))
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new:
-        for entry, data in parts.items():
-            with new.open(entry, "w", force_zip64=True) as file:
-                file.write(data.replace(b"(7, 3), }        ", b"(50331648, 8), } "))
-                for _ in range(blocks if entry == largest else 0):
-                    file.write(bytes(1 << 26))
-
-
-class Odd:
-    """Values that replace a part of a checkpoint."""
-
-    VALUES: dict[str, Any] = {
-        "None": None,
-        "a list": [1, None],
-        "a string": "odd",
-        "a number": 5,
-        "a tensor": torch.zeros(2),
-        "an empty mapping": {},
-        "a mapping of numbers": {1: 2},
-        "a mapping of None": {"a": None},
-    }
-
-    @staticmethod
-    def tensors(state: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
-        """States whose first floating-point table is replaced or invalid."""
-        name = next(
-            name for name, tensor in state.items() if tensor.dim() == 2 and tensor.is_floating_point()
-        )
-        table = state[name]
-        odd = {
-            "longer": torch.cat([table, table]),
-            "one axis": table.flatten(),
-            "empty": table[:0],
-            "sparse": table.to_sparse(),
-            "meta": table.to("meta"),
-            "NaN": table * float("nan"),
-            "infinite": table + float("inf"),
-            "a list": table.tolist(),
-            "None": None,
-        }
-        changed = {kind: {**state, name: tensor} for kind, tensor in odd.items()}
-        left_out = {key: tensor for key, tensor in state.items() if key != name}
-        return {
-            **changed,
-            "left out": left_out,
-            "left over": {**state, "more": table},
-            "no names": {0: table},
-        }
-
-
 def names_file(error: str, program: str, path: Path) -> bool:
     """Whether what a command printed on stderr ends in one line that names a file."""
     lines = [line for line in error.splitlines() if line.startswith(f"{program}: ")]

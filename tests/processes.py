@@ -1,19 +1,17 @@
-"""Commands in processes of their own, which tests stop and starve."""
+"""Commands in processes of their own, which tests stop."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-STILL_RUNNING = "still running"
 _POLL_SECONDS = 0.05
 
 
@@ -23,30 +21,25 @@ class Running:
     Args:
         command: the program and its arguments.
         log: file for its output; replaced if it exists.
-        largest_file: file size in bytes at which writes fail, as on a full disk; None for no limit.
     """
 
-    def __init__(self, command: Sequence[str | Path], log: Path, largest_file: int | None = None) -> None:
+    def __init__(self, command: Sequence[str | Path], log: Path) -> None:
         self.log = log
 
-        def limit() -> None:
+        def listen() -> None:
             # Shells make their background processes ignore these.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            if largest_file is not None:
-                # The write fails instead of killing the process.
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if largest_file is not None else file,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
-                preexec_fn=limit,
+                preexec_fn=listen,
             )
 
     def __enter__(self) -> Running:
@@ -63,21 +56,12 @@ class Running:
 
     def wait_for(self, pattern: str, seconds: float = 120) -> bool:
         """Wait until a line of its output matches; False if it ends or `seconds` pass first."""
-        return self.wait_until(lambda: re.search(pattern, self.output(), re.MULTILINE) is not None, seconds)
-
-    def wait_until(self, holds: Callable[[], bool], seconds: float = 120) -> bool:
-        """Wait until `holds()`; False if it ends or `seconds` pass first."""
         deadline = time.monotonic() + seconds
-        while not holds():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                return holds()
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if re.search(pattern, self.output(), re.MULTILINE):
+                return True
             time.sleep(_POLL_SECONDS)
-        return True
-
-    def run_for(self, seconds: float) -> bool:
-        """Let it run; returns whether it is still running."""
-        self.wait_until(lambda: False, seconds)
-        return self.process.poll() is None
+        return re.search(pattern, self.output(), re.MULTILINE) is not None
 
     def send(self, number: int) -> None:
         """Send a signal to the command's own process, if it has not ended."""
@@ -110,15 +94,9 @@ class Running:
             time.sleep(_POLL_SECONDS)
         return not self.members()
 
-    def end(self, seconds: float = 60) -> int | str:
-        """Wait for its end; returns the exit status (negative for a signal) or `STILL_RUNNING`."""
-        try:
-            rest, _ = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return STILL_RUNNING
-        if rest:
-            self.log.write_bytes(rest)
-        return self.process.returncode
+    def end(self, seconds: float = 60) -> int:
+        """Wait for its end; returns the exit status, negative for a signal."""
+        return self.process.wait(seconds)
 
 
 def read_process(process: int, name: str) -> str:

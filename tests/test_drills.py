@@ -77,7 +77,6 @@ WRITERS = {
     "trim": Writer("shared-embeddings trim --model <lm.pt --text <text --output >small"),
 }
 NAMES = sorted(WRITERS)
-WITH_FORCE = [name for name in NAMES if WRITERS[name].force]
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +288,7 @@ def start_stopped(program: str, words: list[str], number: int, when: str, cwd: P
 
 
 # One of each kind of output, a file and a folder, and of each signal is quick.
-@pytest.mark.slow_except("lm_evaluate-SIGINT-before", "compress folder-SIGTERM-before")
+@pytest.mark.slow_except("lm_evaluate-SIGINT-before", "lm_prepare-SIGTERM-before")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name

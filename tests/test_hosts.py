@@ -361,6 +361,7 @@ def test_compress_writes_a_model_of_the_same_host(
     assert status == 2 and str(small) in error
 
 
+@pytest.mark.slow_except("lm-*", "vectors-*", "hf-text", "nmt-text")
 @pytest.mark.parametrize("source", ["generated", "text"])
 def test_damaged_models_are_reported(
     trained: TrainedHost, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -438,7 +439,6 @@ def test_the_best_candidate_is_written(
     ("arguments", "message"),
     [
         ("", "give exactly one of size, bits and max_loss"),
-        ("--bits 2 --size 4x", "give exactly one of"),
         ("--bits 2 --compare", "give either output or compare"),
         ("--bits 2 --rank 4", "rank is an option of a method"),
         ("--bits 64", "below 32"),
@@ -446,13 +446,9 @@ def test_the_best_candidate_is_written(
         ("--bits 2 --seed -1", "'seed' is -1"),
         ("--bits 2 --no-check", "check=False needs a method"),
         ("--size 1000000x", "no method is possible at this size"),
-        ("--size 8", "write a factor above 1 such as 8x"),
         ("--max-loss 120%", "write 1% or 0.01"),
-        ("--max-loss=-1nats", "write 1% or 0.01"),
         ("--method quantized --max-loss 1%", "remove method"),
         ("--method projective --rank 2 --bits 3", "'rank' is chosen by the target"),
-        ("--method x", "unknown embedding method"),
-        ("--method projective --rang 4", "unknown option 'rang'"),
         ("--method projective --rank 2 --words a,b", "'words' is set by"),
         ("--method projective --rank 2 --recover 20", "write 20min or 1500steps"),
         ("--method projective --rank 2 --recover 1min --no-check", "recover has no effect with check=False"),

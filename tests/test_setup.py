@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from packaging.utils import canonicalize_name
 
 import shared_embeddings as se
 from shared_embeddings.utils.errors import EXTRAS
-from shared_embeddings.utils.files import sha256
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,25 +75,6 @@ def test_every_pin_is_exact_and_has_the_hashes_of_its_files(name: str) -> None:
             f"{pin}: pip would take any file"
         )
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word) for word in hashes), pin
-
-
-@pytest.mark.slow
-def test_pip_refuses_a_file_of_another_hash(tmp_path: Path) -> None:
-    """The options of scripts/install.sh, with a test package and the hashes of its and another file."""
-    wheel = tmp_path / "pinned-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(
-            "pinned-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pinned\nVersion: 1.0\n"
-        )
-        archive.writestr("pinned-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr("pinned-1.0.dist-info/RECORD", "")
-    (options,) = re.findall(r"pip install (.*) \"\$@\"", (ROOT / "scripts" / "install.sh").read_text())
-    for digest, status in {sha256(wheel): 0, "0" * 64: 1}.items():
-        pins = tmp_path / "pins.txt"
-        pins.write_text(f"pinned==1.0 --hash=sha256:{digest}\n")
-        where = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / digest[:4])]
-        command = [sys.executable, "-m", "pip", "install", *options.split(), *where, "--requirement", pins]
-        assert subprocess.run(command, capture_output=True).returncode == status
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -33,7 +33,7 @@ from benchmarks import (
     translation,
 )
 from benchmarks.layers import PLAIN, SETTINGS, operations, rows, with_ratios, words
-from benchmarks.measuring import Record, median_times, read_records, save_record
+from benchmarks.measuring import Record, read_records, save_record
 from benchmarks.preprocessing import Language, as_table, watch
 from lm.data.corpus import prepare
 from recipes.common.tools import run_main
@@ -59,12 +59,6 @@ def test_words_follow_zipf() -> None:
     total = sum(1 / rank for rank in range(1, 37001))
     assert share[0] == pytest.approx(1 / total, abs=0.02)
     assert share[1] == pytest.approx(0.5 / total, abs=0.02)
-
-
-def test_warm_up_is_not_counted_and_runs_alternate() -> None:
-    order: list[str] = []
-    times = median_times([lambda: order.append("a"), lambda: order.append("b")], repeats=2)
-    assert "".join(order) == "ababab" and len(times) == 2
 
 
 def test_output_layer_flops_are_three_products() -> None:
@@ -175,27 +169,6 @@ TABLES: dict[str, Callable[[Record], str]] = {
 }
 
 
-def test_the_choice_of_compress_is_named() -> None:
-    def trial(method: str, options: dict[str, str], store: str, kept: float, predictions: float) -> Record:
-        key = {"method": method, "options": options, "store": store, "ratio": 8.0}
-        return {**key, "kept": kept, "predictions": predictions, "bytes": 10}
-
-    found = [
-        trial("quantized", {}, "fp16", 0.9, 0.7),
-        trial("quantized", {"codec": "uniform"}, "fp16", 0.8, 0.75),
-        trial("structured", {}, "fp16", 0.95, 0.99),  # not a candidate
-    ]
-    assert list(compression.choices(found)) == [
-        "- At 8x, `compress` chooses quantized, trellis by quality (90.0%) and quantized, uniform by "
-        "predictions (80.0%); the best row is structured (95.0%)."
-    ]
-    found[0]["kl"], found[1]["kl"] = 0.1, 0.2
-    assert "quantized, trellis by predictions (90.0%)" in next(compression.choices(found))
-    for one in found:
-        del one["predictions"]
-    assert "predictions" not in next(compression.choices(found))
-
-
 def test_readme_tables_match_the_results() -> None:
     readme = gpu.README.read_text(encoding="utf-8")
     records = {"gpu": {"cases": []}, **read_records(gpu.RESULTS)}
@@ -268,44 +241,6 @@ def test_fits_are_cached(asked: list[str], monkeypatch, capsys) -> None:
     assert fits(asked)["projective"] == first
     losses = [fit["loss"] for fit in read_records(Path(asked[-1]))["fitting"]["fits"]]
     assert losses == sorted(losses)
-
-
-def test_fits_to_a_random_table_are_measured_separately(tmp_path: Path, capsys) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- BEGIN large fits -->\n<!-- END large fits -->\n")
-    output = tmp_path / "large.jsonl"
-    asked = ["--size", "600x32", "--compression", "4", "--methods", "projective", "standard"]
-    where = ["--output", str(output), "--readme", str(readme)]
-    fitting.main([*asked, *where])
-    assert "standard is skipped" in capsys.readouterr().err
-    (found,) = read_records(output)["large fits"]["fits"]
-    assert found["method"] == "projective" and found["peak_tables"] > 0
-    assert 4 <= found["compression"] < 5
-    assert "| projective | 4." in readme.read_text()
-    record = read_records(output)["large fits"]
-    save_record(output, "large fits", {**record, "fits": [{**found, "seconds": 71}]})
-    fitting.main([*asked, *where])
-    assert "| 71 |" in readme.read_text()
-
-
-@pytest.fixture
-def small(monkeypatch) -> None:
-    """Batches of a few tokens from few words."""
-    for name, value in (("VOCABULARY", 50), ("BATCH", 2), ("TIME", 3)):
-        monkeypatch.setattr(language_model, name, value)
-
-
-@pytest.mark.slow
-def test_both_models_have_one_shape_and_learn(small) -> None:
-    regularized, plain = language_model.models("cpu")
-    hidden = [part.shape for part in regularized.initial_state(2)]
-    assert [part.shape for part in plain.initial_state(2)] == hidden
-    assert plain.widths == [1150, 1150, 400]
-    for model in (regularized, plain):
-        before = [parameter.clone() for parameter in model.parameters()]
-        language_model.training_step(model, "cpu")()
-        changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
-        assert all(changed)
 
 
 @pytest.mark.slow

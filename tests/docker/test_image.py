@@ -140,7 +140,6 @@ def test_copied_files_are_not_ignored() -> None:
     ("built_for", "base", "words"),
     [
         ("13.0", "13.0.2", None),
-        ("12.8", "12.6.3", None),
         (None, None, None),
         ("13.0", "12.8.1", "torch is built for CUDA 13.0, the base image has CUDA 12.8.1"),
         (None, "13.0.2", "torch is built for no CUDA, the base image has CUDA 13.0.2"),
@@ -290,10 +289,7 @@ def test_versions_are_the_pins(built: tuple[Path, Path]) -> None:
     ("arguments", "words"),
     [
         (["onmt_translate", "--help"], "-model"),
-        (["lm_train", "--help"], "embedding"),
-        (["shared-embeddings", "methods"], "funnel"),
         (["recipes/ptb_awd_lstm/train.sh", "--help"], "small_funnel"),
-        (["tensorboard", "--version"], "2."),
     ],
 )
 def test_entry_point_runs_the_installed_package(
@@ -360,8 +356,6 @@ def test_help(commands: Path, arguments: list[str]) -> None:
     ("arguments", "words"),
     [
         (["onmt_tranlsate"], "unknown command 'onmt_tranlsate'; 'help' lists"),
-        (["-src"], "unknown command '-src'"),
-        (["recipes/ptb/train.sh"], "there is no recipes/ptb/train.sh; there are recipes/agnews"),
         (["distributed", "onmt_translate"], "'onmt_translate' does not train in several processes"),
         (["distributed", "recipes/ptb/train.sh"], "there is no recipes/ptb/train.sh"),
     ],
@@ -432,8 +426,6 @@ def test_recipes_of_translation_models(commands: Path) -> None:
         ),
         ({"NODES": "2"}, "MASTER_ADDR must name machine 0"),
         ({"GPUS_PER_NODE": "0"}, "no GPU here; run the image with --gpus all"),
-        ({"GPUS_PER_NODE": "h100:8"}, "GPUS_PER_NODE is 'h100:8'"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000'"),
     ],
 )
 def test_invalid_numbers_fail(commands: Path, variables: dict[str, str], words: str) -> None:

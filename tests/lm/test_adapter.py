@@ -143,34 +143,6 @@ def test_diverged_models_have_no_quality(tmp_path: Path) -> None:
             raise ValueError(Comparison(opened, None, texts, 1).result()[1].how)
 
 
-@pytest.mark.slow
-def test_compressed_model_can_be_evaluated_and_trained(tmp_path: Path) -> None:
-    data = small_corpus(tmp_path)
-    plain = {"method": "standard", "output_bias": True}
-    train(settings(data, tmp_path / "run", embedding=plain, steps=5))
-    model, small, report = tmp_path / "run" / "last.pt", tmp_path / "small.pt", tmp_path / "report.json"
-    assert compress(model, "standard", tmp_path / "same.pt").status == 0
-    torch.testing.assert_close(scores(tmp_path / "same.pt"), scores(model), atol=1e-4, rtol=0)
-    assert load_model(tmp_path / "same.pt").model.embedding.output_bias() is not None
-    asked = ["--rank", 4, "--report", report, "--force", "--text", tmp_path / "train.txt"]
-    assert compress(model, "funnel", small, "--fit-steps", 50, *asked).status == 0
-    assert load_model(small).training is None
-    found = json.loads(report.read_text())
-    assert (
-        not any("bias" in note for note in found["notes"]) and found["tables"][0]["fit"]["weighted_error"] > 0
-    )
-    kept, bias = (load_model(path).model.embedding.output_bias() for path in (small, model))
-    assert bias is not None and bias.abs().max() > 0
-    assert torch.equal(kept, bias)
-    without = [*asked, "--fit-steps", 1, "--output-bias", "false"]
-    assert compress(model, "funnel", tmp_path / "without.pt", *without).status == 0
-    assert any("output bias is dropped" in note for note in json.loads(report.read_text())["notes"])
-    assert command("lm_evaluate", "-model", small, "-data", data).status == 0
-    own = load_model(small).config["embedding"]
-    train(settings(data, tmp_path / "further", init_from=str(small), embedding=own, steps=2))
-    assert load_model(tmp_path / "further" / "last.pt").config["embedding"]["rank"] == 4
-
-
 @pytest.mark.parametrize("store", ["fp32", "fp16", "int8"])
 def test_the_output_bias_is_copied_and_stored_in_fp16(tmp_path: Path, store: str) -> None:
     model = wide_model(tmp_path / "model.pt", words=400, output_bias=True)
@@ -338,17 +310,6 @@ def test_ids_report_and_evaluation(tmp_path: Path) -> None:
     assert "<unk>: 1 tokens (9.09%)" in command("lm_evaluate", "-model", output, "-data", text).out
 
 
-def test_methods_without_rows_fail(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model.pt", write_corpus(tmp_path / "corpus", FEW))
-    small, output = tmp_path / "small.pt", tmp_path / "trimmed.pt"
-    text = tmp_path / "text"
-    text.write_text(LINES)
-    options = ["--vocab-shape", "3,4", "--dim-shape", "2,4", "--rank", "2", "--fit-steps", "2"]
-    assert compress(model, "tensor_train", small, *options).status == 0
-    ended = tool("trim", "--model", small, "--text", text, "--output", output)
-    assert ended.says("trim the plain model first") and not output.exists()
-
-
 def test_export_of_a_compressed_model(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model, small, output = (tmp_path / name for name in ("model.pt", "small.pt", "words.onnx"))
@@ -387,7 +348,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow_except("embedding0-awd_lstm")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("embedding", [{"method": "standard"}, {"method": "adaptive", "cutoffs": [50, 150]}])
 def test_whole_models(

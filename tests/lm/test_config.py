@@ -66,21 +66,14 @@ def test_flat_settings_survive_yaml(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"batchsize": 3}, ["unknown key 'batchsize'", "Did you mean 'batch_size'"]),
-        ({"zzz": 3}, ["unknown key 'zzz'", "batch_size"]),
         ({"nonmono": 3}, ["'nonmono'", "no effect", "optimizer sgd", "optimizer ntasgd"]),
         ({"decay_factor": 3}, ["'decay_factor'", "no effect", "schedule constant", "step", "plateau"]),
-        ({"memory_length": 3}, ["'memory_length'", "no effect", "model awd_lstm", "model transformer_xl"]),
         ({"model": "awd_lstn"}, ["awd_lstn", "Did you mean 'awd_lstm'"]),
-        ({"optimizer": ["sgd"]}, ["optimizer", "ntasgd"]),
-        ({"schedule": "linear"}, ["linear", "cosine"]),
         ({"batch_size": "many"}, ["batch_size", "many", "int"]),
-        ({"batch_size": 0}, ["batch_size", "at least 1"]),
         ({"max_grad_norm": 0}, ["max_grad_norm", "null"]),
         ({"batch_size": 10, "grad_accum_steps": 4}, ["grad_accum_steps", "divide"]),
         ({"epochs": 2}, ["epochs", "steps", "exactly one"]),
-        ({"steps": None}, ["epochs", "steps", "exactly one"]),
         ({"schedule": "step"}, ["decay_epochs", "missing"]),
-        ({"data": None}, ["data"]),
     ],
 )
 def test_invalid_keys_fail_by_name(changes: dict[str, Any], words: list[str]) -> None:
@@ -142,15 +135,6 @@ def test_a_file_that_is_no_mapping_is_named(tmp_path: Path) -> None:
     path.write_text("- 1\n")
     with pytest.raises(UserError, match="config.yaml"):
         from_arguments(["-config", str(path)])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["steps", "3"], ["-steps"]],
-)
-def test_arguments_that_are_not_settings(arguments: list[str]) -> None:
-    with pytest.raises(UserError, match="steps"):
-        from_arguments(arguments)
 
 
 def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Ended:

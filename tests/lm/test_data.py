@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import zipfile
 from itertools import chain
@@ -114,37 +113,23 @@ def test_wrong_content_fails_anywhere(server: Server, tmp_path: Path) -> None:
         locate("ptb", None, downloads)
 
 
-def wrong_archives(whole: bytes) -> dict[str, bytes]:
-    """What a server may send instead of an archive."""
-    other = io.BytesIO()
-    with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr("readme", "text")
-    return {"html": b"<html>moved", "other archive": other.getvalue(), "damaged": whole[:-30]}
-
-
 ADVICE = r"to skip the download, put wiki.train.tokens, .* \$DATA_DIR/wikitext-2"
 
 
-@pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
-def test_downloads_with_a_wrong_checksum_fail_and_are_deleted(
-    server: Server, tmp_path: Path, content: str
+@pytest.mark.parametrize("is_left_by_a_killed_run", [False, True])
+def test_archives_with_a_wrong_checksum_fail_and_are_replaced(
+    server: Server, tmp_path: Path, is_left_by_a_killed_run: bool
 ) -> None:
     path = server.folder / "wikitext-2-v1.zip"
     whole = path.read_bytes()
-    path.write_bytes(wrong_archives(whole)[content])
-    with pytest.raises(DownloadError, match=rf"wikitext-2-v1.zip: SHA-256 is .*, expected .*; {ADVICE}"):
+    if is_left_by_a_killed_run:
+        path = tmp_path / "downloads" / ".wikitext-2.partial" / path.name
+        path.parent.mkdir(parents=True)
+    path.write_bytes(whole[:-30])
+    reason = "not the expected archive" if is_left_by_a_killed_run else "SHA-256 is .*, expected"
+    with pytest.raises(UserError, match=rf"wikitext-2-v1.zip: {reason} .*; {ADVICE}"):
         locate("wikitext2", None, tmp_path / "downloads")
-    path.write_bytes(whole)
-    assert texts_of(locate("wikitext2", None, tmp_path / "downloads")) == TEXT
-
-
-@pytest.mark.parametrize("content", ["html", "other archive", "damaged"])
-def test_an_invalid_archive_of_a_killed_run_is_replaced(server: Server, tmp_path: Path, content: str) -> None:
-    left = tmp_path / "downloads" / ".wikitext-2.partial" / "wikitext-2-v1.zip"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(wrong_archives((server.folder / "wikitext-2-v1.zip").read_bytes())[content])
-    with pytest.raises(UserError, match=ADVICE):
-        locate("wikitext2", None, tmp_path / "downloads")
+    (server.folder / path.name).write_bytes(whole)
     assert texts_of(locate("wikitext2", None, tmp_path / "downloads")) == TEXT
 
 
@@ -225,15 +210,6 @@ def test_position_of_bad_utf8_is_reported(
         words_of(path)
 
 
-def test_all_bytes_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4)
-    path = tmp_path / "text"
-    path.write_bytes(b"ab cd ef gh")
-    reported: list[int] = []
-    list(reading.word_blocks(path, progress=reported.append))
-    assert reported == [4, 4, 3]
-
-
 TOKENS = np.arange(23, dtype=np.int32)
 
 
@@ -247,17 +223,6 @@ def test_columns_are_contiguous_and_targets_are_the_next_tokens() -> None:
     assert ids.is_contiguous() and targets.is_contiguous()
 
 
-def test_segments_cover_each_target_once() -> None:
-    stream = Columns(TOKENS, batch_size=2)
-    position, targets = 0, []
-    while position < stream.length - 1:
-        ids, following = stream.segment(position, 4)
-        assert torch.equal(following, ids + 1)
-        targets += following[0].tolist()
-        position += ids.size(1)
-    assert targets == list(range(1, 11))
-
-
 def test_processes_share_the_columns_of_the_larger_batch() -> None:
     whole = Columns(TOKENS, batch_size=4).segment(1, 2)
     shares = [Columns(TOKENS, batch_size=2, rank=rank, world_size=2).segment(1, 2) for rank in (0, 1)]
@@ -269,7 +234,6 @@ def test_processes_share_the_columns_of_the_larger_batch() -> None:
     ("tokens", "batch_size", "printed"),
     [
         (23, 12, "23 tokens are too few for 12 columns"),
-        (1, 1, "1 tokens"),
         (0, 1, "0 tokens"),
     ],
 )
@@ -334,21 +298,14 @@ def test_vocabulary_round_trip(tmp_path: Path) -> None:
     ("content", "printed"),
     [
         (b"a\t1\n<eos>\t1\n", "has no <unk>"),
-        (b"a\t1\n<unk>\t1\n", "has no <eos>"),
-        (b"", "line 1 is ''"),
         (b"a\t1\n<unk>\t0\n<eos>\t1\na\t1\n", "'a' is repeated"),
         (b"a\t1\nb 2\n", "line 2 is 'b 2'"),
-        (b"a\t1\n\n", "line 2 is ''"),
-        (b"a\t-1\n", "line 1"),
-        (b"a b\t1\n", "line 1"),
         (b"a\xff\t1\n", "not UTF-8 at byte 1"),
-        (None, "No such file"),
     ],
 )
-def test_invalid_files_fail_by_name(tmp_path: Path, content: bytes | None, printed: str) -> None:
+def test_invalid_files_fail_by_name(tmp_path: Path, content: bytes, printed: str) -> None:
     path = tmp_path / "vocabulary.tsv"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=printed) as error_line:
         Vocabulary.load(path)
     assert str(path) in str(error_line.value)

@@ -128,15 +128,9 @@ def test_memory_of_a_transformer(tmp_path: Path) -> None:
         (["-target_length", 0], "argument -target_length"),
         (["-context_length", -1], "context_length is -1"),
         (["-context_length", 5], "context_length is 5, which has no effect on a single chunk"),
-        (["-batch_size", "many"], "batch_size"),
-        (["-split", "dev"], "split"),
         (["-memory_length", 3], "has no memory_length"),
-        (["-same_length"], "has no same_length"),
         (["-pointer", "{window: 3}"], "pointer: option 'theta' is missing"),
-        (["-pointer", "{window: ["], "-pointer"),
-        (["-words", 0], "argument -words"),
         (["-words", 3, "-reference", __file__], "remove one of them"),
-        (["-output", "."], "already exists"),
         (["-data", __file__, "-split", "test"], "remove -split"),
     ],
 )
@@ -149,10 +143,7 @@ def test_invalid_settings(home: Path, arguments: list[object], message: str) -> 
     ("data", "message"),
     [
         (b"", "0 tokens"),
-        (b"\n", "1 tokens"),
-        (b"caf\xe9 au lait\n", "UTF-8"),
         (".", "lm_prepare"),
-        ("absent", "absent"),
         ("a b c d e f h", "is not the model's"),
         ("a b c d e f g h", "10 words"),
     ],
@@ -256,6 +247,7 @@ def pointer_by_loops(
     return nats
 
 
+@pytest.mark.slow_except("0.7-0.13-*", "3.0-0.9-5-7")
 @pytest.mark.parametrize("target_length", [1, 7, 100])
 @pytest.mark.parametrize("window", [1, 5, 200])
 @pytest.mark.parametrize(("theta", "weight"), [(0.7, 0.13), (0.0, 0.5), (3.0, 0.9)])
@@ -304,21 +296,12 @@ def test_by_hand() -> None:
     assert losses.exp().reciprocal().tolist() == pytest.approx([0.5, 0.75 * 0.5 + 0.25 * 0.75])
 
 
-def test_only_the_window_is_kept() -> None:
-    cache = CachePointer(PointerOptions(3, 1.0, 0.5))
-    cache.log_probabilities(torch.randn(2, 50, 4), torch.zeros(2, 50, dtype=torch.int64))
-    assert cache._hidden is not None and cache._hidden.untyped_storage().nbytes() == 2 * 3 * 4 * 4
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"window": 0}, "window.* 0"),
-        ({"window": 2.5}, "window.* 2.5"),
-        ({"window": True}, "window.* True"),
         ({"theta": -1}, "theta.* -1"),
         ({"lambda": 1}, "lambda is 1"),
-        ({"bptt": 5}, "'bptt'"),
     ],
 )
 def test_invalid_pointer_settings(changes: dict[str, Any], message: str) -> None:
@@ -399,12 +382,8 @@ def test_lines(parts: tuple[list[str], list[str]], expected: str, capsys: pytest
     [
         (["-length", 0, "-prompt", "a b"], "argument -length"),
         (["-temperature", -1], "temperature is -1"),
-        (["-temperature", "nan"], "temperature is nan"),
-        (["-top_k", 0], "top_k is 0"),
         (["-top_k", 3, "-temperature", 0], "top_k has no effect"),
-        (["-samples", 0], "argument -samples"),
         (["-samples", 2, "-temperature", 0], "samples has no effect"),
-        (["-topk", 2], "-topk"),
     ],
 )
 def test_invalid_settings_of_generation(model: Path, arguments: list[object], message: str) -> None:

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import shared_embeddings as se
-from lm.models import LanguageModel, build, kinds, options_class
+from lm.models import LanguageModel, build, kinds
 from lm.models.transformer_xl import (
     RelativeAttention,
     TransformerXL,
     TransformerXLOptions,
-    by_key,
     geometry,
     sinusoids,
 )
@@ -48,11 +47,6 @@ def meta(kind: str, vocabulary: int, embedding: dict[str, Any], **options: Any) 
 
 def millions(kind: str, vocabulary: int, embedding: dict[str, Any], **options: Any) -> float:
     return se.accounting.count_parameters(meta(kind, vocabulary, embedding, **options)) / 1e6
-
-
-def test_models_are_discovered() -> None:
-    assert {"awd_lstm", "lstm"} <= set(kinds())
-    assert options_class("lstm")().num_layers == 4
 
 
 WIDE = {"method": "define", "map_dim": 4, "expand_dim": 8, "depth": 2, "max_groups": 2}
@@ -170,12 +164,8 @@ FLEX = {"attention": "flex", "attention_dropout": 0.1}
     ("kind", "embedding", "options", "message"),
     [
         ("awd_lstn", {"method": "standard"}, {}, "Did you mean 'awd_lstm'"),
-        ("awd_lstm", {"method": "standrd"}, {}, "Did you mean 'standard'"),
         ("awd_lstm", {"rank": 3}, {}, "does not name a method"),
         ("awd_lstm", {"method": "standard", "embedding_dim": 8}, {}, "follows from the vocabulary"),
-        ("awd_lstm", {"method": "standard", "padding_idx": 0}, {}, "follows from the vocabulary"),
-        ("awd_lstm", {"method": "standard"}, {"hidden": 8}, "unknown option 'hidden'"),
-        ("awd_lstm", {"method": "standard"}, {"embedding_dropout": 1.0}, "'embedding_dropout' is 1.0"),
         ("lstm", {"method": "adaptive", "cutoffs": [5], "output": "none"}, {}, "no output side"),
         ("transformer_xl", {"method": "standard"}, {"embedding_dim": 13}, "embedding_dim.*even"),
         (
@@ -276,16 +266,6 @@ def test_flex_attention_has_the_same_values_and_gradients(setting, reach, monkey
         attended = attention(context[:, 3:], context, places, u, v)
         results.append((attended, torch.autograd.grad((attended * weights).sum(), learned)))
     torch.testing.assert_close(results[1], results[0])
-
-
-def test_by_key_shifts_scores_to_distances():
-    # Two queries after one remembered position: K = 3, columns are the distances 2, 1, 0, -1.
-    scores = torch.tensor([[12.0, 11.0, 10.0, -1.0], [22.0, 21.0, 20.0, -1.0]])
-    aligned = by_key(scores)
-    assert aligned.shape == (2, 3)
-    assert aligned[0, :2].tolist() == [11.0, 10.0]
-    assert aligned[1].tolist() == [22.0, 21.0, 20.0]
-    assert aligned.data_ptr() == scores[0, 1:].data_ptr()
 
 
 def test_sinusoids_by_hand():

@@ -1,4 +1,4 @@
-"""The commands with unusual text, when they are killed, and with the patches of OpenNMT-py."""
+"""The commands with unusual text, and with the patches of OpenNMT-py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nmt.checkpoints import read_checkpoint
-from tests.nmt.conftest import FUNNEL, Host, Patch, Trained, run
+from tests.nmt.conftest import FUNNEL, Host, Trained, run
 
 # Unusual text
 
@@ -90,27 +89,6 @@ def test_byte_order_marks_are_not_text(trained: Trained) -> None:
 
 
 # Killed commands
-
-
-def test_interrupting_translation_keeps_the_old_file(
-    trained: Trained, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    from onmt.inference_engine import InferenceEnginePY
-
-    def interrupted(engine: Any) -> None:
-        Path(engine.opt.output).write_text("half")
-        raise KeyboardInterrupt
-
-    host, checkpoint = trained(embedding=FUNNEL)
-    monkeypatch.setattr(InferenceEnginePY, "infer_file", interrupted)
-    output = tmp_path / "out"
-    output.write_text("before")
-    with pytest.raises(SystemExit) as stop:
-        source = str(host.folder / "test.src")
-        run("onmt_translate -model", checkpoint, "-src", source, "-output", output)
-    assert stop.value.code == 130
-    assert output.read_text() == "before"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 # Packages without wheels for some Python versions

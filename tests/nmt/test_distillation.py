@@ -162,18 +162,6 @@ def test_frozen_parameters_stay_frozen_after_resume(what: str, teacher: Path, ho
     assert torch.equal(table(start), table(final)) == (what == "embedding")
 
 
-@pytest.mark.slow
-def test_reconstruction_loss_keeps_the_student_close(teacher: Path, host: Host) -> None:
-    """With almost all weight on the reconstruction loss, a random table approaches the teacher's."""
-    distances = {}
-    for alpha in (0.0, 0.99):
-        student = distilled(
-            host, teacher, STANDARD, d_alpha=alpha, d_embedding_start="random", train_steps=20
-        )
-        distances[alpha] = float((table(student) - table(teacher))[2:].norm(dim=1).mean())
-    assert distances[0.99] < 0.8 * distances[0.0]
-
-
 def test_start_and_progress_report_the_loss(teacher: Path, host: Host) -> None:
     log = host.folder / "log"
     distilled(host, teacher, PROJECTIVE, log_file=str(log), learning_rate=0.0)
@@ -254,10 +242,7 @@ def test_words_are_counted(host: Host) -> None:
     ("option", "printed"),
     [
         ("[1]", "is not a mapping; write it like"),
-        ("{alpha: 0.1}", "'teacher' is missing"),
         ("{teacher: x, alfa: 0.1}", "unknown option 'alfa'. Did you mean 'alpha'?"),
-        ("{teacher: x, alpha: 1}", "'alpha' is 1"),
-        ("{teacher: x, freeze: all}", "'freeze' is 'all'"),
         ("{teacher: x, alpha: 0.1, freeze: embedding}", "alpha: 0.1 has no effect with freeze: embedding"),
         ("{teacher: x, alpha: 0, embedding_start: random, network_start: random}", "has no effect"),
     ],

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from onmt.modules.copy_generator import CopyGenerator
-from onmt.translate.beam_search import BeamSearch
 from onmt.translate.penalties import PenaltyBuilder
 from onmt.utils.loss import LossCompute
 from torch import Tensor
@@ -101,11 +100,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return get
 
 
-@pytest.mark.slow_except(
-    "rnn--beam_size 3 -length_penalty wu -alpha 0.5",
-    "rnn--beam_size 3 -min_length 4",
-    "rnn--beam_size 3 -replace_unk",
-)
+@pytest.mark.slow_except("rnn--beam_size 3 -replace_unk")
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_batched_search_equals_single_sentences(kind: str, search: str, learned: Learned) -> None:
@@ -133,24 +128,6 @@ def _repeats(line: str, size: int) -> bool:
     words = line.split()
     runs = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     return len(set(runs)) < len(runs)
-
-
-def test_attention_has_the_length_of_the_source() -> None:
-    """The second of two sentences with two hypotheses each; their sources have 3 and 9 words."""
-    search = SimpleNamespace(
-        beam_size=2,
-        ratio=0.0,
-        n_best=2,
-        src_len=torch.tensor([3, 3, 9, 9]),
-        is_finished_list=[[False, False], [False, True]],
-        hypotheses=[[], []],
-        _batch_offset=[0, 1],
-    )
-    scores, words, attention = [[0.0, 0.0]] * 2, torch.zeros(2, 2, 4), torch.zeros(2, 2, 3, 9)
-    assert BeamSearch.beams_non_finished(search, 1, scores, words, attention, 3)
-    ((_, _, kept),) = search.hypotheses[1]
-    assert kept.shape == (3, 9)
-    assert search.src_len.tolist() == [3, 3, 9, 9]
 
 
 def test_padding_needs_no_coverage() -> None:
@@ -300,6 +277,7 @@ def test_perplexities_of_targets_are_per_token(kind: str, learned: Learned, capf
     assert float(printed["PRED"]) == pytest.approx(math.exp(-sum(scores) / counts), abs=0.01)
 
 
+@pytest.mark.slow_except("copying rnn")
 @pytest.mark.parametrize("kind", ["copying transformer", "copying rnn"])
 def test_gold_scores_do_not_depend_on_the_batch(kind: str, learned: Learned, capfd: Capture) -> None:
     host, model = learned(kind)

@@ -317,11 +317,6 @@ def test_diverging_training_keeps_the_last_good_checkpoint(
     assert steps(host) == [2, 4, 6]
 
 
-def test_a_loss_that_is_not_finite_ends_training(host: Host, error_line: ErrorLine) -> None:
-    config = host.config("model", embedding=FUNNEL, optim="sgd", learning_rate=1e30, train_steps=50)
-    assert "the loss is nan" in error_line("onmt_train -config", config)
-
-
 def test_a_full_disk_keeps_the_saved_files(host: Host, error_line: ErrorLine, monkeypatch: Patch) -> None:
     host.train("model", embedding=FUNNEL, train_steps=3)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from argparse import Namespace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ import shared_embeddings as se
 from nmt.checkpoints import read_checkpoint, read_weights
 from nmt.embeddings import SharedGenerator, shared_embeddings_of
 from nmt.models import describe_checkpoint
-from nmt.train.training import restore_dropout
 from shared_embeddings.modules.alone import AloneEmbedding
 from shared_embeddings.nn.layers import Dropout
 from tests.helpers import example
@@ -182,16 +178,6 @@ def test_all_layers_use_fast_dropout_masks(options: dict[str, Any], host: Host) 
     assert 0.4 in {layer.p for layer in layers}
 
 
-def test_start_reports_ties_and_sizes(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    log = host.folder / "log"
-    host.train("model", embedding=FUNNEL, log_file=str(log), train_steps=2)
-    text = log.read_text()
-    assert "source = target = output: funnel" in text
-    assert re.search(r"embedding +416\n", text)
-    assert re.search(r"with plain tables +[\d,]+\n", text)
-    assert "100% done" in text
-
-
 @pytest.mark.slow_except("funnel-pytorch")
 @pytest.mark.parametrize("save_format", ["pytorch", "safetensors"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,18 +214,6 @@ def test_resume_with_averages_is_exact(save_format: str, every: int, stop: int, 
         torch.testing.assert_close(weights(resumed)[name], tensor, rtol=0, atol=0)
         different.append(not torch.equal(weights(plain)[name], tensor))
     assert any(different)
-
-
-@pytest.mark.parametrize(("step", "reached"), [(0, []), (1, []), (2, [(0.3, 0.2)]), (5, [(0.4, 0.1)])])
-def test_resumed_runs_restore_the_dropout_of_their_step(
-    step: int, reached: list[tuple[float, float]]
-) -> None:
-    """The third stage starts at its step; model options need not be repeated."""
-    seen: list[tuple[float, float]] = []
-    model = SimpleNamespace(update_dropout=lambda *rates: seen.append(rates))
-    stages = {"dropout": [0.1, 0.3, 0.4], "attention_dropout": [0.0, 0.2, 0.1], "dropout_steps": [0, 2, 5]}
-    restore_dropout(model, Namespace(**stages), step)
-    assert seen == reached
 
 
 @pytest.mark.slow

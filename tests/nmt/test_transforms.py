@@ -118,6 +118,7 @@ def test_vocabularies_have_all_words_of_their_files(host: Host, caplog: pytest.L
     assert "src_vocab_size: 3,000" in caplog.text and "2,996 of the 40,000 words" in caplog.text
 
 
+@pytest.mark.slow_except("configuration-*")
 @pytest.mark.parametrize(
     ("options", "source", "target"),
     [

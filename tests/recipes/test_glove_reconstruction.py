@@ -123,6 +123,7 @@ def test_measured_cells_are_skipped(setting: Experiment, capsys: pytest.CaptureF
     assert "has other settings or vectors" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_vectors_with_rows_of_one_size_are_compared(setting: Experiment) -> None:
     assert setting.prepare() == 0
     assert setting.run(train, "alone_real-*", "projective-16-0", "two") == 0

@@ -139,7 +139,6 @@ def test_missing_file_is_downloaded(small: SmallCorpus, tmp_path: Path) -> None:
         ({"url": "http://127.0.0.1:9"}, ["http://127.0.0.1:9/val.en.gz", "$DATA_DIR"]),
         ({"file": b"cut"}, ["truncated"]),
         ({"file": "Zwei.\nDrei.\n"}, ["train.en.gz has 5 lines", "train.de.gz has 2 lines"]),
-        ({"bpe_operation": 3}, ["unknown option 'bpe_operation'"]),
     ],
 )
 def test_wrong_files_and_settings_are_named_on_one_line(

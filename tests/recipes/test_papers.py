@@ -19,7 +19,6 @@ from recipes.papers import (
     MARKER,
     README,
     SIZES,
-    Paper,
     PrintedRow,
     PrintedTable,
     coverage_tables,
@@ -271,22 +270,3 @@ def test_printed_figures_may_be_rounded_or_truncated() -> None:
         assert agreement(value, 2.06e6, 1e4) == "differs"
     for value, expected in ((2.0699e6, "agrees (digits cut)"), (2.07e6, "differs"), (2.0549e6, "differs")):
         assert agreement(value, 2.06e6, 1e4, cut=True) == expected
-
-
-def test_the_table_of_sizes() -> None:
-    why, model = {"embedding": "of all rows"}, {"embedding": STANDARD}
-    for cell, line, notes in (
-        (
-            PrintedRow("r", "c", {"embedding": "0.25"}, model=model, why=why, note="alone"),
-            "| r; c | embedding | 0.25 k | 0.2000 | -0.0500 (-20.0 %) | differs | 1, 2 |",
-            "\n1. of all rows\n2. alone\n",
-        ),
-        (
-            PrintedRow("r", figures={"total": "22M"}, quoted=True),
-            "| r (quoted) | total | 22M | – | – | quoted |",
-            "1 quoted.",
-        ),
-    ):
-        text = papers.sizes_tables([Paper("P", "P", "", (PrintedTable("P", "Table 1", "T", unit="k",
-                                                                          cells=(cell,)),))])  # fmt: skip
-        assert line in text and notes in text and "## P, Table 1: T" in text and "## What is counted" in text

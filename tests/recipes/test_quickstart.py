@@ -127,6 +127,7 @@ def test_changed_steps_train_again_and_fresh_starts_over(tmp_path: Path, command
     assert start(tmp_path, "--fresh") == 2
 
 
+@pytest.mark.slow
 def test_failures_show_the_end_of_the_log_and_finished_trainings_survive(
     tmp_path: Path, commands: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +255,7 @@ def test_real_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 SIZES = {"train": 300, "valid": 30, "test": 30}
 
 
+@pytest.mark.slow_except("en-de", "de_AT-en-GB", "ru-ja")
 @pytest.mark.parametrize(
     ("source", "target"),
     [("en", "de"), ("en", "fr"), ("de", "es"), ("de_AT", "en-GB"), ("ru", "ja"), ("fa", "tr"), ("kk", "nb")],

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import shared_embeddings as se
 from recipes import __main__ as command
 from recipes.common import plot, table, tools
 from recipes.common.recipe import Recipe, find_recipe, read_file, recipe_names
 from recipes.common.results import FILE, REPOSITORY, find_result, read_results, write_result
 from recipes.common.table import (
-    RECIPE_COLUMNS,
     comparison_table,
-    markdown_table,
-    records_of,
     update_tables,
 )
 from recipes.common.tools import run_main
@@ -140,16 +135,6 @@ def test_tables_show_the_mean_and_the_range_of_seeds(recipe: Recipe, tmp_path: P
     assert "| 2 (GPU) | 100 (GPU) |" in readme.read_text()
 
 
-def test_rows_that_were_not_run_say_so_in_every_cell(recipe: Recipe) -> None:
-    text = markdown_table(records_of(recipe.rows, []), RECIPE_COLUMNS["bleu"])
-    _, _, _, small, fitted, _ = (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
-    )
-    assert small == ["funnel_8x", "funnel", "–"] + ["not run"] * 10
-    assert fitted[:3] == ["funnel_8x_fitted", "funnel", "fitted to standard, not trained"]
-    assert text.count("not run") == 4 * 10
-
-
 def test_tables_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["glove_reconstruction"], "glove_reconstruction has no tables"),
@@ -257,43 +242,6 @@ def row(name: str, size: int = 1000, quality: float = 30.0, **config: Any) -> di
     counts = {"embedding": size, "stored_bits": 32 * size}
     metrics = {"bleu": quality, "perplexity": quality}
     return {"row": name, "config": config, "counts": counts, "metrics": metrics}
-
-
-def test_labels_are_in_the_figure_and_do_not_overlap(tmp_path: Path) -> None:
-    from matplotlib.text import Text
-
-    figure, (axes,) = plot.new_figure(1, "title")
-    funnel = {"method": "funnel"}
-    records = [row(f"row_{number}", embedding=funnel) for number in range(6)]
-    records.append(row("far_right", 90_000, 9.0, embedding=funnel))
-    plot.draw_points(axes, records, "bleu", lambda record: record["row"])
-    plot.finish(figure, [axes], tmp_path / "picture.png")
-    names = [text for text in axes.texts if text.get_text()]  # leaders are texts, too
-    assert [name.get_text() for name in names] == [record["row"] for record in records]
-    boxes = [Text.get_window_extent(name) for name in names]
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
-
-
-def test_rows_belong_to_stages_and_methods() -> None:
-    fit, projective = {"teacher": "standard"}, {"method": "projective"}
-    records = [
-        row("standard"),
-        row("int8", embedding={"method": "quantized", "codec": "uniform", "bits": 8}, fit=fit),
-        row("projective", embedding=projective),
-        row("projective_4bits", embedding=projective, fit={"teacher": "projective", "store": "int4"}),
-        row("funnel_fitted", embedding={"method": "funnel"}, fit=fit),
-        row("funnel_distilled", embedding={"method": "funnel"}, distill=fit),
-    ]
-    by_name = {record["row"]: record for record in records}
-    scratch, fitted, trained = plot.STAGES
-    stages = {name: plot.stage(record, by_name) for name, record in by_name.items() if name != "int8"}
-    assert list(stages.values()) == [scratch, scratch, scratch, fitted, trained]
-    formats = [plot.format_name(by_name[name]) for name in ("standard", "int8", "projective_4bits")]
-    assert formats == ["fp32", "int8", "int4"]
-    methods = [plot.PLAIN, *(name for name in se.methods() if name != "standard")]
-    styles = [plot.style(method) for method in methods]
-    assert len({one.color for one in styles}) == len({one.marker for one in styles}) == len(methods)
 
 
 def test_methods_show_their_best_row_at_each_size() -> None:

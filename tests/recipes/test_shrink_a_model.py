@@ -276,6 +276,7 @@ def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest
     assert "--recover 20" in recovered and "--no-check" not in recovered
 
 
+@pytest.mark.slow
 def test_the_picture_of_decoders(tmp_path: Path) -> None:
     texts = dict.fromkeys(models.DECODER_TEXTS, {"perplexity": 40.0, "original_perplexity": 36.5})
     compressed = {"trim": False, "embedding": {"method": "quantized"}, "calibrate": None}

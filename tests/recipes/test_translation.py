@@ -24,7 +24,6 @@ import yaml
 from nmt.checkpoints import read_checkpoint, read_weights
 from recipes.common import tools
 from recipes.common.recipe import Row, find_recipe
-from recipes.common.tools import option_value
 from recipes.translation import train
 from recipes.translation.preprocess import (
     Texts,
@@ -60,15 +59,6 @@ def test_checkpoints_sort_by_step_without_partial_ones(tmp_path: Path) -> None:
     (tmp_path / "model_step_best.pt").touch()
     assert list(complete_checkpoints(tmp_path)) == [9, 250, 1000]
     assert complete_checkpoints(tmp_path / "absent") == {}
-
-
-def test_time_after_the_last_checkpoint_is_not_counted() -> None:
-    segments: list[dict[str, Any]] = [
-        {"from_step": 0, "started": 100.0, "ended": None},
-        {"from_step": 0, "started": 500.0, "ended": None},
-    ]
-    assert train.kept_segments(segments, 300.0) == [{"from_step": 0, "started": 100.0, "ended": 300.0}]
-    assert [part["ended"] for part in train.kept_segments(segments, 900.0)] == [900.0, 900.0]
 
 
 class Tools:
@@ -135,13 +125,6 @@ def test_changed_settings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match="started with a different data;"):
         train.train_row(ROW, tmp_path, DATA, "other", [])
     train.train_row(ROW, tmp_path, {"data": {"train": {}}}, "checksum", [])
-
-
-def test_option_value_parses_every_spelling() -> None:
-    options = ["-a", "1", "--train_steps=5", "-b"]
-    assert option_value(options, "train_steps") == "5"
-    assert option_value(["--train_steps", "5", "-train_steps", "6"], "train_steps") == "6"
-    assert option_value(options, "b") is None
 
 
 BATCH = {"tokens": 8, "per_gpu": 4}
@@ -323,21 +306,6 @@ def test_rows_of_alone_train_as_in_the_readme_of_its_authors() -> None:
             assert row.embedding["relu_dropout_steps"] == 4500
             dropped.add((row.embedding["filter"], row.embedding["relu_dropout"]))
     assert dropped == {("binary", 0.15), ("real", 0.2)}
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"corpora": None}, "'corpora' is None"),
-        ({"pieces": {"a": {"kind": "bpe", "size": "x"}}}, "pieces.a.size"),
-    ],
-)
-def test_invalid_settings_fail(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
-    _, content = IWSLT.data_settings()
-    path = tmp_path / "data.yaml"
-    path.write_text(yaml.safe_dump({**content, **changed}))
-    with pytest.raises(UserError, match=message):
-        read_settings(IWSLT, path)
 
 
 def test_a_step_has_as_many_tokens_on_any_number_of_gpus_and_machines() -> None:

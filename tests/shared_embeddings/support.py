@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 import shared_embeddings as se
 from shared_embeddings.quant.packed_tensor import inner_tensors
-from shared_embeddings.utils import files
 from tests.shared_embeddings.cases import CASES, OUTPUT_CASES, SOFTMAX_CASES, Case
 
 
@@ -184,30 +182,6 @@ def trainable_loss(emb: se.SharedEmbedding, case: Case, hidden: Tensor | None = 
     return loss
 
 
-class Killed(BaseException):
-    """Simulates kill -9: nothing runs after it, and nothing is cleaned up."""
-
-
-def kill_at_move(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Kill the process before its `number`-th rename; `monkeypatch` is undone before the next process."""
-    moves = 0
-
-    def killing(rename: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-        def counted(self: Path, target: Path) -> Path:
-            nonlocal moves
-            moves += 1
-            if moves == number:
-                raise Killed
-            return rename(self, target)
-
-        return counted
-
-    monkeypatch.setattr(Path, "replace", killing(Path.replace))
-    monkeypatch.setattr(Path, "rename", killing(Path.rename))
-    monkeypatch.setattr(files, "remove", lambda path: None)
-    monkeypatch.setattr(files, "_OWN", "killed")
-
-
 # Formulas of papers in the simplest form; only the values of tensors come from the library.
 
 
@@ -218,13 +192,6 @@ def zero_row(table: Tensor, row: int | None) -> Tensor:
     keep = torch.ones(len(table), 1, dtype=table.dtype)
     keep[row] = 0
     return table * keep
-
-
-def with_bias(scores: Tensor, bias: Tensor | None, padding_idx: int | None) -> Tensor:
-    """Scores ``(n, V)`` plus the bias ``(V,)`` of their words, if any, but for the padding word's."""
-    if bias is None:
-        return scores
-    return scores + zero_row(bias.unsqueeze(1), padding_idx).squeeze(1)
 
 
 # Tensor train

@@ -387,15 +387,6 @@ def test_stored_options_of_a_map_name_no_file() -> None:
     assert emb.map.classes[:, 0].tolist() == again.map.classes[:, 0].tolist() == classes
 
 
-def test_words_are_removed_from_the_table_of_all_bands() -> None:
-    emb = build(factor=1, **CODES, output_bias=True)
-    ids = torch.tensor([0, 4, 8, 9, 15, 20, 33])
-    kept: Any = emb.select_rows(ids)
-    assert kept.options.cutoffs == (3, 5)
-    torch.testing.assert_close(kept.table(), emb.table()[ids])
-    assert torch.equal(kept.bias, emb.bias[ids]) and torch.equal(kept.clusters, emb.clusters)
-
-
 # Fits
 
 

@@ -83,27 +83,16 @@ def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["params", "--method", "projectiv", *SIZES], ["projective"]),
         (["params", "--method", "projective", *SIZES], ["rank", "missing"]),
-        (["params", "--method", "projective", *SIZES, "--rank"], ["--rank"]),
         (["params", "--method", "projective", *SIZES, "8"], ["'8'", "--option value"]),
         (["params", "--method", "standard", *SIZES, "--num-embeddings", "5"], ["num_embeddings", "--dim"]),
-        (["params", "--method", "standard", *SIZES, "--words", "5"], ["'words'", "not an option"]),
-        (["params", "--method", "standard", "--vocab-size", "9" * 30, "--dim", "4"], ["--vocab-size"]),
         (["suggest", "--vocab-size", "0", "--dim", "4", "--budget", "1k"], ["--vocab-size", "0 is not"]),
-        (["suggest", "--vocab-size", "9", "--dim", "-4", "--budget", "1k"], ["--dim", "-4 is not"]),
         (["compress", "--model", __file__, "--fit-steps", "0", "--output", "o"], ["fit_steps"]),
         (["params", "--method", "uncle", *SIZES, "--unique-dim", "3", "--classes", "x.npz"], ["x.npz"]),
-        (["methods", "--all"], ["--all"]),
-        (
-            ["classes", "--text", "none", "--vocab", "none", "--num-classes", "2", "--output", "o.npz"],
-            ["none"],
-        ),
         (["classes", "--text", __file__, "--num-classes", "2", "--output", "o.npz"], ["--vocab"]),
         (
             ["classes", "--vectors-of", __file__, "--num-classes", "2", "--output", "o.npz", "--dim", "4"],
             ["--dim", "--vectors-of"],
         ),
-        (["classes", "--vectors-of", "c.npz", "--num-classes", "2", "--output", "o.npz"], ["c.npz"]),
-        (["guess"], ["guess"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

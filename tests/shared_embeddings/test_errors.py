@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import shared_embeddings as se
 
@@ -34,14 +33,9 @@ def message(method: str, **options: Any) -> str:
 
 def test_unknown_method_is_named_with_the_known_ones() -> None:
     text = message("word2vec")
-    assert "word2vec" in text
-    for method in se.methods():
-        assert method in text
-
-
-@pytest.mark.parametrize("method", [None, ["funnel"], {"name": "funnel"}, 3], ids=str)
-def test_method_that_is_not_a_name(method: Any) -> None:
-    assert str(method) in message(method)
+    assert all(method in text for method in ["word2vec", *se.methods()])
+    with pytest.raises(se.OptionError, match="word2vec"):
+        se.get_method_config("word2vec")
 
 
 def test_numpy_numbers_are_converted() -> None:
@@ -50,13 +44,6 @@ def test_numpy_numbers_are_converted() -> None:
     assert stored == {"hidden_dim": 8, "relu_dropout": 0.25}
     assert {type(value) for value in stored.values()} == {int, float}
     assert json.loads(json.dumps(stored)) == stored
-
-
-def test_unknown_method_in_the_other_functions() -> None:
-    with pytest.raises(se.OptionError, match="word2vec"):
-        se.get_method_config("word2vec")
-    with pytest.raises(se.OptionError, match="word2vec"):
-        se.num_parameters("word2vec", num_embeddings=37, embedding_dim=24)
 
 
 BANDS: dict[str, Any] = {"cutoffs": [9, 20], "factor": 1}
@@ -68,40 +55,20 @@ PIECES: dict[str, Any] = {"num_groups": 6, "num_clusters": 9}
 INVALID = [
     # Unknown.
     ("standard", {"rank": 4}, "rank"),
-    ("projective", {"rank": 4, "hidden_dim": 4}, "hidden_dim"),
-    ("funnel", {"rank": 4, "activations": "relu"}, "activations"),
     ("define", DEFINE | {"dept": 3}, "dept"),
-    ("alone", ALONE | {"code_books": 3}, "code_books"),
     # Missing.
     ("projective", {}, "rank"),
-    ("funnel", {}, "rank"),
     ("define", without(DEFINE, "map_dim"), "map_dim"),
     ("define", DEFINE | {"map": "projective"}, "rank"),
     ("define", DEFINE | {"map": "adaptive"}, "cutoffs"),
     # Of the wrong type.
     ("projective", {"rank": "4"}, "rank"),
-    ("projective", {"rank": 4.5}, "rank"),
-    ("projective", {"rank": True}, "rank"),
-    ("projective", {"rank": None}, "rank"),
-    ("funnel", {"rank": [4]}, "rank"),
-    ("funnel", {"rank": 4, "activation": 3}, "activation"),
-    ("define", DEFINE | {"depth": 2.5}, "depth"),
     ("define", DEFINE | {"reduce": "yes"}, "reduce"),
-    ("define", DEFINE | {"shuffle": 1}, "shuffle"),
-    ("define", DEFINE | {"transform": 3}, "transform"),
-    ("define", DEFINE | ADAPTIVE | {"cutoffs": 9}, "cutoffs"),
     ("define", DEFINE | ADAPTIVE | {"cutoffs": ["9"]}, "cutoffs"),
-    ("alone", ALONE | {"train_base": "no"}, "train_base"),
-    ("alone", ALONE | {"seed": "today"}, "seed"),
-    ("alone", ALONE | {"filter": "binary", "zero_probability": "half"}, "zero_probability"),
     ("alone", ALONE | {"relu_dropout": float("nan")}, "relu_dropout"),
     # A value that is not one of the choices.
     ("funnel", {"rank": 4, "activation": "rleu"}, "'activation' is 'rleu'"),
-    ("define", DEFINE | {"transform": "htg"}, "'transform' is 'htg'"),
-    ("define", DEFINE | {"connection": "mix"}, "'connection' is 'mix'"),
     ("define", DEFINE | {"map": "table"}, "'map' is 'table'"),
-    ("define", DEFINE | {"output": "tied"}, "'output' is 'tied'"),
-    ("alone", ALONE | {"filter": "complex"}, "'filter' is 'complex'"),
     # Impossible.
     ("standard", {"num_embeddings": 0}, "num_embeddings"),
     ("standard", {"embedding_dim": 0}, "embedding_dim"),
@@ -123,9 +90,7 @@ INVALID = [
     ("define", DEFINE | DELIGHT | {"max_groups": 8, "depth": 4}, "max_groups"),
     ("define", DEFINE | DELIGHT | {"map_dim": 8, "expand_dim": 10}, "expand_dim"),
     ("alone", ALONE | {"filter": "binary", "zero_probability": 1.5}, "zero_probability"),
-    ("alone", ALONE | {"filter": "binary", "zero_probability": -0.1}, "zero_probability"),
     ("alone", ALONE | {"relu_dropout": 1.0}, "relu_dropout"),
-    ("alone", ALONE | {"relu_dropout": -0.5}, "relu_dropout"),
     ("alone", ALONE | {"relu_dropout": 0.1, "relu_dropout_steps": 0}, "relu_dropout_steps"),
     ("alone", ALONE | {"seed": 2**64}, "seed"),
     # Without effect.
@@ -153,9 +118,7 @@ INVALID = [
     ("adaptive", {}, "'cutoffs' is missing"),
     ("adaptive", {"cutoffs": []}, "'cutoffs' is empty"),
     ("adaptive", {"cutoffs": [9, 9]}, "[9, 9]"),
-    ("adaptive", {"cutoffs": [0, 9]}, "[0, 9]"),
     ("adaptive", {"cutoffs": [9, 37]}, "ends with 37"),
-    ("adaptive", {"cutoffs": [9.5]}, "9.5"),
     ("adaptive", {"cutoffs": [9, 20], "factor": 5}, "'factor' is 5"),
     ("adaptive", {"cutoffs": [9], "width": 3}, "band has 3"),
     ("adaptive", {**BANDS, "head_projection": "yes"}, "'none' | 'input' | 'both'"),
@@ -192,17 +155,7 @@ INVALID = [
     ("uncle", {"unique_dim": 2, "classes": [*range(36), -1]}, "class -1"),
     ("uncle", {"unique_dim": 2, "classes": [3] * 37, "num_classes": 3}, "class 3"),
     ("uncle", {"unique_dim": 2, "classes": [[0] * 37, [1] * 37], "num_classes": 3}, "num_classes"),
-    *(
-        ("uncle", {"unique_dim": 2, "classes": given}, "classes")
-        for given in (
-            3,
-            {"a": 1},
-            np.zeros(37),
-            torch.zeros(37, dtype=torch.bool),
-            [0] * 4000 + ["x"],
-            [[0, [1]]],
-        )
-    ),
+    *(("uncle", {"unique_dim": 2, "classes": given}, "classes") for given in (3, np.zeros(37), [[0, [1]]])),
     ("uncle", {"unique_dim": 2, "classes": ["no/such/file.npz"]}, "no/such/file.npz"),
     ("group_reduce", {}, "num_groups"),
     ("group_reduce", {"num_groups": 3}, "min_rank"),

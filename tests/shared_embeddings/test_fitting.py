@@ -198,16 +198,10 @@ def test_report_by_hand() -> None:
         ({"teacher": torch.zeros(3)}, ["(3,)", "words by dimensions"]),
         ({"teacher": torch.ones(4, 2), "token_counts": torch.ones(5)}, ["(5,)", "4 words"]),
         ({"teacher": torch.ones(4, 2), "token_counts": -torch.ones(4)}, ["negative"]),
-        ({"teacher": torch.ones(4, 2), "token_counts": torch.zeros(4)}, ["zero"]),
         ({"teacher": torch.ones(4, 2), "importance": torch.ones(5)}, ["importance", "(5,)", "4 words"]),
-        ({"teacher": torch.ones(4, 2), "importance": torch.zeros(4)}, ["importance", "zero"]),
         ({"teacher": torch.ones(4, 2), "metric": torch.eye(3)}, ["metric", "(3, 3)"]),
         ({"teacher": torch.ones(4, 2), "metric": -torch.eye(2)}, ["metric", "semidefinite"]),
-        ({"teacher": torch.ones(4, 2), "metric": torch.zeros(2, 2)}, ["metric", "semidefinite"]),
-        ({"teacher": torch.ones(4, 2), "rank": 3}, ["rank", "3"]),
-        ({"teacher": torch.ones(4, 2), "ranc": 1}, ["ranc"]),
         ({"teacher": torch.ones(4, 2), "steps": 0}, ["steps", "0"]),
-        ({"teacher": torch.ones(4, 2), "padding_idx": 9}, ["padding_idx", "9"]),
     ],
 )
 def test_invalid_input(changes: dict[str, Any], words: list[str]) -> None:
@@ -467,11 +461,6 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
 
 
 # Loading into embeddings
-
-
-def test_mean_distance_by_hand() -> None:
-    codes, basis = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0, 1.0]])
-    assert float(distances(torch.tensor([[4.0, 5.0], [0.0, 1.0]]), codes, basis).mean()) == pytest.approx(3.0)
 
 
 def test_least_mean_distance_finds_the_best_line() -> None:

@@ -22,7 +22,6 @@ from shared_embeddings.compress.report import Sizes
 from shared_embeddings.hf.tokenizer import TokenizerFile
 from shared_embeddings.hf.trim import named_ids, with_new_ids
 from shared_embeddings.utils.errors import UserError
-from shared_embeddings.utils.reading import read_lines
 from tests.shared_embeddings.cases import CASES, PADDING, Case, by_name
 from tests.shared_embeddings.support import each_of
 
@@ -99,8 +98,6 @@ def test_covered_lines_with_other_tokens_fail(
         ({"coverage": "50%"}, "ae"),
         ({"coverage": "80%"}, "abe"),
         ({"coverage": "0.81"}, "abce"),
-        ({"coverage": "95.1%"}, "abcde"),
-        ({"coverage": "100%"}, "abcde"),
         ({"min_count": 3}, "abce"),
     ],
 )
@@ -122,22 +119,14 @@ def test_what_is_kept(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"top_k": 0}, "'top_k' is 0"),
-        ({"coverage": "0"}, "coverage is '0'"),
         ({"coverage": "much"}, "coverage is 'much'"),
         ({"top_k": 3, "coverage": "50%"}, "top_k and coverage each limit"),
-        ({"top_k": 3, "min_count": 2}, "min_count and top_k each limit"),
         ({"dry_run": False}, "either output or dry_run"),
     ],
 )
 def test_invalid_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrimOptions(**{"model": Path("model"), "dry_run": True, **wrong})
-
-
-def test_special_tokens_are_not_part_of_a_text(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes("\ufeffone\r\ntwo \ufeff\n".encode())
-    assert list(read_lines(tmp_path / "text")) == ["one", "two \ufeff"]
 
 
 # Of 37 words: the padding word, and some of every band, group and class.
@@ -198,16 +187,15 @@ def test_dtype_and_mode_are_kept_and_removed_padding_is_unset() -> None:
     assert new.training and new.codes.dtype == torch.bfloat16 and new.padding_idx is None
 
 
-@pytest.mark.parametrize("ids", [[], [3, 3], [5, 2], [-1, 4], [0, 37]], ids=str)
+@pytest.mark.parametrize("ids", [[], [3, 3], [0, 37]], ids=str)
 def test_invalid_selections(ids: list[int]) -> None:
     with pytest.raises(ValueError, match="must be an ascending list|the embedding has words 0 to 36"):
         by_name("standard").build().select_rows(torch.tensor(ids))
 
 
-@pytest.mark.parametrize("name", ["tensor-train", "tensor-train-two-cores"])
-def test_methods_without_rows_advise(name: str) -> None:
+def test_methods_without_rows_advise() -> None:
     with pytest.raises(UserError, match="trim the plain model first, then compress it"):
-        by_name(name).build().select_rows(KEPT)
+        by_name("tensor-train").build().select_rows(KEPT)
 
 
 def test_a_band_needs_a_word() -> None:

@@ -207,16 +207,11 @@ def test_plain_values_become_options() -> None:
     [
         ({}, ["'rank'", "missing"]),
         ({"rank": 1, "rnak": 2}, ["'rnak'", "Did you mean 'rank'"]),
-        ({"rank": True}, ["'rank'", "True", "int"]),
         ({"rank": "3"}, ["'rank'", "'3'", "int"]),
-        ({"rank": 1.5}, ["'rank'", "1.5", "int"]),
-        ({"rank": 1, "rate": "x"}, ["'rate'", "'x'", "float"]),
         ({"rank": 1, "rate": float("nan")}, ["finite", "nan"]),
         ({"rank": 1, "kind": "c"}, ["'kind'", "'c'", "'a' | 'b' | null"]),
         ({"rank": 1, "sizes": [1, "x"]}, ["'sizes'", "[1, 'x']", "int | list[int]"]),
         ({"rank": 1, "inner": [{"size": 0}]}, ["inner.0", "'size' is 0", "at least 1"]),
-        ({"rank": 1, "inner": [{"size": 1, "nmae": 2}]}, ["inner.0.nmae"]),
-        ({"rank": object()}, ["here"]),
         ([1], ["[1]", "not a mapping"]),
     ],
 )

@@ -24,6 +24,7 @@ from tests.shared_embeddings.support import (
 )
 
 
+@pytest.mark.slow_except("mean-0.0-*", "mean-0.1-*", "none-0.1-*")
 @each_output_case
 @pytest.mark.parametrize(
     ("reduction", "smoothing", "dtype"),
@@ -285,6 +286,7 @@ def measured(emb: nn.Module, hidden: Tensor, targets: Tensor, **options: object)
     return meter
 
 
+@pytest.mark.slow_except("plain-*")
 @pytest.mark.parametrize("case", MEMORY_CASES, ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"label_smoothing": 0.1, "reduction": "none"}], ids=["plain", "smoothed"]

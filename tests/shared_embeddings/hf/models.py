@@ -250,17 +250,6 @@ def scores(model: Any) -> Tensor:
     return found
 
 
-def generated_ids(model: Any) -> Tensor:
-    """The ids that a model generates after some ids; the scores of models that do not generate."""
-    if not model.can_generate():
-        return scores(model)
-    torch.manual_seed(5)
-    output_of: Tensor = model.generate(
-        IDS[:1, :3], do_sample=True, max_new_tokens=4, attention_mask=torch.ones(1, 3)
-    )
-    return output_of
-
-
 def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
     """The exit status of the command."""
     asked = ["compress", "--model", model, "--method", method, "--output", output, *arguments]

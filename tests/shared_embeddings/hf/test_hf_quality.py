@@ -91,14 +91,6 @@ def test_position_ids_after_the_padding(tmp_path: Path) -> None:
     assert found["after"] == pytest.approx(found["before"], rel=1e-6)
 
 
-SAID = {
-    "gpt2": ("that it generated", "50 tokens of text"),
-    "bert": ("drawn at random", "50 tokens of text"),
-    "t5": ("of its outputs for random tokens", "of its outputs of text"),
-    "marian": ("of its outputs for random tokens", "of its outputs of text"),
-}
-
-
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
     """Five lines of ten words."""
@@ -115,22 +107,6 @@ def kept(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -
     asked = [*arguments, "--report", report, "--force"]
     assert compress(folder / "model", "projective", folder / "small", *asked) == 0
     return capsys.readouterr().out.splitlines()[-1], json.loads(report.read_text())["kept"]
-
-
-@pytest.mark.slow_except("gpt2")
-@pytest.mark.parametrize("kind", SAID)
-def test_damaged_models_are_reported(
-    tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    write(kind, tmp_path / "model")
-    add_tokenizer(tmp_path / "model")
-    for source, output_of in zip(([], ["--text", words]), SAID[kind]):
-        line, found = kept(tmp_path, capsys, "--rank", 16, *source)
-        assert line.startswith(("kept 100%", "kept 99%")) and output_of in line
-        assert not found["needs_training"]
-        line, found = kept(tmp_path, capsys, "--rank", 1, *source)
-        assert line.startswith("warning: kept ") and found["share"] < 0.7
-        assert line.endswith("): train this model before using it")
 
 
 @pytest.mark.slow_except("bert")
