@@ -62,10 +62,7 @@ def characters_main(arguments: Sequence[str]) -> None:
 def write_character_vocabulary(sources: Iterable[Path], targets: Iterable[Path], output: Path) -> None:
     """Write a vocabulary file of OpenNMT: token, tab, count; most frequent first, then by code points.
 
-    Args:
-        sources: texts in subwords.
-        targets: texts written by ``onmt_characters split``.
-        output: the file to write.
+    Sources are texts in subwords, targets those that ``onmt_characters split`` wrote.
     """
     characters: Counter[str] = Counter()
     for path in targets:
@@ -125,11 +122,7 @@ def content_words(text: str, ignored: frozenset[str]) -> set[str]:
 def rerank(sources: Path, hypotheses: Path, n_best: int, ignored: frozenset[str]) -> Iterator[str]:
     """Yield the hypothesis with the most content words of each line of the source; ties go to the first one.
 
-    Args:
-        sources: plain text.
-        hypotheses: plain text with `n_best` lines for each line of the source.
-        n_best: the number of hypotheses.
-        ignored: the stop words.
+    Both files are plain text, the hypotheses with `n_best` lines for each line; stop words are ignored.
     """
     texts, candidates = list(read_lines(sources)), list(read_lines(hypotheses))
     if len(candidates) != n_best * len(texts):

@@ -34,6 +34,7 @@ from shared_embeddings.nn.layers import Dropout
 from shared_embeddings.quant.packed_tensor import unfreeze
 from shared_embeddings.quant.storage import hold
 from shared_embeddings.utils.command_line import positive
+from shared_embeddings.utils.paths import existing_file
 
 # Applies all hooks and fixes; later calls do nothing
 apply_patches = apply_registered
@@ -46,11 +47,11 @@ apply_patches = apply_registered
 def add_translation_options(original: Any, parser: Any) -> None:
     """Add the options for desired lengths; transforms default to the checkpoint's, and may be ``none``."""
     original(parser)
-    add = parser.add_argument_group("Length control").add_argument
+    add = parser.add_argument_group("Length control").add_mutually_exclusive_group().add_argument
     text = "Desired number of tokens per translation, for models with length control"
     add("--desired_length", "-desired_length", type=positive, default=None, metavar="N", help=text)
     text = "File with the desired length of each line of the source"
-    add("--desired_lengths", "-desired_lengths", default=None, metavar="FILE", help=text)
+    add("--desired_lengths", "-desired_lengths", type=existing_file, metavar="FILE", help=text)
     (action,) = (action for action in parser._actions if action.dest == "transforms")
     action.choices = [name for name in action.choices if name not in transforms.NEEDING_TARGETS]
     action.choices.append(transforms.NONE)

@@ -113,11 +113,7 @@ def read_desired_lengths(opt: Namespace, lines: int) -> int | list[int] | None:
     path = opt.desired_lengths
     if path is None:
         return opt.desired_length  # type: ignore[no-any-return]
-    if opt.desired_length is not None:
-        raise UserError("desired_length: has no effect with desired_lengths; remove one of them")
-    if not Path(path).is_file():
-        raise UserError(f"desired_lengths: no such file: {path}")
-    texts = Path(path).read_text(encoding="utf-8-sig").split()
+    texts = path.read_text(encoding="utf-8-sig").split()
     if len(texts) != lines:
         raise UserError(f"desired_lengths: {path} has {len(texts)} lengths, but the source has {lines} lines")
     for number, text in enumerate(texts, 1):
@@ -130,7 +126,7 @@ def prepare_translator(translator: Any, opt: Namespace) -> None:
     """Set the attribute ``desired`` of a translator: one length for all lines, or one per line."""
     name = "desired_length" if opt.desired_lengths is None else "desired_lengths"
     desired = getattr(opt, name)
-    if isinstance(desired, str):
+    if isinstance(desired, Path):
         raise UserError("desired_lengths: is not supported by a server; set desired_length")
     controlled = bool(positions_of(translator.model))
     if desired is None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onmt.train_single
 import onmt.utils.distributed
 import onmt.utils.misc
 import torch
@@ -127,15 +126,6 @@ def train_on_cpu(original: Any, opt: Namespace) -> bool:
     """Train ranks on the CPU if the backend is gloo and there is no GPU."""
     on_cpu = getattr(opt, "gpu_backend", "") == "gloo" and not torch.cuda.is_available()
     return not on_cpu and bool(original(opt))
-
-
-@wrap("configure_process", onmt.train_single)
-def set_device(original: Any, opt: Namespace, device_id: int) -> None:
-    """Set the GPU of a process if there is one, and seed all generators."""
-    if device_id >= 0 and not torch.cuda.is_available():
-        onmt.utils.misc.set_random_seed(opt.seed, False)
-    else:
-        original(opt, device_id)
 
 
 @wrap("build_dynamic_dataset_iter", dynamic_iterator)

@@ -22,6 +22,7 @@ from onmt.inputters import dynamic_iterator
 from onmt.inputters.text_corpus import get_corpora
 from onmt.transforms import make_transforms
 from onmt.utils.logging import logger
+from onmt.utils.misc import set_random_seed
 from onmt.utils.optimizers import Optimizer
 from onmt.utils.report_manager import ReportMgr
 from torch import Tensor
@@ -102,7 +103,10 @@ def train(opt: Namespace, device_id: int, record: dict[str, Any], must_stop: Mus
     """
     if opt.wandb is not None:
         require("wandb")  # before the long work
-    train_single.configure_process(opt, device_id)
+    has_gpu = device_id >= 0 and torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(device_id)
+    set_random_seed(opt.seed, has_gpu)
     onmt.utils.logging.init_logger(opt.log_file)
     checkpoint, vocabs, transforms_cls = train_single._init_train(opt)
     model_opt = train_single._get_model_opts(opt, checkpoint=checkpoint)

@@ -171,13 +171,9 @@ class TrimmableModel(StoredModel, Protocol):
 
 
 def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
-    """Return the name and the `Adapter` of the host that a model belongs to.
+    """Return the name and the `Adapter` of the host that a model belongs to; UserError if there is none.
 
-    Args:
-        skip_undecodable: leave out words that are not UTF-8 text, for word vectors.
-
-    Raises:
-        UserError: the file does not exist, or no adapter recognizes it; or it has no such words.
+    With `skip_undecodable`, that of word vectors leaves out words that are not UTF-8 text.
     """
     if not model.exists():
         raise UserError(f"model {model}: no such file; check the path")

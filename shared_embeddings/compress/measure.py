@@ -108,26 +108,16 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Inputs that are read or generated once, and on which a model predicts as often as it changes.
+    """Inputs that are read or generated once, and on which a model predicts as often as it changes."""
 
-    Attributes:
-        how: describes the inputs, such as "1,000 tokens of valid.txt".
-        parts: the inputs, in parts that are predicted together, with the words that the model generated.
-        predict: the predictions of the model in its current state for one part, maybe of another copy of it.
-        of: what they are, for the report.
-        words: the ids ``(w,)`` of all words that are looked up or follow; None if unknown.
-        running: a context in which the model predicts.
-        read: about how many tokens are read for a prediction.
-        lookups: by embedding table, the modules that return its vectors, and the factor of each.
-    """
-
-    how: str
-    parts: Sequence[Any]
-    predict: Callable[[Any], Batch]
-    of: str = "predictions"
-    words: Tensor | None = None
-    running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    read: int = 1
+    how: str  # describes the inputs, such as "1,000 tokens of valid.txt"
+    parts: Sequence[Any]  # that are predicted together, with the words that the model generated
+    predict: Callable[[Any], Batch]  # in its current state for one part, maybe of another copy of it
+    of: str = "predictions"  # what they are, for the report
+    words: Tensor | None = None  # ``(w,)`` ids of all words that are looked up or follow; None if unknown
+    running: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # in which it predicts
+    read: int = 1  # about how many tokens are read for a prediction
+    # By embedding table, the modules that return its vectors, and the factor of each.
     lookups: Mapping[str, Mapping[nn.Module, float]] = dataclasses.field(default_factory=dict)
 
     def batches(self) -> Iterator[Batch]:

@@ -294,18 +294,12 @@ _MOST_BYTES = 2**31 - 1
 
 
 class Matrix(NamedTuple):
-    """A matrix ``(N, K)`` of a graph.
+    """A matrix ``(N, K)`` of a graph."""
 
-    Attributes:
-        name: its initializers start with it; a dense matrix has this name.
-        rows, width: N and K.
-        block, bits: of its codes; 0 for a dense matrix.
-    """
-
-    name: str
-    rows: int
-    width: int
-    block: int = 0
+    name: str  # its initializers start with it; a dense matrix has this name
+    rows: int  # N
+    width: int  # K
+    block: int = 0  # of its codes; 0 for a dense matrix
     bits: int = 0
 
     @property

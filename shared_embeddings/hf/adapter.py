@@ -238,7 +238,6 @@ class FolderModel(host.TrainedModel):
         return [path]
 
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str) -> None:
-        folder.check_output(output, force=True)
         # transformers chooses which of several names of a tensor to write.
         state = {**self.module.state_dict(), **tensors}
         state = {name: tensor for name, tensor in state.items() if not tensor.is_meta}

@@ -342,7 +342,8 @@ def test_lengths_files_fail(
         ("", "desired_length: is not set"),
         ("-desired_length 0", "'0'"),
         ("-desired_length 250", "max_length: 250 is too small for the desired_length; set 251"),
-        ("-desired_length 9 -desired_lengths /nowhere", "has no effect with desired_lengths"),
+        ("-desired_length 9 -desired_lengths /dev/null", "not allowed with argument --desired_length"),
+        ("-desired_lengths /nowhere", "/nowhere"),
     ],
 )
 def test_translation_rejects_invalid_options(

@@ -246,7 +246,8 @@ def test_codecs_without_the_library(codec: str, dim: int, bits: float, narrowest
     embedding, _ = se.fit("quantized", torch.randn(WORDS, dim) * scales + 0.1, codec=codec, bits=bits)
     options = embedding.stored_options()
     assert narrowest is None or 0 < options["words_per_width"][narrowest] < WORDS
-    table = torch.from_numpy(decoded_table("quantized", WORDS, dim, options, embedding.state_dict()))
+    arrays = {name: tensor.numpy() for name, tensor in embedding.state_dict().items()}
+    table = torch.from_numpy(decoded_table("quantized", WORDS, dim, options, arrays))
     torch.testing.assert_close(table, embedding.table(), rtol=1e-5, atol=1e-5)
 
 
