@@ -238,11 +238,19 @@ def test_calibration_of_every_host(
         other = ["compress", "--model", trained.model, "--method", "standard", *more]
         status, _, error = run(capsys, *other, "--output", output, "--force")
         assert status == 2 and "no effect with method standard" in error
-    content = load_file(file)
-    for wrong in (content["model"] ^ 1, torch.ones(2, 2)):
-        save_file({**content, "model": wrong}, file)
+    content, name = load_file(file), next(iter(sizes))
+    metric, shares = content[name], content[f"{name}.shares"]
+    for changes, reason in (
+        ({"model": content["model"] ^ 1}, "is of another model"),
+        ({"model": torch.ones(2, 2)}, "is of another model"),
+        ({"more": metric.clone()}, "has other tensors"),
+        ({name: metric[1:]}, "has other tensors"),
+        ({name: metric.double()}, "has other tensors"),
+        ({f"{name}.shares": shares / 0}, "has other tensors"),
+    ):
+        save_file({**content, **changes}, file)
         status, _, error = run(capsys, *asked, "--calibration", file, "--output", output, "--force")
-        assert status == 2 and "is of another model" in error.splitlines()[-1]
+        assert status == 2 and reason in error.splitlines()[-1] and "Traceback" not in error
 
 
 def change_settings(

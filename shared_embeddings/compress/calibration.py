@@ -133,7 +133,19 @@ def read_calibration(
         raise UserError(f"calibration {path}: is of another model; remove it or name another file")
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
-    names = [table.name for table in tables if table.name in tensors]
+    sizes = {table.name: table.table.shape for table in tables if table.name in tensors}
+    names, expected = list(sizes), {name + _SHARES: (size[0],) for name, size in sizes.items()}
+    expected |= {name: (size[1], size[1]) for name, size in sizes.items()}
+    usable = {
+        name: tuple(tensor.shape)
+        for name, tensor in tensors.items()
+        if tensor.dtype == torch.float32 and bool(tensor.isfinite().all())
+    }
+    if not names or usable != expected or usable.keys() != tensors.keys():
+        raise UserError(
+            f"calibration {path}: has other tensors than are measured for this model; remove it to measure "
+            "again"
+        )
     return {name: Calibration(tensors[name], tensors[name + _SHARES]) for name in names}
 
 

@@ -116,6 +116,12 @@ def weight_files(folder: Path) -> list[Path]:
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         index = read_json(folder / INDEX)
+        missing = {"metadata", "weight_map"} - index.keys()  # transformers reads both
+        if missing:
+            raise UserError(
+                f"model {folder}: {INDEX} has no '{missing.pop()}'; copy it again, or write the model again "
+                "with save_pretrained"
+            )
         names = sorted(set(index["weight_map"].values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):

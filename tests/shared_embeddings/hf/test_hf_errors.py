@@ -140,6 +140,19 @@ def index_of(where: str) -> Change:
     return apply
 
 
+def index_without(entry: str) -> Change:
+    """An index that lacks one of its entries."""
+
+    def apply(folder: Path) -> None:
+        index_of("other.safetensors")(folder)
+        (folder.parent / "away.safetensors").rename(folder / "other.safetensors")
+        content = json.loads((folder / INDEX).read_text())
+        del content[entry]
+        (folder / INDEX).write_text(json.dumps(content))
+
+    return apply
+
+
 def only_a_table(name: str, **config: Any) -> Change:
     """A folder of token vectors, as model2vec, sentence-transformers and WordLlama write them."""
 
@@ -164,6 +177,8 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no model.safetensors"),
     "pickled": (instead("pytorch_model.bin", b"x"), "has no model.safetensors"),
     "an index with a path": (index_of("{}/away.safetensors"), "is not a safetensors file in the folder"),
+    "an index without metadata": (index_without("metadata"), "has no 'metadata'"),
+    "an index without names": (index_without("weight_map"), "has no 'weight_map'"),
     "model2vec": (
         only_a_table(WEIGHTS, model_type="model2vec", architectures=["StaticModel"]),
         "not supported yet",
