@@ -578,7 +578,7 @@ def table(grid: Grid, summary: Sequence[Record], source: Mapping[str, Any]) -> s
 def draw_figure(summary: Sequence[Record], source: Mapping[str, Any], grid: Grid, path: Path) -> None:
     """Plot rho over the width, one panel per set (ALONE, Figure 3); bars are one standard deviation."""
     figure, panels = new_figure(len(source), "ALONE on skip-gram vectors: similarity of words", shared=False)
-    look: dict[str, Any] = style("alone")
+    look = style("alone")
     for axes, (name, result) in zip(panels, source.items(), strict=True):
         for series, row in enumerate(grid.alone):
             values = {

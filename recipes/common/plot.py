@@ -32,12 +32,12 @@ _WIDTH, _HEIGHT, _DPI = 4.2, 4.9, 130
 HIGHEST = 1.6
 
 
-def style(method: str) -> dict[str, str]:
+def style(method: str) -> dict[str, Any]:
     """Return the ``color`` and the ``marker`` of a method or of `PLAIN`, by its place in the registry."""
     return numbered_style(legend_order(method))
 
 
-def numbered_style(index: int) -> dict[str, str]:
+def numbered_style(index: int) -> dict[str, Any]:
     """Return the style of a place in a list."""
     return {"color": _COLORS[index % len(_COLORS)], "marker": _MARKERS[index % len(_MARKERS)]}
 
@@ -256,7 +256,7 @@ def new_figure(
 
 
 def finish(
-    figure: Figure, panels: Sequence[Axes], path: Path, styles: Mapping[str, dict[str, str]] | None = None
+    figure: Figure, panels: Sequence[Axes], path: Path, styles: Mapping[str, dict[str, Any]] | None = None
 ) -> None:
     """Add one legend of all methods below the panels, separate labels, and write the figure as PNG.
 
@@ -268,7 +268,7 @@ def finish(
     labels = {label for axes in panels for label in axes.get_legend_handles_labels()[1]}
     known = styles or {name: style(name) for name in sorted(labels, key=legend_order)}
     names = [name for name in known if name in labels]
-    points = [Line2D([], [], **known[name], linestyle="none") for name in names]  # type: ignore[arg-type]
+    points = [Line2D([], [], **known[name], linestyle="none") for name in names]
     columns = min(len(names), 2 + int(2 * figure.get_figwidth() / _WIDTH))
     where: Any = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
     figure.legend(points, names, handletextpad=0.2, **where)
