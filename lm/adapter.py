@@ -62,7 +62,7 @@ _EXAMPLE, _BATCH, _PAST, _NEW = 12, 2, 5, 3
 _OPSET = 20
 
 
-class Adapter:
+class LanguageModelAdapter:
     """Opens the checkpoints of ``lm_train``."""
 
     def sniff(self, path: Path) -> bool:

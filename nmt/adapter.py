@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nmt.compression import CheckpointModel, TrimmableCheckpoint
 
 
-class Adapter:
+class TranslationAdapter:
     """Opens checkpoints of OpenNMT-py, with its own tables or with shared embeddings."""
 
     def sniff(self, path: Path) -> bool:

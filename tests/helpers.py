@@ -48,16 +48,16 @@ def times_fewer(row: Row, words: int) -> float:
 
 
 HOSTS = {
-    "hf": "shared_embeddings.hf.adapter",
-    "lm": "lm.adapter",
-    "nmt": "nmt.adapter",
-    "vectors": "shared_embeddings.word_vectors.adapter",
+    "hf": "shared_embeddings.hf.adapter:FolderAdapter",
+    "lm": "lm.adapter:LanguageModelAdapter",
+    "nmt": "nmt.adapter:TranslationAdapter",
+    "vectors": "shared_embeddings.word_vectors.adapter:WordVectorsAdapter",
 }
 
 
 def hosts_of_this_tree(group: str) -> list[EntryPoint]:
     """The adapters of this source tree, whatever is installed."""
-    return [EntryPoint(name, f"{module}:Adapter", group) for name, module in HOSTS.items()]
+    return [EntryPoint(name, place, group) for name, place in HOSTS.items()]
 
 
 def content(folder: Path) -> dict[str, object]:

@@ -86,9 +86,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return TrainedHost(request.param, *MAKERS[request.param](tmp_path_factory.mktemp(request.param)))
 
 
-def opened(host: str) -> adapters.Adapter:
+def opened(host: str) -> adapters.HostAdapter:
     """The adapter of a host."""
-    found: adapters.Adapter = EntryPoint(host, f"{HOSTS[host]}:Adapter", adapters.GROUP).load()()
+    found: adapters.HostAdapter = EntryPoint(host, HOSTS[host], adapters.GROUP).load()()
     return found
 
 
@@ -104,8 +104,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_every_host_has_an_example_and_an_entry_point() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    points = {name: f"{module}:Adapter" for name, module in HOSTS.items()}
-    assert project["entry-points"][adapters.GROUP] == points and HOSTS.keys() == MAKERS.keys()
+    assert project["entry-points"][adapters.GROUP] == HOSTS and HOSTS.keys() == MAKERS.keys()
 
 
 def test_each_model_is_recognized_only_by_its_adapter(trained: TrainedHost) -> None:

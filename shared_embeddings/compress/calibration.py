@@ -134,10 +134,10 @@ def read_calibration(
     if sides is not None and measured != SIDES.index(sides):
         raise UserError(f"calibration {path}: was not measured with calibrate '{sides}'; name another file")
     sizes = {table.name: table.table.shape for table in tables if table.name in tensors}
-    names, expected = list(sizes), {name + _SHARES: (size[0],) for name, size in sizes.items()}
-    expected |= {name: (size[1], size[1]) for name, size in sizes.items()}
+    names, expected = list(sizes), {name + _SHARES: [size[0]] for name, size in sizes.items()}
+    expected |= {name: [size[1], size[1]] for name, size in sizes.items()}
     usable = {
-        name: tuple(tensor.shape)
+        name: list(tensor.shape)
         for name, tensor in tensors.items()
         if tensor.dtype == torch.float32 and bool(tensor.isfinite().all())
     }

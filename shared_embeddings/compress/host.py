@@ -1,6 +1,6 @@
 """How a host program opens its trained models for compression, trimming and analysis.
 
-A host registers one `Adapter` as an entry point of the group `GROUP`. An adapter module imports nothing
+A host registers one `HostAdapter` as an entry point of the group `GROUP`. An adapter module imports nothing
 beyond the dependencies of this library, so that a model is recognized even where its host's extra is not
 installed.
 
@@ -116,7 +116,7 @@ class TrainedModel(StoredModel, Protocol):
         """
 
 
-class Adapter(Protocol):
+class HostAdapter(Protocol):
     """The object behind an entry point of the group `GROUP`; it is constructed without arguments.
 
     A host that exports whole models to ONNX returns models with a method ``onnx_body() -> OnnxBody``, after
@@ -171,7 +171,7 @@ class TrimmableModel(StoredModel, Protocol):
 
 
 def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
-    """Return the name and the `Adapter` of the host that a model belongs to; UserError if there is none.
+    """Return the name and the `HostAdapter` of the host that a model belongs to; UserError if there is none.
 
     With `skip_undecodable`, that of word vectors leaves out words that are not UTF-8 text.
     """

@@ -58,7 +58,7 @@ from shared_embeddings.utils.options import OptionError
 from shared_embeddings.utils.reading import read_json, read_text
 
 
-class Adapter(host.Adapter):
+class FolderAdapter(host.HostAdapter):
     """Opens folders with ``config.json`` and safetensors, as ``save_pretrained`` of transformers writes."""
 
     def sniff(self, path: Path) -> bool:

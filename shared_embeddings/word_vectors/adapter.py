@@ -46,7 +46,7 @@ _SEARCHED_BYTES = 2**16
 _ROWS = 64
 
 
-class Adapter(host.Adapter):
+class WordVectorsAdapter(host.HostAdapter):
     """Opens word vectors.
 
     Attributes:

@@ -28,7 +28,7 @@ from shared_embeddings.cli.main import main
 from shared_embeddings.compress.command import compress
 from shared_embeddings.compress.options import CompressOptions
 from shared_embeddings.embedding import WordEmbedding
-from shared_embeddings.word_vectors.adapter import Adapter
+from shared_embeddings.word_vectors.adapter import WordVectorsAdapter
 from shared_embeddings.words.vectors import WordVectors, read_vectors, write_vectors
 from tests.shared_embeddings.cases import Case, by_name
 from tests.shared_embeddings.support import each_case
@@ -174,7 +174,7 @@ def test_fasttext_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["compress", *asked]) == 0
     assert "note: the subword vectors" in capsys.readouterr().out
     assert any("subword" in note for note in json.loads(report.read_text())["notes"])
-    assert any("subword" in note for note in Adapter().read(small).notes)
+    assert any("subword" in note for note in WordVectorsAdapter().read(small).notes)
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
@@ -230,7 +230,7 @@ def test_byte_order_marks_and_words_with_spaces(
     assert found.words == [row[0] for row in rows]
     np.testing.assert_array_equal(found.vectors, np.array([row[1:] for row in rows], np.float32))
     assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
-    assert Adapter().read(small).words == found.words
+    assert WordVectorsAdapter().read(small).words == found.words
 
 
 @pytest.mark.parametrize("kind", ["lines", "header", "binary"])
@@ -246,7 +246,7 @@ def test_words_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{path}: {place} has the word b'th\\xe9'" in capsys.readouterr().err
     assert main([*asked, "--skip-undecodable"]) == 0
     assert "note: 1 words that are not UTF-8" in capsys.readouterr().out
-    found = Adapter().read(small)
+    found = WordVectorsAdapter().read(small)
     assert found.words == list(ROWS)[1:]
     np.testing.assert_allclose(found.module.table().detach(), list(ROWS.values())[1:])
 
@@ -393,7 +393,7 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     assert report.kept.share is not None and report.kept.share > 0.5
     loader = loader_of(tmp_path)
     found = loader.load(small)
-    model = Adapter().read(small)
+    model = WordVectorsAdapter().read(small)
     np.testing.assert_allclose(found.vectors, model.module.table().detach().numpy(), atol=1e-4)
     original = read_vectors(text).vectors
     error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)

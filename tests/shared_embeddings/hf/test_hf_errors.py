@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shared_embeddings import hf
 from shared_embeddings.checkpoints import recorded_checksum
-from shared_embeddings.hf.adapter import Adapter
+from shared_embeddings.hf.adapter import FolderAdapter
 from tests.helpers import main, names_file
 from tests.shared_embeddings.hf.models import (
     DIM,
@@ -459,7 +459,7 @@ def test_tables_are_found(tmp_path: Path, kind: str) -> None:
     if kind == "llama":
         own = {"input_words": whole.get_input_embeddings(), "output_words": whole.get_output_embeddings()}
     for folder in (model, same):
-        found = Adapter().read(folder).embeddings()
+        found = FolderAdapter().read(folder).embeddings()
         assert [embedding.name for embedding in found] == list(own)
         for embedding in found:
             assert len(embedding.words) == WORDS
@@ -471,7 +471,7 @@ def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'shared-embeddings\[hf\]'"):
-        Adapter().read(tmp_path / "model")
+        FolderAdapter().read(tmp_path / "model")
 
 
 def test_words_and_counts_come_from_the_tokenizer(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_words_and_counts_come_from_the_tokenizer(tmp_path: Path) -> None:
     names = ["[UNK]", "[SEP]", "the", "cat", "dog", *map(str, range(WORDS // 2))]
     add_tokenizer(model, names, unk_token="[UNK]", sep_token="[SEP]")
     text.write_text("the cat the dog\n\nthe bird\n")
-    read = Adapter().read(model)
+    read = FolderAdapter().read(model)
     (table,) = read.tables()
     assert table.words[: len(names)] == names and table.words[len(names)] == f"<unused {len(names)}>"
     assert len(set(table.words)) == WORDS and table.table.shape == (WORDS, DIM)
