@@ -187,7 +187,7 @@ def measure(
     results = []
     for row in [PLAIN, *rows(setting, methods)]:
         print(f"{setting.name}: measuring {row.name} ...", file=sys.stderr, flush=True)
-        steps = [layer_step(side, one, setting) for one in (row, PLAIN)]
+        steps = [layer_step(side, compared, setting) for compared in (row, PLAIN)]
         seconds, plain_seconds = median_times(steps, repeats)
         apart = ["--peak-of", json.dumps(row), "--settings", setting.name, "--threads", threads]
         results.append(

@@ -202,11 +202,11 @@ class TrainedLanguageModel(TrimmableModel):
         words = self.trimmed if trimmed else self.original
         return [words.encode(line) for line in lines]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+    def trim(self, remaining: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
         old = self.module.embedding
-        self._put_in(old.select_rows(kept[NAME]))
-        self.words = [self.original.words[word] for word in kept[NAME].tolist()]
+        self._put_in(old.select_rows(remaining[NAME]))
+        self.words = [self.original.words[word] for word in remaining[NAME].tolist()]
         self.trimmed = Words(self.words)
         remark = (
             "probabilities are normalized over the remaining words: a perplexity is lower than the whole "
@@ -248,16 +248,17 @@ class _OnnxLSTM(nn.Module):
         self.width = layer.hidden_size
         # The gates of torch are i, f, g, o; those of ONNX i, o, f, g.
         weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-        given, recurrent, *biases = (
+        input_weights, recurrent, *biases = (
             part.unflatten(0, (4, -1))[[0, 3, 1, 2]].flatten(0, 1) for part in weights
         )
-        self.given, self.recurrent, self.biases = given[None], recurrent[None], torch.cat(biases)[None]
+        self.input_weights, self.recurrent = input_weights[None], recurrent[None]
+        self.biases = torch.cat(biases)[None]
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states = (1, inputs.size(1), self.width)
         outputs, hidden, cell = torch.onnx.ops.symbolic_multi_out(
             "LSTM",
-            [inputs, self.given, self.recurrent, self.biases, None, hidden, cell],
+            [inputs, self.input_weights, self.recurrent, self.biases, None, hidden, cell],
             {"hidden_size": self.width},
             dtypes=(torch.float32,) * 3,
             shapes=((inputs.size(0), *states), states, states),
@@ -280,8 +281,9 @@ def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(embedding.num_embeddings, (3, 2 * _EXAMPLE), generator=generator)
     _, state = step(ids[:, :_EXAMPLE], start := model.initial_state(3))
-    one = tuple(part[:, :1].contiguous() for part in state)
-    parts = ((ids[:, :_EXAMPLE], start), (ids[:, _EXAMPLE:], state), (ids[:1, _EXAMPLE : _EXAMPLE + 1], one))
+    single = tuple(part[:, :1].contiguous() for part in state)
+    next_ids = ids[:, _EXAMPLE:]
+    parts = ((ids[:, :_EXAMPLE], start), (next_ids, state), (next_ids[:1, :1], single))
     examples = []
     for part_ids, before in parts:
         logits, after = step(part_ids, before)
@@ -318,7 +320,7 @@ def _exported(step: _Step, state: State) -> Any:
     axes = {0: any_size, 1: any_size} if is_memory else {1: any_size}
     names = [f"state.{number}" for number in range(len(state))]
     with quiet():
-        found = torch.onnx.export(
+        exported = torch.onnx.export(
             step,
             (ids, state),
             dynamo=True,
@@ -328,8 +330,8 @@ def _exported(step: _Step, state: State) -> Any:
             output_names=["logits", *(f"next_{name}" for name in names)],
             verbose=False,
         )
-    assert found is not None
-    program = require("onnx_ir").to_proto(found.model)
+    assert exported is not None
+    program = require("onnx_ir").to_proto(exported.model)
     for value in program.graph.input:
         first, second, *_ = value.type.tensor_type.shape.dim
         second.dim_param = "time" if value.name == "ids" else "batch"

@@ -87,8 +87,8 @@ def layer_correlations(embedding: WordEmbedding) -> list[LayerCorrelation]:
                 moments.setdefault(layer.name, Moments(layer.values.cpu())).add(layer.values.cpu())
                 groups[layer.name] = layer.groups
     return [
-        LayerCorrelation(f"{embedding.name}: {name}", found.count, found.correlations(), groups[name])
-        for name, found in moments.items()
+        LayerCorrelation(f"{embedding.name}: {name}", moment.count, moment.correlations(), groups[name])
+        for name, moment in moments.items()
     ]
 
 

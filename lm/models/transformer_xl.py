@@ -285,9 +285,9 @@ class TransformerXL(LanguageModel, kind="transformer_xl", options_class=Transfor
         for layer, memory in zip(self.layers, state, strict=True):
             new = hidden.detach().transpose(0, 1)
             new = new[max(0, new.size(0) - self.memory_length) :]
-            kept = min(memory.size(0), self.memory_length - new.size(0))
+            length = min(memory.size(0), self.memory_length - new.size(0))
             # torch.cat copies, which releases the memory of older inputs.
-            memories.append(torch.cat([memory[memory.size(0) - kept :], new]))
+            memories.append(torch.cat([memory[memory.size(0) - length :], new]))
             hidden = layer(hidden, memory.transpose(0, 1), places, self.content_bias, self.position_bias)
         return Output(self.dropout(hidden), tuple(memories), hidden.new_zeros(()))
 

@@ -425,10 +425,10 @@ class SegmentLoss(nn.Module):
             cross_entropy, after = loss.detach(), output.state
         else:
             teacher, share = self.soft_targets
-            own = len(state) - len(teacher.initial_state(1))
-            output = self.model(ids, state[:own])
+            split = len(state) - len(teacher.initial_state(1))
+            output = self.model(ids, state[:split])
             with torch.no_grad():
-                taught = teacher(ids, state[own:])
+                taught = teacher(ids, state[split:])
                 teacher_scores = teacher.embedding.logits(taught.hidden).flatten(0, 1)
             scores = self.model.embedding.logits(output.hidden).flatten(0, 1)
             loss = soft_cross_entropy(scores, teacher_scores, targets.flatten(), share)

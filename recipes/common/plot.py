@@ -95,7 +95,8 @@ def quality_size_plot(results: Sequence[Record], path: Path, quality: str, title
     by_stage = {name: [record for record in results if stage(record, by_name) == name] for name in STAGES}
     rounded = [record for record in results if shown_method(record) == PLAIN and record["config"].get("fit")]
     # Without rounded rows, the tables that others are compared with.
-    plain = [*teachers(rounded, by_name), *rounded] or [one for one in results if is_baseline(one["row"])]
+    baselines = [record for record in results if is_baseline(record["row"])]
+    plain = [*teachers(rounded, by_name), *rounded] or baselines
     best = min((record["metrics"][quality] for record in plain), default=math.inf)
     limit = HIGHEST * best if quality == "perplexity" else math.inf
     # Second trainings of the plain table with the same outcome.

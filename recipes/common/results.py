@@ -191,7 +191,7 @@ def flatten(metrics: Mapping[str, Any]) -> dict[str, float]:
     and the share of a decoder's most probable words that stay is ``kept TEXT``.
     """
     flat = {key: metrics[key] for key in _MEASURES if key in metrics}
-    lengths = {key.removeprefix("length_"): found for key, found in metrics.items() if "length_" in key}
+    lengths = {key.removeprefix("length_"): scores for key, scores in metrics.items() if "length_" in key}
     for length, scores in lengths.items():
         for name, score in scores["recall"].items():
             if name in _MEASURES:
