@@ -37,13 +37,6 @@ OTHERS = [
 ]
 
 
-def trials(ratios: Sequence[float]) -> Iterator[tuple[str, Candidate, float | None]]:
-    """The method, the candidate and the ratio of every trial; a plain table has its own ratio."""
-    yield from ((*plain, None) for plain in PLAIN)
-    for ratio in ratios:
-        yield from ((*combination, ratio) for combination in (*candidates(), *OTHERS))
-
-
 def measured(trial: Trial, predictions: Retention) -> dict[str, Any]:
     """The numbers of a trial, and what it keeps of the predictions of the original."""
     quality, retention = trial.quality, trial.retention
@@ -152,7 +145,11 @@ def main(arguments: Sequence[str]) -> None:
     session = Session(compared)
     # Translations of the model, also for the others.
     predictions = Comparison(session.trained, None, options.text, seed=0)
-    for method, candidate, ratio in trials(options.ratios):
+    # A plain table has its own ratio.
+    trials: list[tuple[str, Candidate, float | None]] = [(*plain, None) for plain in PLAIN]
+    for ratio in options.ratios:
+        trials += [(*combination, ratio) for combination in (*candidates(), *OTHERS)]
+    for method, candidate, ratio in trials:
         key = {"method": method, "options": dict(candidate.options), "store": candidate.store, "ratio": ratio}
         if any(all(earlier[name] == key[name] for name in key) for earlier in record["trials"]):
             continue

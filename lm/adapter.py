@@ -269,12 +269,7 @@ class _OnnxLSTM(nn.Module):
 
 @torch.no_grad()
 def traced(model: LanguageModel, name: str, checkpoint_bytes: int) -> OnnxBody:
-    """The graph of a model on the CPU with an embedding of this name; the model cannot be used afterwards.
-
-    Raises:
-        ModuleNotFoundError: onnxscript is not installed.
-        UserError: the model cannot be traced.
-    """
+    """The graph of a model on the CPU with an embedding of this name; the model cannot be used afterwards."""
     require("onnxscript")
     embedding, step = model.embedding, _Step(model).eval()
     # What the model computes: for some texts, for another part of them, and for one token.

@@ -19,6 +19,7 @@ from nmt import plan as plans
 from nmt.models import build_from_checkpoint
 from nmt.train.embeddings import OPTION, REQUESTED
 from nmt.vocabulary import SENTENCE_MARKS, UNKNOWN, Vocab
+from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
@@ -164,7 +165,7 @@ class CheckpointModel(host.TrainedModel):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, each once."""
-        return embeddings.unique_state(self.module)
+        return embeddings.without_positions(distinct_state(self.module))
 
     def files(self, path: Path) -> list[Path]:
         """Return the files of a model at `path`."""

@@ -23,8 +23,6 @@ from shared_embeddings.utils.paths import existing_path, output_path
 
 # Tokens per block.
 _BLOCK = 2048
-# A standard deviation below this fraction of the mean is the rounding error of a constant.
-_CONSTANT = 1e-6
 
 
 class LayerCorrelation(NamedTuple):
@@ -69,7 +67,8 @@ class Moments:
         mean = self.sums / self.count
         covariance = self.products / self.count - mean.outer(mean)
         deviations = covariance.diagonal().clamp(min=0.0).sqrt()
-        is_constant = deviations <= _CONSTANT * (self.shift + mean).abs()
+        # Smaller standard deviations are the rounding error of a constant.
+        is_constant = deviations <= 1e-6 * (self.shift + mean).abs()
         scale = deviations.reciprocal().masked_fill(is_constant, torch.nan)
         return (covariance * scale[:, None] * scale).clamp(-1.0, 1.0)
 

@@ -29,8 +29,6 @@ from shared_embeddings.utils.options import (
 )
 from shared_embeddings.utils.reading import read_yaml
 
-# Seeds must be below this. torch allows twice as many; the upper half is for derived seeds.
-SEEDS = 2**63
 # Keys that may change when a run resumes: none of them affects the result of a step.
 FREE_TO_CHANGE = {
     *("data", "output_dir", "epochs", "steps", "log_every", "save_every", "device", "compile", "wandb")
@@ -74,7 +72,8 @@ class TrainingOptions:
     )
     compile: bool = option("compile the model with torch.compile.", False)
     device: Literal["auto", "cpu", "cuda"] = option("cpu, cuda, or auto (CUDA if available).", "auto")
-    seed: int = option("for initialization, dropout and segment lengths.", 1, minimum=0, below=SEEDS)
+    # torch allows twice as many; the upper half is for derived seeds.
+    seed: int = option("for initialization, dropout and segment lengths.", 1, minimum=0, below=2**63)
     embedding_distillation: Mapping[str, Any] | None = option(
         "{teacher: CHECKPOINT, alpha: 0.01} fits the embedding to the table of a trained model, starts from "
         "its network, and keeps the table close (Distilled Embedding).",
