@@ -316,6 +316,7 @@ def start_lengths(original: Any, self: Any, src: Any, enc_out: Any, enc_final_hs
     original(self, src, enc_out, enc_final_hs)
     for positions in length_control.positions_of(self):
         batch = positions.batch_lengths
+        assert batch is not None, "set_lengths comes first"
         positions.lengths = batch.repeat_interleave(len(src) // len(batch))
 
 
