@@ -202,11 +202,11 @@ class TrainedLanguageModel(TrimmableModel):
         words = self.trimmed if trimmed else self.original
         return [words.encode(line) for line in lines]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
         old = self.module.embedding
-        self._put_in(old.select_rows(kept[NAME]))
-        self.words = [self.original.words[word] for word in kept[NAME].tolist()]
+        self._put_in(old.select_rows(token_ids[NAME]))
+        self.words = [self.original.words[word] for word in token_ids[NAME].tolist()]
         self.trimmed = Words(self.words)
         remark = (
             "probabilities are normalized over the remaining words: a perplexity is lower than the whole "

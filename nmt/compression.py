@@ -248,13 +248,13 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
         unknown = (self.trimmed if trimmed else self.original)[vocabulary].default_id
         return sum(unknown not in line for line in ids)
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)`` of each vocabulary."""
-        ids = {side: kept[name] for name, sides in self.sides_of.items() for side in sides}
+        ids = {side: token_ids[name] for name, sides in self.sides_of.items() for side in sides}
         ids["output"] = ids["target"]
         stored = dict(self.checkpoint["vocab"])
         for name, sides in self.sides_of.items():
-            words = [self.words[sides[0]][word] for word in kept[name].tolist()]
+            words = [self.words[sides[0]][word] for word in token_ids[name].tolist()]
             self.trimmed[name] = Vocab(words)
             for side in sides:
                 stored[_KEYS[side]] = list(words)

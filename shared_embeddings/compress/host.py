@@ -155,8 +155,8 @@ class TrimmableModel(StoredModel, Protocol):
         """Return the ids without which other texts could no longer be decoded from their ids."""
         return set()
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all tokens except the `kept` ids ``(n,)`` of each vocabulary; return notes about changes."""
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        """Remove all tokens except these ``(n,)`` of each vocabulary; return notes about changes."""
 
     def restored(
         self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
@@ -250,11 +250,11 @@ def place_plain(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> list[S
         words, width = table.table.shape
         with torch.device("meta"):
             sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width}
-            found: Any = build("standard", **sizes, padding_idx=table.padding_idx, **options)
-        found.weight = nn.Parameter(table.table)
-        if found.bias is not None:
-            found.bias = nn.Parameter(table.table.new_zeros(words))
-        plain[table.name] = found.eval().requires_grad_(False)
+            embedding: Any = build("standard", **sizes, padding_idx=table.padding_idx, **options)
+        embedding.weight = nn.Parameter(table.table)
+        if embedding.bias is not None:
+            embedding.bias = nn.Parameter(table.table.new_zeros(words))
+        plain[table.name] = embedding.eval().requires_grad_(False)
     model.place(plain)
     return [plain[table.name] for table in tables if table.is_scored]
 

@@ -114,11 +114,11 @@ def options_within(
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
-    found = largest_within(grids, size, limit)
-    if isinstance(found, tuple):
-        grid, step = found
+    largest = largest_within(grids, size, limit)
+    if isinstance(largest, tuple):
+        grid, step = largest
         return {**grid.options_at(step), **others}
-    needed = "is impossible" if found is None else f"needs at least {found:,} bytes"
+    needed = "is impossible" if largest is None else f"needs at least {largest:,} bytes"
     raise OptionError(
         f"{method}: {needed} for {num_embeddings:,} words in {embedding_dim} dimensions, the target leaves "
         f"{limit:,}; allow more, or choose another method"

@@ -169,9 +169,9 @@ class VectorsModel(TrimmableModel):
         ids = {word: place for place, word in enumerate(self.words if trimmed else self.original)}
         return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        self.module = self.module.select_rows(kept[NAME])
-        self.words = [self.original[word] for word in kept[NAME].tolist()]
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        self.module = self.module.select_rows(token_ids[NAME])
+        self.words = [self.original[word] for word in token_ids[NAME].tolist()]
         return self.notes
 
     def restored(

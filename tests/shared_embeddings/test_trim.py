@@ -42,8 +42,8 @@ class Letters(TrimmableModel):
         cut = self.encode(vocabulary, [line.replace("bb", "b") for line in lines])
         return [[self.kept.index(letter) for letter in line if letter in self.kept] for line in cut]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        self.kept = kept["letters"].tolist()
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        self.kept = token_ids["letters"].tolist()
         return []
 
     def characters(self, vocabulary: str) -> set[int]:

@@ -77,12 +77,12 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
     if rate:
         start, spread = 1 + len(RATES) * (place - 1), parts["spread"][place - 1]
         counts = parts["directions"][start : start + len(RATES)] or [dim * (bits == rate) for bits in RATES]
-        each = [
+        widths = [
             bits for bits, count in sorted(zip(RATES, counts), reverse=True) if bits for _ in range(count)
         ]
-        sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
-        gains = np.array([path_gain(bits) for bits in each], np.float32)
-        rows[:, : len(each)] = path_entries(codes, each) * (sizes * gains)
+        sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(widths)]
+        gains = np.array([path_gain(bits) for bits in widths], np.float32)
+        rows[:, : len(widths)] = path_entries(codes, widths) * (sizes * gains)
     rows[:, : len(axes)] += parts["center"][place]
     for axis in axes[::-1]:
         axis = axis / max(np.linalg.norm(axis), 1e-12)
@@ -215,8 +215,8 @@ class SpectralCodec(TrellisCodec):
             missed += [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
             errors = torch.tensor(missed, dtype=torch.float64)
             rates = draft.allocate(energy, weights, is_small, errors)
-            each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
-            trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
+            row_errors = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
+            trials.append((float((energy * weights).cpu() @ row_errors), count, rates, costs))
             count = max(count + 1, count * _GROWTH)
         least = min(error for error, *_ in trials)
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
@@ -271,12 +271,12 @@ class SpectralCodec(TrellisCodec):
             powers = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)])
             spread = powers.sqrt().clamp(min=1e-4)
             # In blocks: there are errors for every increase. A few of the other directions, which are alike.
-            each = self._bits[rate]
-            columns = [*range(min(count, len(each)))]
-            columns += [*range(count, len(each), 1 + self.dim // _OTHERS)]
+            all_bits = self._bits[rate]
+            columns = [*range(min(count, len(all_bits)))]
+            columns += [*range(count, len(all_bits), 1 + self.dim // _OTHERS)]
             places = torch.tensor(columns, dtype=torch.long, device=rows.device)
             sized = numbers[:, places] / spread[places.clamp(max=count)]
-            bits = [each[column] for column in columns]
+            bits = [all_bits[column] for column in columns]
             blocks = zip(sized.split(BLOCK), weights.split(BLOCK))
             expected = ((of * _expected(part, bits, _MORE_INCREASES)).sum(dim=1) for part, of in blocks)
             errors = sum(expected, start=sized.new_zeros(()))
