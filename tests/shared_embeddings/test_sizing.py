@@ -122,7 +122,8 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
     ],
 )
 def test_budgets_are_read(text: str, expected: int) -> None:
-    assert sizing.read_budget(text) == expected
+    suggestions = json.loads(sizing.describe_suggestions(3000, 64, text, as_json=True))
+    assert suggestions["budget"] == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_invalid_sizes_fail(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "-2M", "2MB", "0.2", "1e300", "nan"])
 def test_invalid_budgets_fail(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
-        sizing.read_budget(text)
+        sizing.describe_suggestions(3000, 64, text)
 
 
 @pytest.mark.parametrize("budget", [4_000, 12_345, 50_000, 191_999])

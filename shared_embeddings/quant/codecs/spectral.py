@@ -186,13 +186,7 @@ class SpectralCodec(TrellisCodec):
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> tuple[SpectralCodec, Tensor]:
-        """What `fit` returns, with bits by energy along principal directions times what errors cost.
-
-        Args:
-            energy: of the words ``(V,)``.
-            energies: as from `_energies`, for all words alike.
-            table, weights, directions, metric, is_small: as in `fit`.
-        """
+        """What `fit` returns, with bits by energy along principal directions times what errors cost."""
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
@@ -360,13 +354,8 @@ def _expected(
 ) -> Tensor:
     """The squared errors ``(i, n, d)`` of numbers with bits, for each of i increases of entries.
 
-    Normal numbers have those of `ERRORS`. Those beyond the largest entry of others add to it.
-
-    Args:
-        numbers: ``(n, d)``, less their center; one is the size of normal numbers.
-        bits: of the d numbers.
-        increases: of the size of entries.
-        center: which increases with entries.
+    Normal numbers of size one have those of `ERRORS`. Those beyond the largest entry of others add to it. The
+    center, which numbers ``(n, d)`` are less, increases with entries.
     """
     factors = numbers.new_tensor(increases).view(-1, 1, 1)
     border = factors * numbers.new_tensor([path_gain(width) * _LARGEST[path_book(width)] for width in bits])
