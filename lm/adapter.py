@@ -31,10 +31,9 @@ from shared_embeddings.compress.host import (
     TRAINING_STATE_NOTE,
     EmbeddingTable,
     HostVocabulary,
-    TrimmableModel,
+    TrimmableTrainedModel,
     check_scores,
     copy_output_bias,
-    name_of_part,
     teacher_table,
     with_untrained_part,
 )
@@ -51,7 +50,6 @@ from shared_embeddings.embedding import WordEmbedding
 from shared_embeddings.export.onnx import Example, OnnxBody, StandIn, quiet
 from shared_embeddings.nn.layers import evaluating
 from shared_embeddings.quant.packed_tensor import unfreeze
-from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError, first_line, require
 
 NAME = "words"
@@ -74,7 +72,7 @@ class LanguageModelAdapter:
     read_trimmable = read
 
 
-class TrainedLanguageModel(TrimmableModel):
+class TrainedLanguageModel(TrimmableTrainedModel):
     """A language model read from a checkpoint, on the CPU."""
 
     def __init__(self, path: Path) -> None:
@@ -108,7 +106,7 @@ class TrainedLanguageModel(TrimmableModel):
                 sentence_marks=(EOS,),
                 parameters=counts["total"],
                 stored_bits=counts["stored_bits"],
-                part=name_of_part(self.trained),
+                part=None if embedding is self.trained else f"map of {self.trained.method}",
             )
         ]
 
@@ -188,9 +186,6 @@ class TrainedLanguageModel(TrimmableModel):
     def tensors(self) -> dict[str, Tensor]:
         return distinct_state(self.module)
 
-    def files(self, path: Path) -> list[Path]:
-        return [path]
-
     def write(self, output: Path, tensors: Mapping[str, Tensor], card: str = "") -> None:
         save_state(output, tensors, self.words, self.config, None)
 
@@ -202,11 +197,11 @@ class TrainedLanguageModel(TrimmableModel):
         words = self.trimmed if trimmed else self.original
         return [words.encode(line) for line in lines]
 
-    def trim(self, remaining: Mapping[str, Tensor]) -> list[str]:
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)``; in texts, the others become ``<unk>``."""
         old = self.module.embedding
-        self._put_in(old.select_rows(remaining[NAME]))
-        self.words = [self.original.words[word] for word in remaining[NAME].tolist()]
+        self._put_in(old.select_rows(token_ids[NAME]))
+        self.words = [self.original.words[word] for word in token_ids[NAME].tolist()]
         self.trimmed = Words(self.words)
         remark = (
             "probabilities are normalized over the remaining words: a perplexity is lower than the whole "
@@ -219,13 +214,6 @@ class TrainedLanguageModel(TrimmableModel):
     ) -> int:
         unknown = (self.trimmed if trimmed else self.original).unk
         return sum(unknown not in line for line in ids)
-
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
-
-    def write_trimmed(self, output: Path, card: str = "") -> None:
-        # Packed like the tensors in the file that was read.
-        self.write(output, packed_as(self.tensors(), self.packing))
 
 
 class _Step(nn.Module):

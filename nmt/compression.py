@@ -23,7 +23,6 @@ from shared_embeddings.accounting import distinct_state
 from shared_embeddings.compress import host
 from shared_embeddings.compress.measure import Quality, Samples, Validation
 from shared_embeddings.embedding import WordEmbedding
-from shared_embeddings.quant.storage import packed_as
 from shared_embeddings.utils.errors import UserError
 
 # What options mean nothing for a trained model are set to: those of embeddings and of their beginning.
@@ -75,7 +74,8 @@ class CheckpointModel(host.TrainedModel):
             is_scored, part = side == self.scored, None
             uses = ["source", "target"] if self.share_inputs and side == "target" else [side]
             if isinstance(module, se.SharedEmbedding):
-                part, inner = host.name_of_part(module), module.inner_embedding()
+                inner = module.inner_embedding()
+                part = None if inner is module else f"map of {module.method}"
                 try:
                     table = host.teacher_table(inner, is_scored)
                 except ValueError as error:
@@ -204,7 +204,7 @@ _KEYS = {"source": "src", "target": "tgt"}
 _BOTH = "words"
 
 
-class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
+class TrimmableCheckpoint(CheckpointModel, host.TrimmableTrainedModel):
     """A translation model whose words can be removed; sentences that contain them then read ``<unk>``.
 
     A vocabulary shared by both sides is trimmed for both at once.
@@ -249,13 +249,13 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
         unknown = (self.trimmed if trimmed else self.original)[vocabulary].default_id
         return sum(unknown not in line for line in ids)
 
-    def trim(self, remaining: Mapping[str, Tensor]) -> list[str]:
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
         """Remove all words except those ``(n,)`` of each vocabulary."""
-        ids = {side: remaining[name] for name, sides in self.sides_of.items() for side in sides}
+        ids = {side: token_ids[name] for name, sides in self.sides_of.items() for side in sides}
         ids["output"] = ids["target"]
         stored = dict(self.checkpoint["vocab"])
         for name, sides in self.sides_of.items():
-            words = [self.words[sides[0]][word] for word in remaining[name].tolist()]
+            words = [self.words[sides[0]][word] for word in token_ids[name].tolist()]
             self.trimmed[name] = Vocab(words)
             for side in sides:
                 stored[_KEYS[side]] = list(words)
@@ -277,12 +277,9 @@ class TrimmableCheckpoint(CheckpointModel, host.TrimmableModel):
         has_bands = scored is not None and not scored.has_linear_scores
         return [host.TRAINING_STATE_NOTE, host.BANDS_NOTE] if has_bands else [host.TRAINING_STATE_NOTE]
 
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
-
     def write_trimmed(self, output: Path, card: str = "") -> None:
         if embeddings.shared_embeddings_of(self.module):
-            self.write(output, packed_as(self.tensors(), self.packing))
+            super().write_trimmed(output, card)
         else:  # OpenNMT itself expects every name of a tied tensor
             self.write(output, self.module.state_dict())
 

@@ -45,10 +45,7 @@ class Similarity:
     known: int  # pairs with vectors for both words
     pairs: int
     lower_cased: int  # known pairs with a word that is known in lower case only
-
-    @property
-    def coverage(self) -> float:
-        return self.known / self.pairs
+    coverage: float  # known pairs over all
 
 
 def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) -> Similarity:
@@ -69,7 +66,8 @@ def word_similarity(words: Sequence[str], vectors: np.ndarray, test: WordPairs) 
         cosines.append(similarity)
         scores.append(score)
         lower_cased += any(word not in rows for word in (first, second))
-    return Similarity(test.name, spearman(cosines, scores), len(scores), len(test.pairs), lower_cased)
+    known, pairs = len(scores), len(test.pairs)
+    return Similarity(test.name, spearman(cosines, scores), known, pairs, lower_cased, known / pairs)
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float | None:

@@ -244,14 +244,8 @@ def _walk(
     token is applied to the narrow sides of products, never to the block; the constant part of q is the same
     for all words, so it is added once at the end.
 
-    Args:
-        weights: ``(N,)`` the weight of each token's loss in the gradients; zero for ignored ones.
-        wants: whether the gradient of each of the factors is needed.
-        arguments: the fields of `LossSettings`.
-
-    Returns:
-        ``(N,)`` losses (zero for ignored tokens), ``(N,)`` predictions, and the gradients of
-        ``(weights * losses).sum()`` by the factors, empty where not needed.
+    Returns the losses ``(N,)``, zero for ignored tokens, the predictions ``(N,)``, and the gradients of
+    ``(weights * losses).sum()`` by the factors, empty where `wants` does not have them.
     """
     settings = LossSettings(*arguments)
     with without_autocast(targets.device):

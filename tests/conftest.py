@@ -31,11 +31,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for mark in item.iter_markers("slow_except"):
             test, _, name = item.nodeid.removesuffix("]").partition("[")
-            is_quick = any(name == each or fnmatch.fnmatchcase(name, each) for each in mark.args)
+            is_quick = any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in mark.args)
             has_quick[test] = has_quick.get(test, False) or is_quick
             if not is_quick:
                 item.add_marker(pytest.mark.slow)
-    missing = [test for test, found in has_quick.items() if not found]
+    missing = [test for test, quick in has_quick.items() if not quick]
     if missing and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"slow_except names no parameters of {', '.join(missing)}")
 

@@ -48,10 +48,10 @@ def describe(tensor: Tensor) -> list[float]:
     values = tensor.detach().to("cpu").double().flatten()
     if not values.numel():
         return [float(size) for size in tensor.shape]
-    some = values[torch.linspace(0, values.numel() - 1, 8).long()]
+    sample = values[torch.linspace(0, values.numel() - 1, 8).long()]
     weights = torch.linspace(1, 2, values.numel(), dtype=torch.float64)
     moments = [values.sum(), values.abs().sum(), values.square().sum(), (values * weights).sum()]
-    return [*map(float, tensor.shape), *map(float, moments), *some.tolist()]
+    return [*map(float, tensor.shape), *map(float, moments), *sample.tolist()]
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -170,8 +170,8 @@ def record_files(records: Records, folder: Path) -> None:
                 for form in ("onnx", "onnx-embeddings", "vec", "dense"):
                     exported = place / f"{name}.{form}"
                     failed = run("export", "--model", output, "--format", form, "--output", exported)
-                    found = {"error": failed.replace(str(place), "")} if failed else describe_file(exported)
-                    records.update({f"{key} {form} {part}": value for part, value in found.items()})
+                    content = {"error": failed.replace(str(place), "")} if failed else describe_file(exported)
+                    records.update({f"{key} {form} {part}": value for part, value in content.items()})
         trimmed = place / "trimmed.pt"
         records[f"{host} trim error"] = run(
             "trim", "--model", model, "--text", text, "--output", trimmed
@@ -244,8 +244,8 @@ def differs(old: Any, new: Any) -> bool:
         size = max(map(abs, old), default=0.0)
         limits = [TOLERANCE * max(abs(value), 1e-3 * size, 1e-6) for value in old]
         return not all(
-            abs(one - other) <= limit or one == other or (math.isnan(one) and math.isnan(other))
-            for one, other, limit in zip(old, new, limits)
+            abs(value - other) <= limit or value == other or (math.isnan(value) and math.isnan(other))
+            for value, other, limit in zip(old, new, limits)
         )
     return bool(old != new)
 
@@ -268,18 +268,18 @@ def run_command() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
     chosen = parser.parse_args()
-    found = record(chosen.only)
+    records = record(chosen.only)
     if chosen.action == "record":
-        chosen.file.write_text(json.dumps(found))
-        print(f"{len(found)} records")
+        chosen.file.write_text(json.dumps(records))
+        print(f"{len(records)} records")
         return 0
     old = json.loads(chosen.file.read_text())
     if chosen.only != list(GROUPS):
-        old = {name: value for name, value in old.items() if name in found}
-    lines = compare(old, found)
-    same = sum(old.get(name) == value for name, value in found.items())
+        old = {name: value for name, value in old.items() if name in records}
+    lines = compare(old, records)
+    same = sum(old.get(name) == value for name, value in records.items())
     print("\n".join(lines))
-    print(f"{len(found)} records, {same} the same to the last digit, {len(lines)} differ")
+    print(f"{len(records)} records, {same} the same to the last digit, {len(lines)} differ")
     return 1 if lines else 0
 
 

@@ -62,14 +62,14 @@ def hosts_of_this_tree(group: str) -> list[EntryPoint]:
 
 def content(folder: Path) -> dict[str, object]:
     """The content of a folder: contents of files, targets of links, and modes of the rest."""
-    found: dict[str, object] = {}
+    entries: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = os.readlink(path)
+            entries[name] = os.readlink(path)
         else:
-            found[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
-    return found
+            entries[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
+    return entries
 
 
 class Bomb:
@@ -131,15 +131,15 @@ def offsets(file: Path) -> list[int]:
         ]
     else:
         with zipfile.ZipFile(file) as archive:
-            entries = [one for one in archive.infolist() if "/data/" in one.filename]
+            entries = [member for member in archive.infolist() if "/data/" in member.filename]
             spans = []
-            for one in entries:
+            for member in entries:
                 name, extra = (
-                    int.from_bytes(data[one.header_offset + at : one.header_offset + at + 2], "little")
+                    int.from_bytes(data[member.header_offset + at : member.header_offset + at + 2], "little")
                     for at in (26, 28)
                 )
-                begin = one.header_offset + 30 + name + extra
-                spans.append((begin, begin + one.file_size))
+                begin = member.header_offset + 30 + name + extra
+                spans.append((begin, begin + member.file_size))
     filled = [(begin, end) for begin, end in spans if end > begin]
     return [(begin, (begin + end) // 2, end - 1)[turn % 3] for turn, (begin, end) in enumerate(filled)]
 

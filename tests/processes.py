@@ -74,18 +74,18 @@ class Running:
 
     def children(self) -> list[int]:
         """Its child processes in start order, without the resource tracker of multiprocessing."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        numbers = [int(number) for number in found.read_text().split()] if found.exists() else []
+        listing = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        numbers = [int(number) for number in listing.read_text().split()] if listing.exists() else []
         return [number for number in numbers if "resource_tracker" not in read_process(number, "cmdline")]
 
     def members(self) -> list[int]:
         """The live processes of its group."""
-        found = []
+        pids = []
         for entry in Path("/proc").glob("[0-9]*"):
             state, _, group, *_ = read_process(int(entry.name), "stat").rpartition(")")[2].split() or "Z00"
             if state != "Z" and int(group) == self.process.pid:
-                found.append(int(entry.name))
-        return found
+                pids.append(int(entry.name))
+        return pids
 
     def wait_for_empty_group(self, seconds: float = 60) -> bool:
         """Wait until its group has no live process; helpers briefly outlive their parent."""

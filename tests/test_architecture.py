@@ -35,15 +35,15 @@ def module_name(path: Path) -> str:
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """The modules of this repository that a file imports, anywhere in it."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in modules else node.module)
-    return (found & modules) - {module_name(path)}
+                imported.add(whole if whole in modules else node.module)
+    return (imported & modules) - {module_name(path)}
 
 
 def graph() -> dict[str, set[str]]:
@@ -77,11 +77,11 @@ def test_folders_of_the_library_are_layers() -> None:
     below: dict[str, set[str]] = {}
     for module, targets in graph().items():
         if module.startswith("shared_embeddings."):
-            found = {folder_of(target) for target in targets if target.startswith("shared_embeddings.")}
-            below.setdefault(folder_of(module), set()).update(found - {folder_of(module)})
+            folders = {folder_of(target) for target in targets if target.startswith("shared_embeddings.")}
+            below.setdefault(folder_of(module), set()).update(folders - {folder_of(module)})
     layers: dict[str, int] = {}
     for folder in TopologicalSorter(below).static_order():
-        layers[folder] = 1 + max((layers[one] for one in below[folder]), default=0)
+        layers[folder] = 1 + max((layers[name] for name in below[folder]), default=0)
     assert max(layers.values()) <= MOST_LAYERS, layers
 
 

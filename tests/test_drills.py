@@ -329,8 +329,8 @@ def test_a_stopped_training_resumes(number: signal.Signals, tmp_path: Path) -> N
     if number != signal.SIGKILL:
         ended.assert_one_line(128 + number, "run the same command again to resume")
     whole = words_of(settings(data, tmp_path / "whole", steps=20, save_every=5))
-    for given in (words, whole):
-        assert start_stopped("lm_train", given, 0, "never", tmp_path).status == 0
+    for arguments in (words, whole):
+        assert start_stopped("lm_train", arguments, 0, "never", tmp_path).status == 0
     import torch
 
     from lm.checkpoint import load_model

@@ -88,8 +88,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def opened(host: str) -> adapters.HostAdapter:
     """The adapter of a host."""
-    found: adapters.HostAdapter = EntryPoint(host, HOSTS[host], adapters.GROUP).load()()
-    return found
+    adapter: adapters.HostAdapter = EntryPoint(host, HOSTS[host], adapters.GROUP).load()()
+    return adapter
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -124,9 +124,9 @@ def test_sniffing_loads_nothing(trained: TrainedHost, monkeypatch: pytest.Monkey
     original = zipfile.ZipExtFile.read
 
     def counted(self: zipfile.ZipExtFile, size: int | None = -1) -> bytes:
-        found = original(self, size)
-        read.append(len(found))
-        return found
+        content = original(self, size)
+        read.append(len(content))
+        return content
 
     monkeypatch.setattr(zipfile.ZipExtFile, "read", counted)
     for host in HOSTS:
@@ -188,10 +188,10 @@ def test_calibration_of_every_host(
 ) -> None:
     """Each table has a metric; a file with them gives the same model, and is of no use for another one."""
     model = opened(trained.host).read(trained.model)
-    found = calibrate(model, model.tables(), [trained.text], 1, progress=False)
+    calibrated = calibrate(model, model.tables(), [trained.text], 1, progress=False)
     sizes = {table.name: table.table.size(1) for table in model.tables()}
-    assert found.keys() == (set() if trained.host == "vectors" else sizes.keys())
-    for name, (metric, shares) in found.items():
+    assert calibrated.keys() == (set() if trained.host == "vectors" else sizes.keys())
+    for name, (metric, shares) in calibrated.items():
         assert metric.shape == (sizes[name], sizes[name])
         assert 0 <= float(shares.min()) and float(shares.sum()) < 1 + 1e-4
         values = torch.linalg.eigvalsh(metric.double())
@@ -222,8 +222,8 @@ def test_calibration_of_every_host(
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[3])
     assert not torch.equal(made[0], made[2])
     # On what the model generates.
-    own = [*asked[:-2], "--calibrate", "output", "--output", output, "--force"]
-    status, _, error = run(capsys, *own)
+    arguments = [*asked[:-2], "--calibrate", "output", "--output", output, "--force"]
+    status, _, error = run(capsys, *arguments)
     assert status == 0, error
     assert not torch.equal(read_rows(output), made[2])
     for more, reason in (
@@ -317,8 +317,8 @@ def test_sizes_without_tensors(
 
 def read_rows(model: Path) -> torch.Tensor:
     """The first eight rows of every embedding of a model."""
-    found = adapters.find_host(model)[1].read(model).embeddings()
-    return torch.stack([one.module(torch.arange(8)) for one in found])
+    embeddings = adapters.find_host(model)[1].read(model).embeddings()
+    return torch.stack([embedding.module(torch.arange(8)) for embedding in embeddings])
 
 
 def compressed(
@@ -345,9 +345,9 @@ def test_compress_writes_a_model_of_the_same_host(
     assert name == trained.host == content["host"] and content["store"] == store
     assert content["parameters"]["after"] < content["parameters"]["before"]
     model = adapter.read(small)
-    before, after = (found.embeddings() for found in (opened(name).read(trained.model), model))
-    assert [list(one.words) for one in after] == [list(one.words) for one in before]
-    assert all(one.table().shape == old.table().shape for one, old in zip(after, before, strict=True))
+    before, after = (loaded.embeddings() for loaded in (opened(name).read(trained.model), model))
+    assert [list(layer.words) for layer in after] == [list(layer.words) for layer in before]
+    assert all(new.table().shape == old.table().shape for new, old in zip(after, before, strict=True))
     assert f"{small}: weights of " in printed and "{method: projective, " in printed
     assert ("relative error in" in printed) == (store != "fp32")
     disk = sum(map(bytes_on_disk, model.files(small)))
@@ -411,7 +411,7 @@ def test_every_method_is_loaded_as_written(
         write(self, *content)
 
     monkeypatch.setattr(kind, "write", recording)
-    tables = [one.table() for one in opened(trained.host).read(trained.model).embeddings()]
+    tables = [embedding.table() for embedding in opened(trained.host).read(trained.model).embeddings()]
     words, width = tables[0].shape
     for store in ("fp32", "fp16", "int8"):
         options = as_method(method, example(method, max(words, 32), max(width, 16)))

@@ -157,14 +157,14 @@ def servers(trap: Trap, host: Host, model: Path) -> Commands:
 
 
 def transformers(trap: Trap, host: Host, model: Path) -> Commands:
-    own = {"AutoConfig": "planted.f", "AutoModelForCausalLM": "planted.f"}
+    auto_map = {"AutoConfig": "planted.f", "AutoModelForCausalLM": "planted.f"}
     tokenizer = {"auto_map": {"AutoTokenizer": ["planted.f", "planted.f"]}}
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
     for number, (file, changed) in enumerate([
-        ("config.json", {"auto_map": own}),
-        ("config.json", {"auto_map": own, "architectures": ["f"], "model_type": "planted"}),
+        ("config.json", {"auto_map": auto_map}),
+        ("config.json", {"auto_map": auto_map, "architectures": ["f"], "model_type": "planted"}),
         ("tokenizer_config.json", tokenizer),
-        ("generation_config.json", {"custom_generate": trap.module, "auto_map": own}),
+        ("generation_config.json", {"custom_generate": trap.module, "auto_map": auto_map}),
         ("model.safetensors.index.json", index),
     ]):  # fmt: skip
         folder = Path(f"folder{number}")

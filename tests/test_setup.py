@@ -82,7 +82,7 @@ def test_pins_satisfy_the_ranges_of_pyproject_and_opennmt(python: str) -> None:
     pytest.importorskip("onmt")
     pins = pinned_versions(python)
     without_wheels = {"pyonmttok", "fasttext-wheel"} if python == "3.13" else set()
-    own = [
+    required = [
         need
         for need in map(Requirement, PYPROJECT["project"]["dependencies"])
         if applies(need.marker, python)
@@ -90,7 +90,7 @@ def test_pins_satisfy_the_ranges_of_pyproject_and_opennmt(python: str) -> None:
     of_opennmt = [
         need for need in map(Requirement, metadata.requires("OpenNMT-py") or []) if need.marker is None
     ]
-    for needed in [*own, *(need for need in of_opennmt if need.name not in {"torch", *without_wheels})]:
+    for needed in [*required, *(need for need in of_opennmt if need.name not in {"torch", *without_wheels})]:
         version = pins.get(canonicalize_name(needed.name))
         assert version, f"{needed.name} is not pinned on Python {python}"
         assert needed.specifier.contains(version, prereleases=True), (needed, version)
@@ -189,15 +189,15 @@ sys.exit(getattr(import_module(module), function)())
 def run_hiding(hidden: list[str], command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command without some modules."""
     code = HIDING.format(hidden=hidden, name=command, command=COMMANDS[command])
-    given = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(given, capture_output=True, text=True, timeout=300)
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
 def test_the_import_is_light() -> None:
     code = f"import sys, shared_embeddings; print([name for name in {HEAVY} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
@@ -205,28 +205,28 @@ def test_commands_without_extras_run_or_name_the_extra(tmp_path: Path) -> None:
     hidden = [*sum(EXTRAS.values(), ()), "onmt", "recipes"]
     light = {"shared-embeddings", "lm_train", "lm_evaluate", "lm_generate", "lm_prepare"}
     for command in sorted(COMMANDS):
-        found = run_hiding(hidden, command, "--help", "--")  # not the stored help
+        ended = run_hiding(hidden, command, "--help", "--")  # not the stored help
         if command in light:
-            assert found.returncode == 0 and "usage" in found.stdout, (command, found.stderr)
+            assert ended.returncode == 0 and "usage" in ended.stdout, (command, ended.stderr)
             continue
-        assert found.returncode == 2 and found.stderr.count("\n") == 1, (command, found.stderr)
-        assert re.match(rf"{command}: .* not installed: pip install ", found.stderr), found.stderr
+        assert ended.returncode == 2 and ended.stderr.count("\n") == 1, (command, ended.stderr)
+        assert re.match(rf"{command}: .* not installed: pip install ", ended.stderr), ended.stderr
     (tmp_path / "text").write_text("a b\n" * 9)
     (tmp_path / "words").write_text("a\nb\n")
     asked = ["--text", tmp_path / "text", "--vocab", tmp_path / "words", "--num-classes", 1]
-    found = run_hiding(hidden, "shared-embeddings", "classes", *asked, "--output", tmp_path / "out.npz")
-    assert found.returncode == 2 and found.stderr.endswith("pip install 'shared-embeddings[classes]'\n")
+    ended = run_hiding(hidden, "shared-embeddings", "classes", *asked, "--output", tmp_path / "out.npz")
+    assert ended.returncode == 2 and ended.stderr.endswith("pip install 'shared-embeddings[classes]'\n")
 
 
 def test_modules_of_extras_are_their_packages() -> None:
-    given = PYPROJECT["project"]["optional-dependencies"]
+    extras = PYPROJECT["project"]["optional-dependencies"]
     packages = {
         "ahocorasick": "pyahocorasick",
         "fasttext": "fasttext-wheel",
         "sklearn": "scikit-learn",
     }
     for extra, modules in EXTRAS.items():
-        names = {re.split(r"[^\w-]", line)[0] for line in given[extra]} | {"huggingface-hub", "tokenizers"}
+        names = {re.split(r"[^\w-]", line)[0] for line in extras[extra]} | {"huggingface-hub", "tokenizers"}
         for module in modules:
             assert packages.get(module, module.replace("_", "-")) in names, (extra, module)
 

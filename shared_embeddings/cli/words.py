@@ -115,7 +115,7 @@ def _similarity(known: argparse.Namespace, _: list[str]) -> str:
     rows, lines = {}, []
     for name, of_table in results.items():
         words, dim = tables[name].vectors.shape
-        sets = [{**dataclasses.asdict(result), "coverage": result.coverage} for result in of_table]
+        sets = [dataclasses.asdict(result) for result in of_table]
         rows[name] = {"words": words, "dimensions": dim, "sets": sets}
         cells = [["", "Spearman's rho", "known pairs"]]
         for result in of_table:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared_embeddings.compress.fit_tables import Fitted, fit_tables
-from shared_embeddings.compress.host import TrainedModel
 from shared_embeddings.compress.measure import NOT_CHECKED
 from shared_embeddings.compress.options import CompressOptions, TrimOptions, parse_max_loss
 from shared_embeddings.compress.recovery import SavedRecovery, recover
@@ -64,7 +63,16 @@ def compress(options: CompressOptions, **method_options: object) -> Compressed:
     target, method_options = _method_options(options, method_options)
     with _trimmed(options) as (model, trimmed):
         session = Session(dataclasses.replace(options, model=model))
-        output = _check_paths(session.trained, options, method_options, trimmed)
+        if (output := options.output) is None:
+            raise UserError("output is missing; name the model to write, or compare")
+        inputs = [options.model, *options.text, *options.trim_to, options.token_counts]
+        inputs += [options.validation, options.validation_source, options.validation_target]
+        for name in get_method_config(options.method).file_options if options.method is not None else ():
+            value = method_options.get(name, STORED)
+            inputs.append(Path(value) if isinstance(value, str) and value != STORED else None)
+        maps = () if trimmed is None else trimmed.maps
+        outputs = [*session.trained.files(output), *maps, options.report]
+        check_outputs(filter(None, outputs), filter(None, inputs), options.force)
         saved = _saved_recovery(session, output, (method_options, target))
         trials = None
         if options.method is None:
@@ -137,26 +145,6 @@ def _trimmed(options: CompressOptions) -> Iterator[tuple[Path, Trimmed | None]]:
         vocabulary = dataclasses.replace(vocabulary, map_file=os.fspath(place) if is_written else None)
         output = os.fspath(final) if is_written else None
         yield small, Trimmed(dataclasses.replace(report, output=output, vocabularies=[vocabulary]), maps)
-
-
-def _check_paths(
-    trained: TrainedModel, options: CompressOptions, method_options: Options, trimmed: Trimmed | None
-) -> Path:
-    """Return the output, after checking that no file replaces another one."""
-    if options.output is None:
-        raise UserError("output is missing; name the model to write, or compare")
-    texts = [options.validation, options.validation_source, options.validation_target, options.token_counts]
-    inputs = [options.model, *options.text, *options.trim_to, *(path for path in texts if path is not None)]
-    if options.method is not None:
-        for name in get_method_config(options.method).file_options:
-            value = method_options.get(name, STORED)
-            if isinstance(value, str) and value != STORED:
-                inputs.append(Path(value))
-    outputs = [*trained.files(options.output), *(trimmed.maps if trimmed is not None else ())]
-    if options.report is not None:
-        outputs.append(options.report)
-    check_outputs(outputs, inputs, options.force)
-    return options.output
 
 
 def _saved_recovery(session: Session, output: Path, chosen: object) -> SavedRecovery | None:

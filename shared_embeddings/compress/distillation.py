@@ -73,10 +73,10 @@ class Distillation:
         )
 
 
-def parse_distillation(given: Mapping[str, Any]) -> Distillation:
+def parse_distillation(settings: Mapping[str, Any]) -> Distillation:
     """The option ``embedding_distillation``; a frozen embedding has no reconstruction loss."""
-    frozen = {"alpha": 0.0} if given.get("freeze") == "embedding" else {}
-    return parse_options(OPTION, Distillation, {**frozen, **given})
+    frozen = {"alpha": 0.0} if settings.get("freeze") == "embedding" else {}
+    return parse_options(OPTION, Distillation, {**frozen, **settings})
 
 
 def check_seed(distillation: Distillation, embedding: Mapping[str, Any]) -> None:
@@ -165,10 +165,10 @@ class Reconstruction(NamedTuple):
         for student, table in self.pairs:
             with without_autocast(table.device):
                 distances = (student.table().float() - table).norm(dim=1)  # (V,)
-            kept = torch.ones_like(distances, dtype=torch.bool)
+            has_vector = torch.ones_like(distances, dtype=torch.bool)
             if student.padding_idx is not None:
-                kept[student.padding_idx] = False
-            missed.append(distances[kept])
+                has_vector[student.padding_idx] = False
+            missed.append(distances[has_vector])
         return torch.cat(missed).mean()
 
     def mixed_with(self, cross_entropy: Tensor, reconstruction: Tensor) -> Tensor:

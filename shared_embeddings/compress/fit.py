@@ -104,7 +104,7 @@ def fit(
         UserError: the teacher is not a finite table; or counts, importance, metric, steps or seed are
             invalid.
     """
-    spec, given = spec_of(method, options, teacher.size(0) if teacher.dim() else 0, words)
+    spec, resolved = spec_of(method, options, teacher.size(0) if teacher.dim() else 0, words)
     if steps is not None and steps < 1:
         raise UserError(f"steps is {steps}, but gradient descent needs at least 1")
     if not isinstance(seed, int):
@@ -114,7 +114,7 @@ def fit(
     sizes = {"num_embeddings": table.size(0), "embedding_dim": table.size(1), "padding_idx": padding_idx}
     task = FitTask(
         make=lambda options: build(spec.method, **sizes, **options),  # type: ignore[arg-type]
-        options=given,
+        options=resolved,
         teacher=table,
         token_counts=counts,
         metric=None if metric is None else _check_metric(metric, table),
@@ -149,16 +149,16 @@ def report(
     loss = squares = norm = weighted = weighted_norm = 0.0
     # Training caches nothing, so what all blocks share would be computed for each.
     with evaluating(embedding):
-        for some in ids.split(_ROWS):
-            wanted = teacher[some].double()
-            missed = (embedding(some).double() - wanted).square().sum(dim=1)
+        for block in ids.split(_ROWS):
+            wanted = teacher[block].double()
+            missed = (embedding(block).double() - wanted).square().sum(dim=1)
             size = wanted.square().sum(dim=1)
             loss += float(missed.sqrt().sum())
             squares += float(missed.sum())
             norm += float(size.sum())
             if token_counts is not None:
-                weighted += float(missed @ token_counts[some].double())
-                weighted_norm += float(size @ token_counts[some].double())
+                weighted += float(missed @ token_counts[block].double())
+                weighted_norm += float(size @ token_counts[block].double())
 
     def relative(squared_errors: float, squares: float) -> float:
         return math.sqrt(squared_errors / squares) if squares > 0.0 else float(squared_errors > 0.0)

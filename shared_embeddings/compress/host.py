@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from shared_embeddings.compress.measure import Quality, Samples, ScoredWords, Validation
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding, score_only
+from shared_embeddings.quant.storage import Packing, packed_as
 from shared_embeddings.registry import build
 from shared_embeddings.utils.errors import UserError
 from shared_embeddings.words.token_counts import count_words
@@ -74,6 +75,7 @@ class StoredModel(Protocol):
 
     def files(self, path: Path) -> list[Path]:
         """Return the files, or the folder, of a model at `path` in this format: its own, or an output's."""
+        return [path]
 
     def count_text(self, texts: Sequence[Path]) -> dict[str, int]:
         """Return how often each token occurs in texts."""
@@ -155,8 +157,8 @@ class TrimmableModel(StoredModel, Protocol):
         """Return the ids without which other texts could no longer be decoded from their ids."""
         return set()
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        """Remove all tokens except the `kept` ids ``(n,)`` of each vocabulary; return notes about changes."""
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        """Remove all tokens except these ``(n,)`` of each vocabulary; return notes about changes."""
 
     def restored(
         self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
@@ -168,6 +170,18 @@ class TrimmableModel(StoredModel, Protocol):
 
     def write_trimmed(self, output: Path, card: str) -> None:
         """Write the model, as `TrainedModel.write` does."""
+
+
+class TrimmableTrainedModel(TrainedModel, TrimmableModel, Protocol):
+    """A model that is read and trimmed as a whole; what is written is packed like what was read."""
+
+    packing: Packing | None
+
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
+
+    def write_trimmed(self, output: Path, card: str) -> None:
+        self.write(output, packed_as(self.tensors(), self.packing), card)
 
 
 def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
@@ -197,11 +211,6 @@ def find_host(model: Path, skip_undecodable: bool = False) -> tuple[str, Any]:
         f"model {model}: truncated or unsupported checkpoint (supported hosts: {known}); check the path, or "
         "copy the file again"
     )
-
-
-def name_of_part(embedding: SharedEmbedding) -> str | None:
-    """The part of an embedding that is replaced, see `EmbeddingTable.part`."""
-    return None if embedding.inner_embedding() is embedding else f"map of {embedding.method}"
 
 
 def with_untrained_part(
@@ -250,11 +259,11 @@ def place_plain(model: TrainedModel, tables: Sequence[EmbeddingTable]) -> list[S
         words, width = table.table.shape
         with torch.device("meta"):
             sizes: dict[str, Any] = {"num_embeddings": words, "embedding_dim": width}
-            found: Any = build("standard", **sizes, padding_idx=table.padding_idx, **options)
-        found.weight = nn.Parameter(table.table)
-        if found.bias is not None:
-            found.bias = nn.Parameter(table.table.new_zeros(words))
-        plain[table.name] = found.eval().requires_grad_(False)
+            embedding: Any = build("standard", **sizes, padding_idx=table.padding_idx, **options)
+        embedding.weight = nn.Parameter(table.table)
+        if embedding.bias is not None:
+            embedding.bias = nn.Parameter(table.table.new_zeros(words))
+        plain[table.name] = embedding.eval().requires_grad_(False)
     model.place(plain)
     return [plain[table.name] for table in tables if table.is_scored]
 

@@ -219,12 +219,11 @@ class Comparison:
         if before is not None and self._validation is not None:
             after = self._model.quality(self._validation)
             quality = QualityReport(before.measure, before.how, before.value, after.value)
-            if before.value > 0 and before.measure == "perplexity":
-                return quality, Retention.measured(
-                    before.value / after.value, "probability of a word", before.how
-                )
             if before.value > 0:
-                return quality, Retention.measured(after.value / before.value, before.measure, before.how)
+                share, of = after.value / before.value, before.measure
+                if of == "perplexity":
+                    share, of = before.value / after.value, "probability of a word"
+                return quality, Retention.measured(share, of, before.how)
         reason = self.reason
         if self.samples is not None and not reason:
             try:

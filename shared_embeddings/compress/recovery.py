@@ -175,10 +175,10 @@ def scores_rows(embedding: SharedEmbedding, words: Tensor) -> bool:
     hidden = torch.randn(1, embedding.score_dim, generator=torch.Generator().manual_seed(0))
     if not embedding.has_linear_scores or embedding.score_dim != embedding.embedding_dim:
         return False
-    found = embedding.logits(hidden)[:, words]
+    scores = embedding.logits(hidden)[:, words]
     with score_only(embedding, words):
         return torch.allclose(
-            embedding.logits(hidden), found, rtol=1e-2, atol=1e-2 * float(found.abs().max())
+            embedding.logits(hidden), scores, rtol=1e-2, atol=1e-2 * float(scores.abs().max())
         )
 
 

@@ -91,8 +91,8 @@ class TableReport:
 
     def method(self) -> str:
         """The method and its options, without long lists, such as the classes of all words."""
-        found = self.fit.options.items()
-        options = {name: value for name, value in found if not isinstance(value, list) or len(value) <= 5}
+        fitted = self.fit.options.items()
+        options = {name: value for name, value in fitted if not isinstance(value, list) or len(value) <= 5}
         return as_yaml(self.fit.method, options)
 
     def lines(self) -> Iterator[str]:
@@ -177,15 +177,15 @@ class TrimReport:
         lines.append(_change("bytes of weights", self.bytes_of_weights))
         if self.bytes_on_disk is not None:
             lines.append(_change("bytes on disk", self.bytes_on_disk))
-        lines += [line for found in self.vocabularies for text in found.texts for line in text.described()]
-        lines += [f"old and new ids: {found.map_file}" for found in self.vocabularies if found.map_file]
+        lines += [line for vocab in self.vocabularies for text in vocab.texts for line in text.described()]
+        lines += [f"old and new ids: {vocab.map_file}" for vocab in self.vocabularies if vocab.map_file]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def card(self) -> str:
         """What was done, in Markdown, for the card of the written model."""
-        rows = {f"rows of {found.name}": found.rows for found in self.vocabularies}
+        rows = {f"rows of {vocabulary.name}": vocabulary.rows for vocabulary in self.vocabularies}
         lines = list(_markdown({**rows, "bytes of weights": self.bytes_of_weights}))
-        for text in (text for found in self.vocabularies for text in found.texts):
+        for text in (text for vocabulary in self.vocabularies for text in vocabulary.texts):
             named = dataclasses.replace(text, text=Path(text.text).name)
             lines += [f"- {line}" for line in named.described()]
         return "\n".join([*lines, ""])
@@ -245,9 +245,9 @@ class CompressionReport:
         lines.append(f"- numbers are stored as {self.store}")
         if self.calibration is not None:
             lines.append(f"- codes are {self.calibration}")
-        if (found := self.quality) is not None:
+        if (score := self.quality) is not None:
             lines.append(
-                f"- {found.measure} of {found.how}: {found.before:.2f} before, {found.after:.2f} after"
+                f"- {score.measure} of {score.how}: {score.before:.2f} before, {score.after:.2f} after"
             )
         if self.recovery is not None:
             lines.append(f"- {self.recovery.described()}")
@@ -261,7 +261,7 @@ class CompressionReport:
         )
         weights = Sizes(before, self.bytes_of_weights.after)
         timed = [table.decoding for table in self.tables if table.decoding.scores]  # others hardly take time
-        speeds = [one.after / one.before for one in timed]
+        speeds = [decoding.after / decoding.before for decoding in timed]
         parts = [
             f"{self.output}: weights of {_readable(weights.after)} instead of {_readable(weights.before)} "
             f"({weights.smaller:.1f}x smaller)"
@@ -277,8 +277,8 @@ class CompressionReport:
                 f"table {table.name} ({', '.join(table.uses)}): {_readable(sizes.after)} instead of "
                 f"{_readable(sizes.before)} ({sizes.smaller:.1f}x smaller), {table.method()}"
             )
-        if (found := self.quality) is not None:
-            lines.append(f"{found.measure} {found.after:.2f}, {found.before:.2f} before ({found.how})")
+        if (score := self.quality) is not None:
+            lines.append(f"{score.measure} {score.after:.2f}, {score.before:.2f} before ({score.how})")
         if self.calibration is not None:
             lines.append(f"codes are {self.calibration}")
         if self.recovery is not None:
@@ -303,9 +303,9 @@ class CompressionReport:
             _line("bytes of weights", self.bytes_of_weights),
             _line("bytes in memory", self.bytes_in_memory),
         ]
-        if (found := self.quality) is not None:
-            lines.append(f"{found.measure:<28}{found.before:>16.2f}{found.after:>16.2f}")
-            lines.append(f"  {found.measure} of {found.how}")
+        if (score := self.quality) is not None:
+            lines.append(f"{score.measure:<28}{score.before:>16.2f}{score.after:>16.2f}")
+            lines.append(f"  {score.measure} of {score.how}")
         for table in self.tables:
             lines += ["", *table.lines()]
         return "\n".join(lines)

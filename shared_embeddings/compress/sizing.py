@@ -114,11 +114,11 @@ def options_within(
     for name in others:
         if any(name in grid.options_at(0) for grid in grids):
             raise OptionError(f"option '{name}' is chosen by the target; remove one of them")
-    found = largest_within(grids, size, limit)
-    if isinstance(found, tuple):
-        grid, step = found
+    largest = largest_within(grids, size, limit)
+    if isinstance(largest, tuple):
+        grid, step = largest
         return {**grid.options_at(step), **others}
-    needed = "is impossible" if found is None else f"needs at least {found:,} bytes"
+    needed = "is impossible" if largest is None else f"needs at least {largest:,} bytes"
     raise OptionError(
         f"{method}: {needed} for {num_embeddings:,} words in {embedding_dim} dimensions, the target leaves "
         f"{limit:,}; allow more, or choose another method"
@@ -159,18 +159,16 @@ def suggest(num_embeddings: int, embedding_dim: int, budget: int) -> list[Sugges
     return suggestions
 
 
-def read_budget(text: str) -> int:
-    """Return a budget such as "2M", "500k", "1.5e6" or "2000000" as a number of parameters."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kKmM]?)\s*", text)
-    budget = float(match[1]) * _MULTIPLIERS[match[2].lower()] if match is not None else 0.0
-    if not 1 <= budget < 1e15:
-        raise UserError(f"budget '{text}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
-    return int(budget)
-
-
 def describe_suggestions(num_embeddings: int, embedding_dim: int, budget: str, as_json: bool = False) -> str:
-    """Return the suggestions, each as a line to paste into a configuration, or as a JSON object."""
-    limit = read_budget(budget)
+    """Return the suggestions, each as a line to paste into a configuration, or as a JSON object.
+
+    The budget is a number of parameters such as "2M", "500k", "1.5e6" or "2000000".
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kKmM]?)\s*", budget)
+    size = float(match[1]) * _MULTIPLIERS[match[2].lower()] if match is not None else 0.0
+    if not 1 <= size < 1e15:
+        raise UserError(f"budget '{budget}' is not a number of parameters; write e.g. 2M, 500k or 1.5e6")
+    limit = int(size)
     dense = num_parameters("standard", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
     table = f"a plain table of {num_embeddings:,} x {embedding_dim:,}"
     if limit >= dense and not as_json:

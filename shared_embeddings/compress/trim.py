@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +30,6 @@ from shared_embeddings.utils.reading import read_lines
 
 # Lines that are tokenized at a time.
 _BLOCK = 1000
-
-
-class Selection(NamedTuple):
-    """The tokens of a vocabulary that are kept."""
-
-    ids: Tensor  # ``(n,)``, ascending
-    reasons: Mapping[str, int]  # why -> how many tokens that no earlier reason keeps
 
 
 def trim(options: TrimOptions) -> TrimReport:
@@ -63,18 +55,17 @@ def trim(options: TrimOptions) -> TrimReport:
         # A folder contains its map.
         outside = [path for path in maps.values() if path.parent not in files]
         check_outputs([*files, *outside], [model, *inputs], options.force)
-    selections = _select(trained, vocabularies, texts, options)
+    ids, reasons = _select(trained, vocabularies, texts, options)
     weights, disk = trained.weight_bytes(), sum(map(bytes_on_disk, trained.files(model)))
-    notes = trained.trim({name: selection.ids for name, selection in selections.items()})
+    notes = trained.trim(ids)
     trimmed = [
         TrimmedVocabulary(
             name=(name := vocabulary.name),
-            rows=Sizes(len(vocabulary.words), len(selections[name].ids)),
-            reasons=selections[name].reasons,
+            rows=Sizes(len(vocabulary.words), len(ids[name])),
+            reasons=reasons[name],
             map_file=os.fspath(maps[name]) if maps else None,
             texts=[
-                _coverage(trained, vocabulary, path, selections[name].ids)
-                for path in (*texts[name], *options.held_out)
+                _coverage(trained, vocabulary, path, ids[name]) for path in (*texts[name], *options.held_out)
             ],
         )
         for vocabulary in vocabularies
@@ -90,10 +81,7 @@ def trim(options: TrimOptions) -> TrimReport:
     )
     if output is None:
         return report
-    lines = {
-        name: "".join(f"{old}\t{new}\n" for new, old in enumerate(selections[name].ids.tolist()))
-        for name in maps
-    }
+    lines = {name: "".join(f"{old}\t{new}\n" for new, old in enumerate(ids[name].tolist())) for name in maps}
     for name, path in maps.items():
         if path.parent != output:
             write_text(path, lines[name])
@@ -141,9 +129,11 @@ def _select(
     vocabularies: Sequence[HostVocabulary],
     texts: Mapping[str, Sequence[Path]],
     options: TrimOptions,
-) -> dict[str, Selection]:
-    """Return the tokens of each vocabulary that are kept, by its name."""
-    always, selections = _listed_ids(options.keep, vocabularies), {}
+) -> tuple[dict[str, Tensor], dict[str, dict[str, int]]]:
+    """Return the ids ``(n,)`` of each vocabulary to keep, ascending, and how many no earlier reason keeps."""
+    always = _listed_ids(options.keep, vocabularies)
+    selected: dict[str, Tensor] = {}
+    reasons: dict[str, dict[str, int]] = {}
     for vocabulary in vocabularies:
         name, specials = vocabulary.name, vocabulary.specials
         # How often the texts use each token, for each way of reading them.
@@ -167,7 +157,7 @@ def _select(
             )
         ids = trained.closed(name, frequent | always[name] | specials | characters)
         before: set[int] = set()
-        reasons = {}
+        reasons[name] = {}
         for reason, words in (
             ("special", specials),
             ("asked for", always[name]),
@@ -176,10 +166,10 @@ def _select(
             ("needed by the tokenizer", ids),
         ):
             if new := words - before:
-                reasons[reason] = len(new)
+                reasons[name][reason] = len(new)
             before |= words
-        selections[name] = Selection(torch.tensor(sorted(ids)), reasons)
-    return selections
+        selected[name] = torch.tensor(sorted(ids))
+    return selected, reasons
 
 
 def _listed_ids(files: Sequence[Path], vocabularies: Sequence[HostVocabulary]) -> dict[str, set[int]]:

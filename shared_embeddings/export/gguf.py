@@ -65,10 +65,10 @@ def write_gguf(tables: Mapping[str, SharedEmbedding], source: Path, output: Path
         if name == OUTPUT and OUTPUT not in before:
             continue
         shape = [embedding.embedding_dim, embedding.num_embeddings]
-        found = [int(size) for size in before[name].shape] if name in before else None
-        if found != shape:
+        stored = [int(size) for size in before[name].shape] if name in before else None
+        if stored != shape:
             raise UserError(
-                f"{source}: its {name} is {found and found[::-1]}, but the model's table is {shape[::-1]}; "
+                f"{source}: its {name} is {stored and stored[::-1]}, but the model's table is {shape[::-1]}; "
                 "name a file of the same model, with the same vocabulary"
             )
         new[name] = _blocks(embedding, name == OUTPUT)

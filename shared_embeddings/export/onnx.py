@@ -324,7 +324,7 @@ class GraphBuilder:
 
     def constant(self, name: str, values: Any) -> str:
         """An initializer, once for each name; returns the name."""
-        if name not in {one.name for one in self.initializers}:
+        if name not in {tensor.name for tensor in self.initializers}:
             self.initializers.append(self.numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
@@ -505,14 +505,14 @@ def finished(model: Any) -> bytes:
 
 def _shorten_names(graph: Any) -> None:
     """Number the values between nodes, whose names take more bytes than the nodes."""
-    kept = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    fixed = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     new: dict[str, str] = {}
     for node in graph.node:
         node.ClearField("name")
         if any(attribute.HasField("g") for attribute in node.attribute):
             return
         for name in node.output:
-            if name and name not in kept:
+            if name and name not in fixed:
                 new[name] = f"{len(new):x}"
     rename_values(graph, new)
 
@@ -606,13 +606,13 @@ def _write(content: bytes, output: Path, form: str, examples: Sequence[Example])
     session = require("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
     error = 0.0
     for example in examples:
-        for found, wanted in zip(
+        for computed, wanted in zip(
             session.run(list(example.outputs), example.inputs), example.outputs.values()
         ):
             known = np.isfinite(wanted)
             if known.any():
                 largest = max(np.abs(wanted[known]).max(), 1e-30)
-                differs = float(np.abs(found - wanted)[known].max() / largest)
+                differs = float(np.abs(computed - wanted)[known].max() / largest)
                 if not differs <= _MOST_ERROR:  # also for NaN
                     raise UserError(f"ONNX Runtime differs from torch by {differs:.1e}; report this as a bug")
                 error = max(error, differs)

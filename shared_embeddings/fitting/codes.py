@@ -359,11 +359,7 @@ def _best(left: Tensor, before: Tensor, entries: Tensor, codes: Tensor) -> Tenso
 
 
 def _shares(variances: Tensor, number: int, bits: float) -> list[Tensor]:
-    """The columns of each of `number` codebooks of `bits` bits: each bit goes to the largest variance.
-
-    Args:
-        variances: ``(D,)`` of the columns, at least as many as codebooks.
-    """
+    """The columns of each of `number` codebooks of `bits` bits: each bit goes to the largest variance."""
     bits_of_column = torch.zeros(len(variances))
     rest = variances.clone()
     for _ in range(int(number * bits)):

@@ -256,10 +256,6 @@ def _lifted(codes: Tensor, basis: Tensor, direction: Tensor) -> tuple[Tensor, Te
     With c the codes' coordinate along `direction`, r the others, and slopes s such that ``r + s c >= 0``, the
     basis of c is reduced by s times that of r. Codes with an obtuse angle to the direction are clamped at
     zero.
-
-    Args:
-        codes, basis: ``(V, R)`` and ``(R, D)``.
-        direction: ``(R,)`` as from `_common_direction`.
     """
     axes = torch.linalg.qr(direction.double().unsqueeze(1), mode="complete").Q[:, 1:]
     turned = torch.cat((direction.double().unsqueeze(1), axes), dim=1)

@@ -197,12 +197,12 @@ class FolderModel(host.TrainedModel):
         return Quality("perplexity", math.exp(min(float(nats.mean()), 700.0)), how)
 
     def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
-        found = samples(self.module, self.vocabulary, texts, seed, tokens)
+        predictions = samples(self.module, self.vocabulary, texts, seed, tokens)
         lookups = {
             name: {self.module.get_submodule(path): scale for path, scale in table.placement.inputs.items()}
             for name, table in self._tables.items()
         }
-        return dataclasses.replace(found, lookups=lookups)
+        return dataclasses.replace(predictions, lookups=lookups)
 
     def place(self, fitted: Mapping[str, SharedEmbedding]) -> list[str]:
         for name, embedding in fitted.items():
@@ -367,12 +367,12 @@ def trace(model: Any, checkpoint_bytes: int) -> OnnxBody:
     try:
         with quiet():
             settings = exporters.OnnxConfig(dynamic=True)
-            found = exporters.OnnxExporter().export(model, sample, config=settings)
+            exported = exporters.OnnxExporter().export(model, sample, config=settings)
     except Exception as error:  # each operator fails in its own way
         raise UserError(
             f"{type(model).__name__}: cannot be traced ({first_line(error)}); use --format onnx-embeddings"
         ) from error
-    program = require("onnx_ir").to_proto(found.program)
+    program = require("onnx_ir").to_proto(exported.program)
     _rename(program.graph, examples[-1])
     return OnnxBody(program, embeddings, examples, checkpoint_bytes)
 
@@ -441,9 +441,9 @@ def _rename(graph: Any, example: Example) -> None:
     new = {}
     for prefix, values in (("past_key_values", graph.input), ("present", graph.output)):
         for value in values:
-            found = re.fullmatch(r"(?:\w+\.)?past_key_values\.layers\.(\d+)\.(key|value)s", value.name)
-            if found:
-                new[value.name] = f"{prefix}.{found[1]}.{found[2]}"
+            match = re.fullmatch(r"(?:\w+\.)?past_key_values\.layers\.(\d+)\.(key|value)s", value.name)
+            if match:
+                new[value.name] = f"{prefix}.{match[1]}.{match[2]}"
                 value.name = new[value.name]
     rename_values(graph, new)
     names = {"input_ids": "sequence", "token_type_ids": "sequence", "decoder_input_ids": "decoder_sequence"}

@@ -339,11 +339,11 @@ def write_card(source: Path, target: Path, done: str, kind: str, summary: str) -
     is_compressed = find_entry(read_json(target / CONFIG)) is not None
     loading = "import shared_embeddings.hf\n" if is_compressed else ""
     loading += f'from transformers import {kind}\nmodel = {kind}.from_pretrained("DIR")  # DIR: this folder\n'
-    own = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}```\n"
+    about = f"# {done} with shared-embeddings\n\n{summary}\n```python\n{loading}```\n"
     if (target / _REMOTE_CODE).is_file():
-        own += "\nWithout that library, `trust_remote_code=True` decodes the embeddings while loading.\n"
+        about += "\nWithout that library, `trust_remote_code=True` decodes the embeddings while loading.\n"
     # Mark what this function wrote before as earlier steps.
     heading = re.compile(r"^# (.* with shared-embeddings)$", flags=re.MULTILINE)
     body = heading.sub(r"## Earlier step: \1", body.lstrip())
     body = re.sub(r"\n```python\n[^`]*# DIR: this folder\n```\n", "", body)
-    (target / _CARD).write_text("\n".join(filter(None, (header, own, body))), encoding="utf-8")
+    (target / _CARD).write_text("\n".join(filter(None, (header, about, body))), encoding="utf-8")

@@ -84,25 +84,25 @@ def samples(
     states: list[Tensor] = []
 
     def predict(part: tuple[dict[str, Tensor], Tensor]) -> Batch:
-        given, places = part
+        arguments, places = part
         where, output = places.flatten(), model.get_output_embeddings()
         hook = output.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         with _probing(model):
             with hook:
-                found = model.eval()(**given)
+                result = model.eval()(**arguments)
             # With a second task beside the words, as BertForPreTraining has, they have another name.
-            scores = found.logits if "logits" in found else found.prediction_logits
-            scores, hidden = (one.reshape(-1, one.size(-1))[where] for one in (scores, states.pop()))
-        targets = given["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
+            scores = result.logits if "logits" in result else result.prediction_logits
+            scores, hidden = (tensor.reshape(-1, tensor.size(-1))[where] for tensor in (scores, states.pop()))
+        targets = arguments["input_ids"].roll(-1, 1).flatten()[where] if has_targets else None
         return Batch(scores, hidden, targets)
 
-    each = max(1, _TOGETHER // positions.size(1))
-    split = {name: one.split(each) for name, one in inputs.items()}
+    rows = max(1, _TOGETHER // positions.size(1))
+    split = {name: tensor.split(rows) for name, tensor in inputs.items()}
     parts = [
-        ({name: one[number] for name, one in split.items()}, places)
-        for number, places in enumerate(positions.split(each))
+        ({name: blocks[number] for name, blocks in split.items()}, places)
+        for number, places in enumerate(positions.split(rows))
     ]
-    read = torch.cat([one.flatten() for name, one in inputs.items() if name.endswith("input_ids")])
+    read = torch.cat([tensor.flatten() for name, tensor in inputs.items() if name.endswith("input_ids")])
     running = functools.partial(computing, model)
     return Samples(how, parts, predict, words=read.unique(), running=running)
 
@@ -134,11 +134,11 @@ def _neighbors(
 
     def predict(texts: Sequence[Tensor]) -> Batch:
         """How similar each text is to the others ``(n, n)``, to itself minus infinitely."""
-        found = []
+        means = []
         for ids in texts:
             states = model.eval()(input_ids=ids[None], output_hidden_states=True).hidden_states[-1]
-            found.append(states[0].float().mean(dim=0))
-        vectors = F.normalize(torch.stack(found), dim=-1)
+            means.append(states[0].float().mean(dim=0))
+        vectors = F.normalize(torch.stack(means), dim=-1)
         return Batch((SHARPNESS * vectors @ vectors.T).fill_diagonal_(-torch.inf))
 
     with torch.no_grad():
@@ -234,14 +234,14 @@ def _generate(model: Any, ids: Tensor, length: int, **options: Any) -> Tensor:
 def negative_log_likelihoods(model: Any, begin: list[int], ids: list[int], window: int) -> Tensor:
     """Those ``(T,)`` of ids after a beginning mark, if any, in nats; of all but the first id without one."""
     stride = max(window // 2, 1)
-    found: list[Tensor] = []
+    losses: list[Tensor] = []
     done = 0 if begin else 1
     while done < len(ids):
         # The first window is all new; later ones have context.
-        end = min(len(ids), done + stride if found else window)
+        end = min(len(ids), done + stride if losses else window)
         read = begin + ids[max(0, end - window) : end]
         scores = model(input_ids=torch.tensor([read]), use_cache=False).logits[0]  # (T, V)
         new = scores[done - end - 1 : -1].float()
-        found.append(F.cross_entropy(new, torch.tensor(ids[done:end]), reduction="none").double())
+        losses.append(F.cross_entropy(new, torch.tensor(ids[done:end]), reduction="none").double())
         done = end
-    return torch.cat(found)
+    return torch.cat(losses)

@@ -175,14 +175,14 @@ class TokenizerFile:
 
     def closed(self, ids: Iterable[int]) -> set[int]:
         """Return the valid ones among `ids`, plus the ids that tokenizing a text into them requires."""
-        kept = {number for number in ids if number in self.tokens} | self._bytes()
+        needed = {number for number in ids if number in self.tokens} | self._bytes()
         if self.kind == "BPE":
-            paths = (self._merge_path(self.tokens[number]) for number in list(kept))
-            kept |= {self.ids[part] for path in paths for part in path if part in self.ids}
+            paths = (self._merge_path(self.tokens[number]) for number in list(needed))
+            needed |= {self.ids[part] for path in paths for part in path if part in self.ids}
         if self.kind == "Unigram":
             scores = [score for _, score in self.model["vocab"]]
-            kept.add(scores.index(min(scores)))
-        return kept
+            needed.add(scores.index(min(scores)))
+        return needed
 
     def characters(self) -> set[int]:
         """Return the ids that spell other texts: single characters, and tokens with others than those.
@@ -249,9 +249,9 @@ class TokenizerFile:
             start = ends[0]
         return ids
 
-    def trimmed(self, kept: Sequence[int]) -> dict[str, Any]:
-        """Return the content of a tokenizer with only the `kept` ids, which are ascending and renumbered."""
-        new_ids = {old: new for new, old in enumerate(kept)}
+    def trimmed(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Return the content of a tokenizer with only these ids, which are ascending and renumbered."""
+        new_ids = {old: new for new, old in enumerate(ids)}
         content = {name: copy.deepcopy(part) for name, part in self.content.items() if name != "model"}
         content["added_tokens"] = [
             {**token, "id": new_ids[token["id"]]} for token in self.content["added_tokens"]

@@ -134,14 +134,14 @@ class TrimmableFolder(TrimmableModel):
     def characters(self, vocabulary: str) -> set[int]:
         return self.file.characters()
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        first, self.kept = self.first_position, kept[NAME].tolist()
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        first, self.kept = self.first_position, token_ids[NAME].tolist()
         if self.kept[:first] != list(range(first)):
             raise UserError(
                 f"model {self.path}: counts positions from the id of padding, {first - 1}, and has rows "
                 "without a token before it; it cannot be trimmed"
             )
-        self.weights.select(kept[NAME])
+        self.weights.select(token_ids[NAME])
         with tempfile.TemporaryDirectory() as temporary:
             self._write_settings(Path(temporary))
             self.trimmed = _load_fast_tokenizer(Path(temporary))
@@ -325,12 +325,12 @@ class Weights:
                 {name.removeprefix(start): t for name, t in state.items() if name.startswith(start)}
             )
 
-    def select(self, kept: Tensor) -> None:
-        """Drop all words of embeddings except `kept` ``(n,)``; UserError if a method cannot do that."""
+    def select(self, ids: Tensor) -> None:
+        """Drop all words of embeddings except `ids` ``(n,)``; UserError if a method cannot do that."""
         if self.entry is None:
             return
         packing, before = packing_of(self._embedded), unpack(self._embedded)
-        embeddings = {name: embedding.select_rows(kept) for name, embedding in self._embeddings.items()}
+        embeddings = {name: embedding.select_rows(ids) for name, embedding in self._embeddings.items()}
         self.entry = entry_of(embeddings, self._placements)
         state = {
             f"{ENTRY}.{table}.{name}": tensor.detach().contiguous()
@@ -348,8 +348,8 @@ class Weights:
             total += size if self._axes[name] is None else size // self.rows * rows
         return total
 
-    def write(self, target: Path, kept: Tensor) -> None:
-        """Write the weights with only the rows `kept` ``(n,)`` to a folder, one file at a time.
+    def write(self, target: Path, ids: Tensor) -> None:
+        """Write the weights with only the rows `ids` ``(n,)`` to a folder, one file at a time.
 
         The embeddings of a compressed model, already trimmed, are written to the last file.
         """
@@ -359,7 +359,7 @@ class Weights:
             selected = {name: tensor for name, tensor in tensors.items() if name in self._axes}
             for name, tensor in selected.items():
                 if (axis := self._axes[name]) is not None:
-                    selected[name] = tensor.index_select(axis, kept)
+                    selected[name] = tensor.index_select(axis, ids)
             if file == self.files[-1]:
                 selected.update(self._embedded)
             with safe_open(file, "pt") as opened:
@@ -368,7 +368,7 @@ class Weights:
             where.update(dict.fromkeys(selected, file.name))
         if [file.name for file in self.files] != [folder.WEIGHTS]:
             index = read_json(self.path / folder.INDEX)
-            index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(kept))}
+            index["metadata"] = {**index.get("metadata", {}), "total_size": self.bytes(len(ids))}
             folder.write_json(target / folder.INDEX, {**index, "weight_map": where})
 
 

@@ -88,7 +88,7 @@ class QuantizedOptions(EmbeddingOptions["QuantizedEmbedding"]):
     directions: tuple[int, ...] = option(
         lambda: (
             "Set when the embedding is fitted. "
-            + " ".join(f"{name}: {one.about_layout}." for name, one in codecs().items() if one.about_layout)
+            + " ".join(f"{name}: {text}." for name, codec in codecs().items() if (text := codec.about_layout))
         ),
         (),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,28 +100,25 @@ def plain_classes(value: Any) -> object:
 _PIECE = 2048
 
 
-class ClassIndex(NamedTuple):
-    """The classes of the words, and the words of the classes; all levels are in one stack of K classes."""
+def class_index(classes: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The words of the classes in one stack of all K classes, from `classes` ``(V, L)`` in levels of `sizes`.
 
-    classes: Tensor  # ``(L, V)`` the position of a word's class in the stack, for every level
-    words: Tensor  # ``(L * V,)`` the words of the first class of the stack, then of the second, and so on
-    starts: Tensor  # ``(K + 1,)`` where the words of each class begin in `words`, and the end
-
-
-def class_index(classes: Tensor, sizes: Sequence[int]) -> ClassIndex:
-    """The index of `classes` ``(V, L)``, the class of each word in levels of `sizes` classes."""
+    Returns the position ``(L, V)`` of a word's class in the stack, for every level; the words ``(L * V,)`` of
+    the first class, then of the second, and so on; and where those of each class begin, and the end
+    ``(K + 1,)``.
+    """
     firsts = [sum(sizes[:level]) for level in range(len(sizes))]
     stacked = torch.stack([classes[:, level].long() + first for level, first in enumerate(firsts)])
     ordered, places = torch.sort(stacked.flatten(), stable=True)
     starts = torch.searchsorted(ordered, torch.arange(sum(sizes) + 1, device=classes.device))
-    return ClassIndex(stacked, places % classes.size(0), starts)
+    return stacked, places % classes.size(0), starts
 
 
 class _ClassScores:
     """Scores of words with shared parts; see `LinearScores` for the methods.
 
     The factors are hidden states ``(N, D)``, unique parts ``(V, U)`` for the first U dimensions, and class
-    tables ``(C, width)`` for those that follow; the index is a `ClassIndex`.
+    tables ``(C, width)`` for those that follow; the index is that of `class_index`.
     """
 
     kind = "classes"
@@ -138,7 +135,7 @@ class _ClassScores:
     ) -> None:
         hidden, *tables = factors
         self.weights, self.error_dtype = weights, error_dtype
-        self.index = ClassIndex(*index)
+        self.classes, self.members, self.starts = index
         self.masked_word = settings.masked_word
         self.words = tables[0].size(0)
         self.dtype = sum_dtype(hidden)
@@ -147,9 +144,9 @@ class _ClassScores:
         self.hidden = hidden.to(settings.product_dtype)
         self.parts = self.hidden.split(self.widths, dim=1)
         # ``(K,)`` the number of words of each class, without the masked one.
-        self.class_sizes = self.index.starts.diff().to(self.dtype)
+        self.class_sizes = self.starts.diff().to(self.dtype)
         if self.masked_word is not None:
-            self.class_sizes[self.index.classes[:, self.masked_word]] -= 1.0
+            self.class_sizes[self.classes[:, self.masked_word]] -= 1.0
         # ``(D,)`` the sum of the rows of all words but the masked one.
         self.table_sum: Tensor | None = None
         if settings.label_smoothing:
@@ -174,7 +171,7 @@ class _ClassScores:
         unique, *levels = self.tables
         of_unique, *of_levels = (part[rows].t() for part in self.parts)
         by_class = torch.cat([level @ part for level, part in zip(levels, of_levels)]).to(self.dtype)
-        first, *others = self.index.classes
+        first, *others = self.classes
         torch.index_select(by_class, 0, first, out=scores)
         for classes in others:
             # In pieces, so that no second block of scores is needed.
@@ -190,8 +187,7 @@ class _ClassScores:
         return self.hidden[rows].to(self.dtype) @ self.table_sum
 
     def add_gradients(self, rows: slice, errors: Tensor, low: Tensor | None) -> None:
-        words, starts = self.index.words, self.index.starts
-        by_class = F.embedding_bag(words, errors, starts, mode="sum", include_last_offset=True)
+        by_class = F.embedding_bag(self.members, errors, self.starts, mode="sum", include_last_offset=True)
         by_level = by_class.to(self.error_dtype).split([table.size(0) for table in self.tables[1:]])
         errors = errors if low is None else low.copy_(errors)
         weights, columns = self.weights[rows], 0

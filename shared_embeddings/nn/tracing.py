@@ -61,16 +61,16 @@ def cache_tensor(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     Nothing is cached while a graph is captured or in ``FakeTensorMode``: those tensors are invalid elsewhere.
     """
-    kept: dict[tuple[Hashable, ...], Tensor] = {}
+    results: dict[tuple[Hashable, ...], Tensor] = {}
 
     @functools.wraps(make)
     def cached(*arguments: Hashable) -> Tensor:
         if needs_fixed_shapes():
             return make(*arguments)
-        result = kept.get(arguments)
+        result = results.get(arguments)
         if result is None:
             with torch.inference_mode(False):  # inference tensors cannot be used in training later
-                result = kept[arguments] = make(*arguments)
+                result = results[arguments] = make(*arguments)
         return result
 
     return cached

@@ -64,7 +64,7 @@ def read_entries(packed: Tensor, count: int, width: int, book: Tensor) -> Tensor
     if 8 % width:
         numbers = read_windows(packed, count, width, width)
         return F.embedding(numbers, book.unsqueeze(1)).squeeze(-1)
-    # One look-up for a byte gives all of its numbers, `each` (256, 8 / width).
+    # One look-up for a byte gives all of its entries (256, 8 / width).
     every_byte = torch.arange(256, device=book.device).to(torch.uint8).unsqueeze(1)
-    each = read_windows(every_byte, 8 // width, width, width)
-    return F.embedding(packed.int(), F.embedding(each, book.unsqueeze(1)).squeeze(-1)).flatten(1)[:, :count]
+    entries = F.embedding(read_windows(every_byte, 8 // width, width, width), book.unsqueeze(1)).squeeze(-1)
+    return F.embedding(packed.int(), entries).flatten(1)[:, :count]

@@ -157,12 +157,8 @@ def nearest_paths(
 def _run(loop: str, cost: int, rows: Sequence[Tensor], others: Sequence[Any], out: Tensor) -> None:
     """Run a loop of `shared_embeddings.quant.loops`, in threads for parts of the rows.
 
-    Args:
-        loop: its name.
-        cost: the operations of a row.
-        rows: its first arguments, with an axis of rows.
-        others: its other arguments.
-        out: what it writes, with an axis of rows.
+    Its arguments are the tensors `rows`, with an axis of rows as `out` has, then `others`; the cost is the
+    operations of a row.
     """
     # numba takes most of a second to import.
     run = getattr(importlib.import_module("shared_embeddings.quant.loops"), loop)

@@ -91,12 +91,7 @@ register_model(Lanes)(lambda manager, lanes: models.PrimitiveModel(manager, lane
 
 
 def _operation(result: Any, build: Callable[..., Any]) -> Any:
-    """Return an operation on vectors and numbers from a function that appends its LLVM instructions.
-
-    Args:
-        result: the type of the result in numba.
-        build: takes the builder and the LLVM values of up to four arguments.
-    """
+    """Return an operation on up to four vectors and numbers; `build` appends its LLVM instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return build(builder, *values)
@@ -112,12 +107,7 @@ def _operation(result: Any, build: Callable[..., Any]) -> Any:
 
 
 def _in_memory(result: Any, build: Callable[..., Any]) -> Any:
-    """Return an operation at a place of a contiguous array, such as a load, or a store of a vector.
-
-    Args:
-        result: the type of the result in numba; void for a store.
-        build: takes the builder, the pointer, and for a store the vector.
-    """
+    """Return an operation at a place of a contiguous array: a load, or a store of a vector if it is void."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, values[0]).data

@@ -99,7 +99,7 @@ def _validator(options_class: Any) -> Any:
     return TypeAdapter(options_class)
 
 
-def parse_options(where: str, options_class: type[T], given: object) -> T:
+def parse_options(where: str, options_class: type[T], values: object) -> T:
     """Build a dataclass of options from plain values, as Python, YAML, JSON or a command line provide them.
 
     Types are strict: no bool or text is a number, and numbers are finite. Lists become tuples, NumPy numbers
@@ -109,16 +109,16 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
         where: what the options are of, such as a method or a file; the prefix of messages.
 
     Raises:
-        OptionError: `given` is not a mapping; an option is unknown, missing or of the wrong type; or the
+        OptionError: `values` is not a mapping; an option is unknown, missing or of the wrong type; or the
             class itself rejects it.
     """
     from pydantic import ValidationError  # slow to import
 
-    if not isinstance(given, Mapping):
-        raise OptionError(f"{where}: {quote(given)} is not a mapping; write option: value")
+    if not isinstance(values, Mapping):
+        raise OptionError(f"{where}: {quote(values)} is not a mapping; write option: value")
     try:
         names = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
-        for name, value in given.items():
+        for name, value in values.items():
             check_known("option", name, names)
             metadata = option_metadata(options_class, name)
             for number in value if isinstance(value, (list, tuple)) else (value,):
@@ -127,7 +127,7 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
                     require_at_least(name, float(number), metadata["minimum"], metadata["below"])
         # In JSON, pydantic's strict mode takes lists for tuples and mappings for dataclasses.
         text = json.dumps(
-            dict(given),
+            dict(values),
             default=lambda value: value.tolist() if hasattr(value, "tolist") else os.fspath(value),
             allow_nan=False,
         )
@@ -144,12 +144,12 @@ def parse_options(where: str, options_class: type[T], given: object) -> T:
         elif "mapping" in expected and place != first:
             message = f"option '{place}': {problem['msg']}; change it"
         else:
-            message = f"option '{first}' is {quote(given[first])}, but it must be {expected}; change it"
+            message = f"option '{first}' is {quote(values[first])}, but it must be {expected}; change it"
         raise OptionError(f"{where}: {message}") from None
     except (UserError, TypeError) as error:
         raise OptionError(f"{where}: {error}") from None
     except ValueError:
-        raise OptionError(f"{where}: {quote(given)} has a number that is not finite; change it") from None
+        raise OptionError(f"{where}: {quote(values)} has a number that is not finite; change it") from None
 
 
 def check_known(kind: str, name: object, valid: Iterable[str]) -> None:

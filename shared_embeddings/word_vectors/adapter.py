@@ -16,7 +16,12 @@ from torch import Tensor
 from shared_embeddings.accounting import distinct_state
 from shared_embeddings.checkpoints import check_sizes, load_tensors, save_safetensors
 from shared_embeddings.compress import host
-from shared_embeddings.compress.host import EmbeddingTable, HostVocabulary, TrimmableModel, teacher_table
+from shared_embeddings.compress.host import (
+    EmbeddingTable,
+    HostVocabulary,
+    TrimmableTrainedModel,
+    teacher_table,
+)
 from shared_embeddings.compress.measure import (
     NEIGHBORS,
     SHARPNESS,
@@ -28,7 +33,7 @@ from shared_embeddings.compress.measure import (
 from shared_embeddings.embedding import SharedEmbedding, WordEmbedding
 from shared_embeddings.quant.codec import check_decoder, program
 from shared_embeddings.quant.packed_tensor import install
-from shared_embeddings.quant.storage import Packing, hold, packed_as, packing_of
+from shared_embeddings.quant.storage import Packing, hold, packing_of
 from shared_embeddings.registry import build, check_stored
 from shared_embeddings.utils.errors import UserError, first_line
 from shared_embeddings.utils.files import replacing, write_text
@@ -64,7 +69,7 @@ class WordVectorsAdapter(host.HostAdapter):
     read_trimmable = read
 
 
-class VectorsModel(TrimmableModel):
+class VectorsModel(TrimmableTrainedModel):
     """Word vectors read from a file."""
 
     def __init__(self, path: Path, skip_undecodable: bool = False) -> None:
@@ -169,21 +174,15 @@ class VectorsModel(TrimmableModel):
         ids = {word: place for place, word in enumerate(self.words if trimmed else self.original)}
         return [[ids[word] for word in line.split() if word in ids] for line in lines]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        self.module = self.module.select_rows(kept[NAME])
-        self.words = [self.original[word] for word in kept[NAME].tolist()]
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        self.module = self.module.select_rows(token_ids[NAME])
+        self.words = [self.original[word] for word in token_ids[NAME].tolist()]
         return self.notes
 
     def restored(
         self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
     ) -> int:
         return sum(len(line.split()) == len(tokens) for line, tokens in zip(lines, ids))
-
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in packed_as(self.tensors(), self.packing).values())
-
-    def write_trimmed(self, output: Path, card: str = "") -> None:
-        self.write(output, packed_as(self.tensors(), self.packing))
 
 
 def _is_compressed(path: Path) -> bool:

@@ -84,7 +84,7 @@ def completed(words: Sequence[str], counts: Mapping[str, int], sentence_marks: S
 def split_count(line: str) -> tuple[str, int] | None:
     """A word and its count, separated by a tab or a space; None for any other line."""
     for separator in ("\t", " "):
-        word, found, count = line.rpartition(separator)
-        if found and word and "\t" not in word and re.fullmatch(_COUNT, count):
+        word, _, count = line.rpartition(separator)
+        if word and "\t" not in word and re.fullmatch(_COUNT, count):
             return word, int(count)
     return None

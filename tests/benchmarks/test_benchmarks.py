@@ -114,10 +114,10 @@ def test_tables_are_measured_next_to_plain_ones(capsys: pytest.CaptureFixture[st
     chosen = [table for table in decoding.TABLES if table.name in names]
     results = [decoding.measure(table, decoding.SIZES["tiny"], 1) for table in chosen]
     sizes = [2000 * 64 * 2, 2000 * 64, 2000 * (32 + 2 * 4), 2000 * (32 + 2 * 2)]
-    assert [one["file_bytes"] for one in results] == sizes
+    assert [result["file_bytes"] for result in results] == sizes
     scored = {"token", "few", "batch"}
     used = [{"look_up", "token"}, scored, scored, {"look_up", *scored}]
-    assert [set(one["times"]) for one in results] == used
+    assert [set(result["times"]) for result in results] == used
     lines = decoding.as_table("tiny", results).splitlines()
     assert lines[0] == "V = 2,000, D = 64" and len(lines) == 8
     assert {line.count("|") for line in lines[2:]} == {9}
@@ -132,7 +132,7 @@ def test_generation_of_models_is_measured_in_turns(tmp_path: Path, capsys) -> No
     asked = [str(plain), f"{plain}:bf16", f"{small}:int8", "--tokens", "3", "--repeats", "2"]
     generation.main([*asked, "--output", str(results), "--marker", "generation tiny"])
     record = read_records(results)["generation tiny"]
-    assert {name: len(found) for name, found in record["measured"].items()} == {
+    assert {name: len(values) for name, values in record["measured"].items()} == {
         "plain": 2,
         "plain:bf16": 2,
         "small:int8": 2,
@@ -206,12 +206,12 @@ def fits(asked: list[str]) -> dict[str, dict]:
 
 def test_options_meet_the_budget_where_possible() -> None:
     table = torch.randn(2000, 64)
-    found = fitting.suggested(table, 2000 * 64 // 8, se.methods())
-    assert set(found) == set(se.methods()) - {"standard"}
-    for method, options in found.items():
+    suggestions = fitting.suggested(table, 2000 * 64 // 8, se.methods())
+    assert set(suggestions) == set(se.methods()) - {"standard"}
+    for method, options in suggestions.items():
         assert "random_classes" not in options
-        given = {"random_classes": True} if method == "uncle" else {}
-        count = se.num_parameters(method, num_embeddings=2000, embedding_dim=64, **options, **given)
+        required = {"random_classes": True} if method == "uncle" else {}
+        count = se.num_parameters(method, num_embeddings=2000, embedding_dim=64, **options, **required)
         assert count <= 2000 * 64 // 8
 
 
@@ -249,9 +249,9 @@ def test_programs_for_translation_train_on_the_same_text(tmp_path: Path, monkeyp
     monkeypatch.setattr(translation, "PAIRS", 300)
     monkeypatch.setattr(translation, "FEW", 1)
     translation.main(["--repeats", "1", "--steps", "2", "--output", str(tmp_path / "numbers.jsonl")])
-    found = read_records(tmp_path / "numbers.jsonl")["translation"]["measured"]
-    assert set(found) == {"plain loop", "OpenNMT-py", "onmt_train"}
-    assert all(speed > 0 for speeds in found.values() for speed in speeds)
+    measured = read_records(tmp_path / "numbers.jsonl")["translation"]["measured"]
+    assert set(measured) == {"plain loop", "OpenNMT-py", "onmt_train"}
+    assert all(speed > 0 for speeds in measured.values() for speed in speeds)
     translation.write_corpus(tmp_path, 300)
     batches = list(translation.plain_batches(tmp_path, 128))
     assert sum(len(source) for source, _ in batches) > 200
@@ -288,28 +288,28 @@ def test_gradients_are_measured_for_every_tensor(tmp_path: Path, monkeypatch) ->
     output, readme = tmp_path / "numbers.jsonl", tmp_path / "README.md"
     readme.write_text("<!-- BEGIN gradients -->\n<!-- END gradients -->\n")
     gradients.main(["--steps", "2", "--output", str(output), "--readme", str(readme)])
-    found = read_records(output)["gradients"]["measured"]
-    assert [one["row"] for one in found] == ["small_standard", "small_projective"]
-    assert [set(one["norms"]) for one in found] == [
+    measured = read_records(output)["gradients"]["measured"]
+    assert [record["row"] for record in measured] == ["small_standard", "small_projective"]
+    assert [set(record["norms"]) for record in measured] == [
         {"network", "weight", "bias"},
         {"network", "codes", "basis", "bias"},
     ]
-    for one in found:
-        assert all(len(values) == 1 and values[0] > 0 for values in one["norms"].values())
+    for record in measured:
+        assert all(len(values) == 1 and values[0] > 0 for values in record["norms"].values())
     assert (tmp_path / "gradients.png").stat().st_size > 1000
     table = readme.read_text()
     assert "`small_projective`" in table and "gradients.png" in table
-    one = {"norms": {"network": [1.0], "a": [3.0], "b": [4.0]}, "losses": [0.0], "row": "small_x"}
-    assert gradients.embedding_norms(one) == [5.0]
+    record = {"norms": {"network": [1.0], "a": [3.0], "b": [4.0]}, "losses": [0.0], "row": "small_x"}
+    assert gradients.embedding_norms(record) == [5.0]
     # 25 of 26 parts of the squared norm, of which 16 are those of b.
-    assert "| `small_x` | 5 | 1 | 5 | 1 | 96 % | `b`, 64 % | 1 |" in gradients.as_text({"measured": [one]})
+    assert "| `small_x` | 5 | 1 | 5 | 1 | 96 % | `b`, 64 % | 1 |" in gradients.as_text({"measured": [record]})
 
 
 def test_the_spectrum_and_the_losses_of_a_trained_model_are_measured() -> None:
     # A common vector of norm 3, and two directions of equal energy around it.
     table = torch.tensor([[3.0, 1, 0], [3, -1, 0], [3, 0, 1], [3, 0, -1]])
-    found = learned.spectrum(table)
-    assert found == {"common": pytest.approx(36 / 40), "directions": pytest.approx(2.0)}
+    spectrum = learned.spectrum(table)
+    assert spectrum == {"common": pytest.approx(36 / 40), "directions": pytest.approx(2.0)}
 
     vocabulary = {"<blank>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}
 
@@ -324,11 +324,11 @@ def test_the_spectrum_and_the_losses_of_a_trained_model_are_measured() -> None:
             return hidden
 
     losses = learned.target_losses(BenchmarkModel(), vocabulary, ["a b", "b"], ["a a", "b"])
-    two, one = -math.log(2 / 6), -math.log(1 / 6)
-    assert losses == [("a", pytest.approx(two)), ("a", pytest.approx(one)), ("b", pytest.approx(two))]
+    likely, rare = -math.log(2 / 6), -math.log(1 / 6)
+    assert losses == [("a", pytest.approx(likely)), ("a", pytest.approx(rare)), ("b", pytest.approx(likely))]
     words = [f"w{number}" for number in range(99)] + ["a", "b"]  # ranks 99 and 100
     assert learned.by_frequency(losses, words) == pytest.approx(
-        [(two + one) / 2, two, 0, (2 * two + one) / 3]
+        [(likely + rare) / 2, likely, 0, (2 * likely + rare) / 3]
     )
 
 
@@ -404,15 +404,15 @@ def test_failures_are_recorded_and_other_cases_run(tmp_path: Path, monkeypatch: 
         "good": lambda: {"ms": 2.0},
     }
     slice_of(monkeypatch, **cases)
-    found = run(tmp_path)
-    assert {name: record.get("failed") for name, record in found.items()} == {
+    records = run(tmp_path)
+    assert {name: record.get("failed") for name, record in records.items()} == {
         "large": "out of memory",
         "wrong": "ValueError: no such",
         "good": None,
     }
-    assert found["good"]["measured"] == {"ms": 2.0}
-    assert {"date", "git", "versions", "device"} <= found["good"].keys()
-    assert [name for name, record in found.items() if record["done"]] == ["good", "large"]
+    assert records["good"]["measured"] == {"ms": 2.0}
+    assert {"date", "git", "versions", "device"} <= records["good"].keys()
+    assert [name for name, record in records.items() if record["done"]] == ["good", "large"]
 
 
 def test_a_new_run_continues_with_failures_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,18 +443,18 @@ def test_a_new_run_continues_with_failures_last(tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_case_starts_with_little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
+    runs: list[str] = []
 
     def note() -> dict[str, Any]:
-        given.append("run")
+        runs.append("run")
         return {"ms": 1.0}
 
     slice_of(monkeypatch, a=note, b=note)
     run(tmp_path, minutes=1.0)
-    assert len(given) == 2
+    assert len(runs) == 2
     slice_of(monkeypatch, d=note)
     run(tmp_path, minutes=0.1)
-    assert len(given) == 2
+    assert len(runs) == 2
 
 
 def test_tables_show_ratios_to_the_first_case_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,15 +53,15 @@ def instructions() -> list[tuple[str, str]]:
 
 def stages() -> dict[str, Stage]:
     """The stages by name, in order."""
-    found: dict[str, Stage] = {}
+    by_name: dict[str, Stage] = {}
     for keyword, text in instructions():
         if keyword == "FROM":
             base, word, name = text.split()
             assert word == "AS"
-            found[name] = Stage(base, name)
-        elif found:
-            list(found.values())[-1].instructions.append((keyword, text))
-    return found
+            by_name[name] = Stage(base, name)
+        elif by_name:
+            list(by_name.values())[-1].instructions.append((keyword, text))
+    return by_name
 
 
 def ancestry(name: str) -> list[Stage]:
@@ -269,8 +269,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_versions_are_the_pins(built: tuple[Path, Path]) -> None:
     (packages,) = built[1].glob("lib/python*/site-packages")
     installed = {
-        canonicalize_name(found.metadata["Name"]): found.version.split("+")[0]
-        for found in metadata.distributions(path=[str(packages)])
+        canonicalize_name(distribution.metadata["Name"]): distribution.version.split("+")[0]
+        for distribution in metadata.distributions(path=[str(packages)])
     }
     pins = {
         canonicalize_name(pin.name): next(iter(pin.specifier)).version

@@ -79,19 +79,19 @@ def test_perplexity_is_that_of_lm_evaluate(tmp_path: Path, kind: str, store: str
     small, report = tmp_path / "small.pt", tmp_path / "report"
     asked = ["--rank", 5, "--store", store, "--validation", text, "--report", report]
     ended = compress(model, "projective", small, *asked)
-    found = json.loads(report.read_text())["quality"]
+    quality = json.loads(report.read_text())["quality"]
     before, after = evaluated(model, text), evaluated(small, text)
-    assert found["measure"] == "perplexity" and str(text) in found["how"]
-    assert found["before"] == pytest.approx(before, rel=1e-6)
-    assert found["after"] == pytest.approx(after, rel=1e-6)
+    assert quality["measure"] == "perplexity" and str(text) in quality["how"]
+    assert quality["before"] == pytest.approx(before, rel=1e-6)
+    assert quality["after"] == pytest.approx(after, rel=1e-6)
     assert abs(before - after) > 0.001 * before
     (line,) = (line for line in ended.out.splitlines() if line.startswith("perplexity"))
     assert line.startswith(f"perplexity {after:.2f}, {before:.2f} before (")
     # Of a prepared corpus, the validation text.
     assert compress(model, "standard", small, "--validation", data, "--report", report, "--force").status == 0
-    found = json.loads(report.read_text())["quality"]
+    quality = json.loads(report.read_text())["quality"]
     wanted = evaluated(model, data, "-split", "valid")
-    assert found["before"] == found["after"] == pytest.approx(wanted, rel=1e-6)
+    assert quality["before"] == quality["after"] == pytest.approx(wanted, rel=1e-6)
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def test_agreement_compares_next_words_after_equal_words(tmp_path: Path) -> None
     (tmp_path / "line").write_text(" ".join(drawn) + "\n")
     asked = ["--rank", 4, "--text", tmp_path / "line", "--report", report]
     assert compress(model, "projective", tmp_path / "small.pt", *asked).status == 0
-    found = json.loads(report.read_text())["kept"]
+    agreement = json.loads(report.read_text())["kept"]
     agreed = asked = 0.0
     before, after = (load_model(path).model.eval() for path in (model, tmp_path / "small.pt"))
     words = load_model(model).words
@@ -117,8 +117,8 @@ def test_agreement_compares_next_words_after_equal_words(tmp_path: Path) -> None
         weight = float(scores[0].max())
         asked += weight
         agreed += weight * float(scores[0].argmax() == scores[1].argmax())
-    assert 0.05 < found["share"] < 0.95
-    assert found["share"] == pytest.approx(agreed / asked, abs=1e-4)
+    assert 0.05 < agreement["share"] < 0.95
+    assert agreement["share"] == pytest.approx(agreed / asked, abs=1e-4)
 
 
 @pytest.mark.slow_except("awd_lstm")
@@ -149,8 +149,8 @@ def test_the_output_bias_is_copied_and_stored_in_fp16(tmp_path: Path, store: str
     small, report = tmp_path / "small.pt", tmp_path / "report.json"
     assert compress(model, "quantized", small, "--bits", 4, "--store", store, "--report", report).status == 0
     bias = torch.load(model, weights_only=True)["model"]["embedding.bias"]
-    kept = torch.load(small, weights_only=True)["model"]["embedding.bias"]
-    assert torch.equal(kept, bias if store == "fp32" else bias.half())
+    stored_bias = torch.load(small, weights_only=True)["model"]["embedding.bias"]
+    assert torch.equal(stored_bias, bias if store == "fp32" else bias.half())
     tensors = torch.load(small, weights_only=True)["model"]
     weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("embedding."))
     assert abs(json.loads(report.read_text())["tables"][0]["stored_bytes"]["after"] - weights) <= 64
@@ -209,13 +209,13 @@ def test_only_the_map_is_replaced_by_codes(tmp_path: Path) -> None:
     hidden = torch.randn(3, MAP, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(new.logits(hidden), hidden @ table.T + bias)
     # 4 codes of 4 bits for a word, and codebooks of 4 x 16 x 8 numbers; a bias for every word.
-    (found,) = json.loads(report.read_text())["tables"]
+    (description,) = json.loads(report.read_text())["tables"]
     numbers = 4 * 16 * MAP + NUM_WORDS
-    assert found["part"] == "map of define" and found["uses"] == ["input", "output"]
-    assert found["parameters"] == {"before": NUM_WORDS * MAP + NUM_WORDS, "after": numbers}
-    assert found["stored_bytes"]["after"] == 4 * numbers + NUM_WORDS * 4 * 4 // 8
+    assert description["part"] == "map of define" and description["uses"] == ["input", "output"]
+    assert description["parameters"] == {"before": NUM_WORDS * MAP + NUM_WORDS, "after": numbers}
+    assert description["stored_bytes"]["after"] == 4 * numbers + NUM_WORDS * 4 * 4 // 8
     error = (old.inner_embedding().table() - table).norm() / old.inner_embedding().table().norm()
-    assert found["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
+    assert description["fit"]["relative_error"] == pytest.approx(error.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("store", ["fp32", "int8"])
@@ -257,8 +257,8 @@ def log_probabilities(model: Path, lines: str) -> dict[str, torch.Tensor]:
     ids = torch.tensor([[index[word] for word in lines.replace("\n", " <eos> ").split()]])
     with torch.no_grad():
         hidden = trained.model(ids, trained.model.initial_state(1)).hidden[0]
-        found = trained.model.embedding.log_prob(hidden)
-    return {word: found[:, number] for word, number in index.items()}
+        scores = trained.model.embedding.log_prob(hidden)
+    return {word: scores[:, number] for word, number in index.items()}
 
 
 def assert_kept(model: Path, output: Path) -> None:
@@ -300,10 +300,10 @@ def test_ids_report_and_evaluation(tmp_path: Path) -> None:
     ended = tool("trim", "--model", model, "--text", text, "--output", output, *asked)
     assert ended.status == 0 and model.read_bytes() == before
     words = load_corpus(data).vocabulary.words
-    kept = [word for word in words if word in ("<unk>", "<eos>", "a", "c", "e", "j")]
-    assert load_model(output).words == kept
+    subset = [word for word in words if word in ("<unk>", "<eos>", "a", "c", "e", "j")]
+    assert load_model(output).words == subset
     pairs = [line.split("\t") for line in (tmp_path / "trimmed.pt.ids.tsv").read_text().splitlines()]
-    assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(kept)]
+    assert [(words[int(old)], int(new)) for old, new in pairs] == [(word, i) for i, word in enumerate(subset)]
     # Of the 11 tokens including three line ends, "i" was removed.
     assert "90.91% of 11 tokens kept (0 of them unknown, as before); 2 lines kept whole" in ended.out
     # One of the 11 tokens.
@@ -324,8 +324,8 @@ def test_export_of_a_compressed_model(tmp_path: Path) -> None:
     embedding = load_model(small).model.embedding.eval()
     session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
     hidden = torch.randn(2, embedding.score_dim)
-    given = {"ids": np.array([1, 7, 7]), "hidden": hidden.numpy()}
-    vectors, scores = map(torch.from_numpy, session.run(["vectors", "scores"], given))
+    inputs = {"ids": np.array([1, 7, 7]), "hidden": hidden.numpy()}
+    vectors, scores = map(torch.from_numpy, session.run(["vectors", "scores"], inputs))
     with torch.no_grad():
         torch.testing.assert_close(vectors, embedding(torch.tensor([1, 7, 7])))
         torch.testing.assert_close(scores, embedding.logits(hidden), rtol=1e-4, atol=1e-4)
@@ -373,14 +373,14 @@ def test_whole_models(
     ids = torch.randint(len(words), (3, 15), generator=torch.Generator().manual_seed(4))
     ours, theirs = model.initial_state(3), [part.numpy() for part in model.initial_state(3)]
     for part in ids.split([1, 9, 5], dim=1):
-        given = {f"state.{number}": values for number, values in enumerate(theirs)}
-        logits, *theirs = session.run(None, {"ids": part.numpy(), **given})
+        inputs = {f"state.{number}": values for number, values in enumerate(theirs)}
+        logits, *theirs = session.run(None, {"ids": part.numpy(), **inputs})
         with torch.no_grad():
             hidden, ours, _ = model(part, ours)
             wanted = model.embedding.logits(hidden)
         torch.testing.assert_close(torch.from_numpy(logits), wanted, rtol=1e-3, atol=1e-4)
-    for one, other in zip(theirs, ours, strict=True):
-        torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-3, atol=1e-4)
+    for last, expected in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(torch.from_numpy(last), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -400,8 +400,8 @@ def choose(model: Path, *arguments: object) -> Ended:
 def rows(text: str) -> list[tuple[str, float]]:
     """The method and the kept quality of every trial."""
     trials = text.partition("\n\n")[0]
-    found = re.findall(r"^\{method: (\w+).*?([\d.]+)%$", trials, flags=re.MULTILINE)
-    return [(method, float(kept)) for method, kept in found]
+    matches = re.findall(r"^\{method: (\w+).*?([\d.]+)%$", trials, flags=re.MULTILINE)
+    return [(method, float(share)) for method, share in matches]
 
 
 def test_candidates_are_ranked_by_divergence_or_else_by_share() -> None:
@@ -436,9 +436,9 @@ def test_words_are_counted_once_for_all_candidates(
     model, text = trained
     counts_of, counted = session.counts_of, []
 
-    def count(words: Sequence[str], *given: Any) -> torch.Tensor:
+    def count(words: Sequence[str], *arguments: Any) -> torch.Tensor:
         counted.append(len(words))
-        return counts_of(words, *given)
+        return counts_of(words, *arguments)
 
     monkeypatch.setattr(session, "counts_of", count)
     ended = choose(model, "--bits", 8, "--compare", "--text", text)

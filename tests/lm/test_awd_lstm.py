@@ -138,9 +138,9 @@ def test_kernel_uses_the_dropped_recurrent_matrices(kernel: Kernel) -> None:
     full = loop_model(model, ids, [layer.weight_hh_l0 for layer in model.layers])
     assert (out.hidden - full).abs().max() > 1e-3
     for layer, matrix in zip(model.layers, kernel.matrices, strict=True):
-        kept = matrix != 0
-        torch.testing.assert_close(matrix[kept], layer.weight_hh_l0[kept] / 0.75)
-        assert 1 - kept.float().mean() == pytest.approx(0.25, abs=0.1)
+        nonzero = matrix != 0
+        torch.testing.assert_close(matrix[nonzero], layer.weight_hh_l0[nonzero] / 0.75)
+        assert 1 - nonzero.float().mean() == pytest.approx(0.25, abs=0.1)
 
 
 def test_every_segment_has_its_own_masks(kernel: Kernel) -> None:
@@ -223,9 +223,9 @@ def test_each_dropout_acts_on_its_layer(place: str, monkeypatch: pytest.MonkeyPa
     plain = small_model()(ids, model.initial_state(4)).hidden
     assert not torch.equal(out.hidden, plain)
     if place == "output":
-        kept = out.hidden != 0
-        assert torch.equal(kept, kept[:, :1].expand_as(kept))
-        torch.testing.assert_close(out.hidden[kept], 2 * plain[kept])
+        nonzero = out.hidden != 0
+        assert torch.equal(nonzero, nonzero[:, :1].expand_as(nonzero))
+        torch.testing.assert_close(out.hidden[nonzero], 2 * plain[nonzero])
 
 
 # Penalties
@@ -272,8 +272,8 @@ def test_a_gpu_computes_the_same_and_trains_with_dropped_weights() -> None:
     model, ids = small_model().eval(), some_ids()
     wanted = model(ids, model.initial_state(4)).hidden
     model.cuda()
-    found = model(ids.cuda(), model.initial_state(4)).hidden
-    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-4)
+    hidden = model(ids.cuda(), model.initial_state(4)).hidden
+    torch.testing.assert_close(hidden.cpu(), wanted, rtol=1e-3, atol=1e-4)
     regular = small_model(**dict.fromkeys(QUIET, 0.5)).cuda()
     out = regular(ids.cuda(), regular.initial_state(4))
     (regular.embedding.cross_entropy(out.hidden, ids.cuda()) + out.penalty).backward()

@@ -151,14 +151,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same_run(first: Path, second: Path) -> None:
     """Assert that two runs have bitwise identical results."""
-    one, two = load_model(first / "last.pt"), load_model(second / "last.pt")
-    assert one.training is not None and two.training is not None
+    first_run, second_run = load_model(first / "last.pt"), load_model(second / "last.pt")
+    assert first_run.training is not None and second_run.training is not None
     for key in ("step", "epoch", "position", "scores", "lengths"):
-        assert one.training[key] == two.training[key], key
-    pairs = zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True)
+        assert first_run.training[key] == second_run.training[key], key
+    pairs = zip(first_run.model.state_dict().items(), second_run.model.state_dict().values(), strict=True)
     for (name, tensor), other in pairs:
         assert torch.equal(tensor, other), name
-    mine, others = one.training["averages"], two.training["averages"]
+    mine, others = first_run.training["averages"], second_run.training["averages"]
     assert (mine is None) == (others is None)
     if mine is not None:
         assert mine["steps"] == others["steps"]

@@ -111,10 +111,10 @@ def test_help_explains_every_key_with_its_default() -> None:
 def test_arguments_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 1e-3\nsteps: 5\nembedding: {method: standard}\n", encoding="utf-8")
-    given = from_arguments(
+    settings = from_arguments(
         ["-config", str(path), "-steps", "7", "--embedding", "{method: funnel, rank: 64}", "-seed=-1"]
     )
-    assert given == {
+    assert settings == {
         "learning_rate": 0.001,
         "steps": 7,
         "embedding": {"method": "funnel", "rank": 64},

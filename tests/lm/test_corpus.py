@@ -37,16 +37,16 @@ def decoded(tokens: np.ndarray, words: list[str]) -> str:
 
 def test_tokens_represent_the_text(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     prepare(texts, tmp_path / "data", "cats")
-    found = load_corpus(tmp_path / "data")
-    words = found.vocabulary.words
+    corpus = load_corpus(tmp_path / "data")
+    words = corpus.vocabulary.words
     assert words == ["<eos>", "the", "cat", "mat", "on", "sat", "<unk>"]
-    assert found.vocabulary.counts == [3, 2, 1, 1, 1, 1, 0]
-    assert decoded(found.train, words) == "the cat sat <eos> <eos> on the mat <eos>"
-    assert decoded(found.valid, words) == "the <unk> sat <eos>"
-    assert decoded(found.test, words) == "<unk> cat <eos>"
-    assert isinstance(found.train, np.memmap) and found.train.dtype == np.int32
-    assert not found.train.flags.writeable
-    description = found.description
+    assert corpus.vocabulary.counts == [3, 2, 1, 1, 1, 1, 0]
+    assert decoded(corpus.train, words) == "the cat sat <eos> <eos> on the mat <eos>"
+    assert decoded(corpus.valid, words) == "the <unk> sat <eos>"
+    assert decoded(corpus.test, words) == "<unk> cat <eos>"
+    assert isinstance(corpus.train, np.memmap) and corpus.train.dtype == np.int32
+    assert not corpus.train.flags.writeable
+    description = corpus.description
     assert description["tokens"] == {"train": 9, "valid": 4, "test": 3}
     assert description["unknown"] == {"train": 0, "valid": 1, "test": 1}
     assert (description["name"], description["types"]) == ("cats", 7)
@@ -55,9 +55,9 @@ def test_tokens_represent_the_text(texts: dict[str, list[Path]], tmp_path: Path)
 
 def test_several_texts_are_concatenated(texts: dict[str, list[Path]], tmp_path: Path) -> None:
     prepare({**texts, "train": texts["train"] + texts["valid"]}, tmp_path / "data")
-    found = load_corpus(tmp_path / "data")
+    corpus = load_corpus(tmp_path / "data")
     expected = "the cat sat <eos> <eos> on the mat <eos> the dog sat <eos>"
-    assert decoded(found.train, found.vocabulary.words) == expected
+    assert decoded(corpus.train, corpus.vocabulary.words) == expected
 
 
 def test_limits_and_lower_case_are_applied(texts: dict[str, list[Path]], tmp_path: Path) -> None:
@@ -70,15 +70,15 @@ def test_limits_and_lower_case_are_applied(texts: dict[str, list[Path]], tmp_pat
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The texts that are read."""
-    found: list[Path] = []
+    paths: list[Path] = []
     read = corpus.word_blocks
 
     def noted(path: Path, *arguments: Any) -> Any:
-        found.append(path)
+        paths.append(path)
         return read(path, *arguments)
 
     monkeypatch.setattr(corpus, "word_blocks", noted)
-    return found
+    return paths
 
 
 @pytest.mark.parametrize("change", ["text", "limits", "lower", "tokens", "description"])
@@ -252,8 +252,8 @@ def split_lines(folder: Path, text: bytes, *options: object) -> tuple[dict[str, 
     (folder / "one.txt").write_bytes(text)
     ended = command("lm_prepare", "-train", folder / "one.txt", "-output", folder / "data", *options)
     assert ended.status == 0, ended.err
-    found = {name: (folder / "data" / "texts" / f"{name}.txt").read_bytes() for name in SPLITS}
-    return {name: lines.splitlines() for name, lines in found.items()}, ended.out
+    texts = {name: (folder / "data" / "texts" / f"{name}.txt").read_bytes() for name in SPLITS}
+    return {name: lines.splitlines() for name, lines in texts.items()}, ended.out
 
 
 def test_a_single_text_is_split_by_lines(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def fill(folder: Path, source: Source) -> None:
         (folder / name).write_text(TEXT[split])
 
 
-def texts_of(found: dict[str, list[Path]]) -> dict[str, str]:
-    return {split: "".join(path.read_text() for path in paths) for split, paths in found.items()}
+def texts_of(files: dict[str, list[Path]]) -> dict[str, str]:
+    return {split: "".join(path.read_text() for path in paths) for split, paths in files.items()}
 
 
 class Server:
@@ -79,9 +79,9 @@ def test_corpus_is_downloaded_once(server: Server, tmp_path: Path, name: str) ->
 def test_data_dir_is_searched_first_and_never_written(server: Server, tmp_path: Path, folder: str) -> None:
     data_dir = tmp_path / "given"
     fill(data_dir / folder, SOURCES["wikitext2"])
-    found = locate("wikitext2", data_dir, tmp_path / "downloads")
-    assert texts_of(found) == TEXT and server.asked == []
-    assert all(path.is_relative_to(data_dir) for [path] in found.values())
+    files = locate("wikitext2", data_dir, tmp_path / "downloads")
+    assert texts_of(files) == TEXT and server.asked == []
+    assert all(path.is_relative_to(data_dir) for [path] in files.values())
     assert not (tmp_path / "downloads").exists()
 
 
@@ -89,8 +89,8 @@ def test_incomplete_data_dir_is_skipped(server: Server, tmp_path: Path) -> None:
     data_dir = tmp_path / "given"
     fill(data_dir / "ptb", SOURCES["ptb"])
     (data_dir / "ptb" / "ptb.test.txt").unlink()
-    found = locate("ptb", data_dir, tmp_path / "downloads")
-    assert all(path.is_relative_to(tmp_path / "downloads") for [path] in found.values())
+    files = locate("ptb", data_dir, tmp_path / "downloads")
+    assert all(path.is_relative_to(tmp_path / "downloads") for [path] in files.values())
 
 
 def test_interrupted_download_keeps_complete_files_only(
@@ -265,15 +265,15 @@ def test_words_are_sorted_by_count_then_code_point() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "kept"),
+    ("limits", "expected"),
     [
         (Limits(min_frequency=2), [("a", 5), ("<eos>", 4), ("b", 3), ("c", 3), ("d", 3), ("<unk>", 1)]),
         (Limits(max_size=4), [("<unk>", 7), ("a", 5), ("<eos>", 4), ("b", 3)]),
         (Limits(min_frequency=4, max_size=5), [("<unk>", 10), ("a", 5), ("<eos>", 4)]),
     ],
 )
-def test_words_beyond_limits_count_as_unk(limits: Limits, kept: list[tuple[str, int]]) -> None:
-    assert pairs(Vocabulary.from_counts(COUNTS, limits)) == kept
+def test_words_beyond_limits_count_as_unk(limits: Limits, expected: list[tuple[str, int]]) -> None:
+    assert pairs(Vocabulary.from_counts(COUNTS, limits)) == expected
 
 
 def test_unk_in_the_text_is_counted_with_any_limit() -> None:

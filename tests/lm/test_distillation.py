@@ -44,9 +44,9 @@ def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus, and a trained model with a full table in ``teacher`` next to it."""
     folder = tmp_path_factory.mktemp("distillation")
-    found = small_corpus(folder)
-    run(settings(found, folder / "teacher", embedding=STANDARD, steps=10))
-    return found
+    corpus = small_corpus(folder)
+    run(settings(corpus, folder / "teacher", embedding=STANDARD, steps=10))
+    return corpus
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def svd(full: Tensor, rank: int) -> Tensor:
     return ((left[:, :rank] * values[:rank]) @ right[:rank]).float()
 
 
-def near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    assert found.keys() == wanted.keys()
-    return all(torch.allclose(tensor, wanted[name], atol=1e-6) for name, tensor in found.items())
+def near(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    assert tensors.keys() == wanted.keys()
+    return all(torch.allclose(tensor, wanted[name], atol=1e-6) for name, tensor in tensors.items())
 
 
 def test_student_starts_from_the_teacher(student: Student, teacher: Path, tmp_path: Path) -> None:
@@ -219,12 +219,12 @@ def test_soft_targets_by_hand() -> None:
     state = learned.initial_state(2)
     _, _, state = learned(ids, ids + 1, *state)
     loss, cross_entropy, _ = learned(ids, ids + 1, *state)
-    found = {}
-    for name, each in {"own": model, "teacher": teacher}.items():
-        output = each(ids, each(ids, each.initial_state(2)).state)
-        found[name] = each.embedding.logits(output.hidden).log_softmax(-1)
-    hard = -found["own"].gather(-1, (ids + 1).unsqueeze(-1)).mean()
-    soft = -(found["teacher"].exp() * found["own"]).sum(-1).mean()
+    log_probs = {}
+    for name, network in {"own": model, "teacher": teacher}.items():
+        output = network(ids, network(ids, network.initial_state(2)).state)
+        log_probs[name] = network.embedding.logits(output.hidden).log_softmax(-1)
+    hard = -log_probs["own"].gather(-1, (ids + 1).unsqueeze(-1)).mean()
+    soft = -(log_probs["teacher"].exp() * log_probs["own"]).sum(-1).mean()
     torch.testing.assert_close(loss, hard * 2 / 3 + soft / 3)
     torch.testing.assert_close(cross_entropy, hard.detach())
     loss.backward()
@@ -237,9 +237,9 @@ def test_two_processes_equal_one_with_twice_the_batch(data: Path, teacher: Path,
     run(settings(data, tmp_path / "one", batch_size=4, **values))
     result = torchrun(settings(data, tmp_path / "two", batch_size=2, **values))
     assert result.returncode == 0, result.stderr
-    one, two = (load_model(tmp_path / name / "last.pt") for name in ("one", "two"))
-    for name, tensor in one.model.state_dict().items():
-        torch.testing.assert_close(two.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+    alone, parallel = (load_model(tmp_path / name / "last.pt") for name in ("one", "two"))
+    for name, tensor in alone.model.state_dict().items():
+        torch.testing.assert_close(parallel.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_options_without_effect_fail() -> None:
@@ -267,10 +267,10 @@ def test_options_without_effect_fail() -> None:
 def test_unsuitable_teachers_are_rejected(
     data: Path, teacher: Path, tmp_path: Path, others: dict[str, Any], printed: str
 ) -> None:
-    given: dict[str, Any] = {"data": data, "teacher": teacher, "embedding": PROJECTIVE, **others}
-    if given["data"] == "other":
-        given["data"] = small_corpus(tmp_path, seed=3)
-    path = tmp_path / given.pop("teacher")
-    values = settings(given.pop("data"), tmp_path / "run", **changes(path, given.pop("embedding"), **given))
+    case: dict[str, Any] = {"data": data, "teacher": teacher, "embedding": PROJECTIVE, **others}
+    if case["data"] == "other":
+        case["data"] = small_corpus(tmp_path, seed=3)
+    path = tmp_path / case.pop("teacher")
+    values = settings(case.pop("data"), tmp_path / "run", **changes(path, case.pop("embedding"), **case))
     with pytest.raises((UserError, OptionError), match=f"^{OPTION}: .*{printed}"):
         run(values)

@@ -59,16 +59,16 @@ def metrics(home: Path, *arguments: object, data: Path | None = None) -> dict[st
 )
 def test_results(home: Path, reading: tuple[int, ...], passes: int) -> None:
     """59 targets: in segments of 7, all at once, and in two batches of chunks of 20 targets or fewer."""
-    given = {f"-{name}": value for name, value in zip(Reading._fields, reading)}
-    record, printed = results(home, *(part for pair in given.items() for part in pair))
+    options = {f"-{name}": value for name, value in zip(Reading._fields, reading)}
+    record, printed = results(home, *(part for pair in options.items() for part in pair))
     model = load_model(home / "model.pt").model
     corpus = load_corpus(home / "corpus" / "data")
     score = evaluate(model, corpus.test, Reading(*reading), progress=False)
-    found = record["metrics"]
-    assert found["perplexity"] == pytest.approx(score.perplexity)
-    assert found["tokens"] == score.tokens == 59
-    assert all(found[name[1:]] == value for name, value in given.items())
-    assert found["inference_ms"] == pytest.approx(59_000 / found["tokens_per_second"] / passes)
+    measured = record["metrics"]
+    assert measured["perplexity"] == pytest.approx(score.perplexity)
+    assert measured["tokens"] == score.tokens == 59
+    assert all(measured[name[1:]] == value for name, value in options.items())
+    assert measured["inference_ms"] == pytest.approx(59_000 / measured["tokens_per_second"] / passes)
     assert record["split"] == "test"
     assert record["data_checksum"] == corpus.description["checksum"]
     assert record["counts"]["total"] == sum(p.numel() for p in model.parameters())
@@ -94,20 +94,20 @@ def test_unknown_words_are_counted(home: Path, tmp_path: Path) -> None:
 
 def test_pointer(home: Path) -> None:
     settings = {"window": 9, "theta": 0.5, "lambda": 0.2}
-    found = metrics(home, "-pointer", json.dumps(settings), "-target_length", 5)
+    measured = metrics(home, "-pointer", json.dumps(settings), "-target_length", 5)
     model, tokens = load_model(home / "model.pt").model, load_corpus(home / "corpus" / "data").test
     plain, mixed = evaluate_with_pointer(model, tokens, PointerOptions(9, 0.5, 0.2), Reading(5), False)
-    assert found["perplexity"] == pytest.approx(plain.perplexity)
-    assert found["pointer_perplexity"] == pytest.approx(mixed.perplexity)
-    assert found["pointer"] == settings
+    assert measured["perplexity"] == pytest.approx(plain.perplexity)
+    assert measured["pointer_perplexity"] == pytest.approx(mixed.perplexity)
+    assert measured["pointer"] == settings
 
 
 def test_per_word(home: Path, tmp_path: Path) -> None:
     (tmp_path / "reference").write_text("one two\nthree\n")
-    for words, given in ((30, ["-words", 30]), (5, ["-reference", tmp_path / "reference"])):
-        found = metrics(home, *given)
-        assert found["words"] == words
-        assert found["word_perplexity"] == pytest.approx(math.exp(found["nats"] / words))
+    for words, arguments in ((30, ["-words", 30]), (5, ["-reference", tmp_path / "reference"])):
+        measured = metrics(home, *arguments)
+        assert measured["words"] == words
+        assert measured["word_perplexity"] == pytest.approx(math.exp(measured["nats"] / words))
 
 
 def test_memory_of_a_transformer(tmp_path: Path) -> None:
@@ -441,6 +441,6 @@ def frequencies(number: int = 2000, **how: Any) -> list[float]:
     ],
 )
 def test_sampling_frequencies(how: dict[str, Any], expected: list[float]) -> None:
-    found = frequencies(**how)
-    assert found == pytest.approx(expected, abs=0.04)
-    assert [frequency > 0 for frequency in found] == [share > 0 for share in expected]
+    measured = frequencies(**how)
+    assert measured == pytest.approx(expected, abs=0.04)
+    assert [frequency > 0 for frequency in measured] == [share > 0 for share in expected]

@@ -477,6 +477,6 @@ def test_a_gpu_computes_the_same_with_either_attention(options):
         # Not the sum of squares, which is the same for all outputs of a LayerNorm.
         gradients = torch.autograd.grad((hidden * direction.to(device)).sum(), learned)
         results.append([hidden.cpu(), *(gradient.cpu() for gradient in gradients)])
-    for found in results[1:]:
-        for one, expected in zip(found, results[0], strict=True):
-            assert (one - expected).norm() <= 0.02 * expected.norm() + 1e-4
+    for result in results[1:]:
+        for tensor, expected in zip(result, results[0], strict=True):
+            assert (tensor - expected).norm() <= 0.02 * expected.norm() + 1e-4

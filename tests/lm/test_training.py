@@ -310,7 +310,7 @@ def test_training_warns_if_bf16_is_slow(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for has_bf16 in (True, False):
-        monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda found=has_bf16: found)
+        monkeypatch.setattr("lm.train.command.cpu_has_bf16", lambda answer=has_bf16: answer)
         run(settings(data, tmp_path / str(has_bf16), steps=1, precision="bf16"))
         assert ("set precision: fp32" in capsys.readouterr().out) is not has_bf16
 
@@ -322,10 +322,10 @@ def test_gradient_accumulation_counts_batches_once_also_after_resume(
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows
 
-    def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
+    def noted(self: AloneEmbedding, *tensors: torch.Tensor) -> torch.Tensor:
         if self.training:
             seen.append(self.relu_dropout.p > 0)
-        return token_rows(self, *given)
+        return token_rows(self, *tensors)
 
     monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
     alone = {"method": "alone", "hidden_dim": 12, "relu_dropout": 0.5, "relu_dropout_steps": 4}
@@ -514,13 +514,13 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     data = small_corpus(tmp_path)
     embedding = {"method": "adaptive", "cutoffs": [5, 18], "factor": 2}
     changes = without_dropout(embedding=embedding, nonmono=0, evaluate_every=3, sequence_length=5)
-    one = settings(data, tmp_path / "one", batch_size=4, grad_accum_steps=2, steps=16, **changes)
-    two = {**one, "output_dir": str(tmp_path / "two"), "batch_size": 2}
+    alone = settings(data, tmp_path / "one", batch_size=4, grad_accum_steps=2, steps=16, **changes)
+    parallel = {**alone, "output_dir": str(tmp_path / "two"), "batch_size": 2}
     for steps in (9, 16):
-        result = torchrun({**two, "steps": steps})
+        result = torchrun({**parallel, "steps": steps})
         assert result.returncode == 0, result.stderr
         assert result.stdout.count("Parameters:") == 1 and "processes: 2, on cpu" in result.stdout
-    run(one)
+    run(alone)
     for mine, other in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
         assert mine[:2] == other[:2] and mine[2] == pytest.approx(other[2], rel=1e-4)
     single, double = load_model(tmp_path / "one/last.pt"), load_model(tmp_path / "two/last.pt")
@@ -532,7 +532,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     first, second = (process["random"]["torch"] for process in double.training["processes"])
     assert not torch.equal(first, second)
     with pytest.raises(UserError, match="it had 2 processes and now has 1"):
-        run({**two, "steps": 18})
+        run({**parallel, "steps": 18})
 
 
 @pytest.mark.slow
@@ -561,8 +561,8 @@ def test_two_processes_save_the_same_step_when_they_are_stopped(everybody: bool,
     steps = training["step"] + 2
     assert torchrun({**values, "steps": steps}).returncode == 0
     assert torchrun({**values, "steps": steps, "output_dir": str(tmp_path / "whole")}).returncode == 0
-    found, wanted = (load_model(tmp_path / name / "last.pt").model for name in ("run", "whole"))
-    for mine, other in zip(found.parameters(), wanted.parameters(), strict=True):
+    stopped, wanted = (load_model(tmp_path / name / "last.pt").model for name in ("run", "whole"))
+    for mine, other in zip(stopped.parameters(), wanted.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 

@@ -59,9 +59,9 @@ def scores(path: Path) -> torch.Tensor:
     with torch.no_grad():
         hidden, _ = model(source, target, torch.full((3,), 6))
         padding = vocabs["tgt"]["<blank>"]
-        found = model.generator(hidden)
-    words = [word for word in range(found.size(-1)) if word != padding]
-    return found[..., words].log_softmax(dim=-1)
+        outputs = model.generator(hidden)
+    words = [word for word in range(outputs.size(-1)) if word != padding]
+    return outputs[..., words].log_softmax(dim=-1)
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def scores_of_words(path: Path) -> dict[str, torch.Tensor]:
     ids = {side: torch.tensor(vocabs[side](words)).view(1, -1, 1) for side, words in sides.items()}
     with torch.no_grad():
         hidden, _ = model(ids["src"], ids["tgt"], torch.tensor([7]))
-        found = model.generator(hidden)[0]
+        outputs = model.generator(hidden)[0]
     words = vocabs["tgt"].ids_to_tokens
-    return {word: found[:, number] for number, word in enumerate(words) if word != "<blank>"}
+    return {word: outputs[:, number] for number, word in enumerate(words) if word != "<blank>"}
 
 
 def assert_same_scores(trimmed: Path, model: Path) -> None:
@@ -95,9 +95,9 @@ def assert_same_scores(trimmed: Path, model: Path) -> None:
     before, after = scores_of_words(model), scores_of_words(trimmed)
     assert set(after) < set(before)
     total = torch.stack([before[word] for word in after]).logsumexp(dim=0)
-    own = torch.stack(list(after.values())).logsumexp(dim=0)
+    total_after = torch.stack(list(after.values())).logsumexp(dim=0)
     for word in after:
-        torch.testing.assert_close(after[word] - own, before[word] - total, rtol=0, atol=1e-5)
+        torch.testing.assert_close(after[word] - total_after, before[word] - total, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow_except("safetensors")
@@ -150,9 +150,9 @@ def test_untied_tables_each_get_an_embedding(trained: Trained, tmp_path: Path) -
     host, model = trained(**UNTIED)
     output = tmp_path / "small.pt"
     compress(model, "projective", output, "--size", "3x")
-    found, *_ = build_from_checkpoint(str(output))
-    assert len(shared_embeddings_of(found)) == 3
-    for embedding in shared_embeddings_of(found):
+    compressed, *_ = build_from_checkpoint(str(output))
+    assert len(shared_embeddings_of(compressed)) == 3
+    for embedding in shared_embeddings_of(compressed):
         plain = 32 * embedding.num_embeddings * embedding.embedding_dim
         assert 2 * plain / 8 < embedding.counts()["stored_bits"] <= plain / 3
     assert len(host.translate(output)) == 7
@@ -245,8 +245,8 @@ def test_every_method_scores_words_of_a_plain_model(method: str, host: Host) -> 
 
 
 def test_each_side_has_its_own_embedding(host: Host, capfd: Capture) -> None:
-    own = {"src_embedding": METHODS["projective"], "output_embedding": METHODS["structured"]}
-    model = built(host.train("model", tgt_embedding=FUNNEL, **own, **UNTIED))
+    embeddings = {"src_embedding": METHODS["projective"], "output_embedding": METHODS["structured"]}
+    model = built(host.train("model", tgt_embedding=FUNNEL, **embeddings, **UNTIED))
     methods = [embedding.method for embedding in shared_embeddings_of(model)]
     assert methods == ["projective", "funnel", "structured"]
     assert "output: structured StructuredOptions" in capfd.readouterr().err
@@ -291,7 +291,7 @@ def test_distilled_from_the_output_layer_of_the_teacher(
     torch.testing.assert_close(embedding.table(), nearest(layer.weight), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(embedding.output_bias(), layer.bias, rtol=0, atol=1e-6)
     for side in ("source", "target"):
-        tables = [words_module(one, side).weight for one in (model, full)]  # type: ignore[union-attr]
+        tables = [words_module(network, side).weight for network in (model, full)]  # type: ignore[union-attr]
         assert torch.equal(*tables)
     if copying:
         assert torch.equal(model.generator.linear_copy.weight, full.generator.linear_copy.weight)
@@ -311,14 +311,14 @@ def test_bleu_equals_that_of_the_commands(trained: Trained, tmp_path: Path, caps
     sides = ["--validation-source", source, "--validation-target", target]
     asked = ["--rank", 14, "--store", "int8", "--report", report]
     compress(model, "projective", small, *asked, *sides)
-    found = json.loads(report.read_text())["quality"]
+    quality = json.loads(report.read_text())["quality"]
     wanted = []
     for path in (model, small):
         translations = host.translate(path, *usual, source="some.src")
         wanted.append(sacrebleu.corpus_bleu(translations, [lines], tokenize="none", force=True).score)
-    assert (found["before"], found["after"]) == pytest.approx(wanted)
+    assert (quality["before"], quality["after"]) == pytest.approx(wanted)
     assert wanted[0] > 0 and wanted[0] != wanted[1]
-    assert found["measure"] == "BLEU" and "tok:none" in found["how"] and "beam 5" in found["how"]
+    assert quality["measure"] == "BLEU" and "tok:none" in quality["how"] and "beam 5" in quality["how"]
     shown = capsys.readouterr().out
     before, after = wanted
     assert f"BLEU {after:.2f}, {before:.2f} before (" in shown
@@ -330,11 +330,11 @@ def test_user_errors_are_one_line_before_the_fit(trained: Trained, tmp_path: Pat
     source, target, empty = host.folder / "valid.src", host.folder / "valid.tgt", tmp_path / "empty"
     empty.write_text("")
     asked = ["--model", model, "--method", "projective", "--rank", 4, "--output", output]
-    given, wanted = "--validation-source", "--validation-target"
+    source_option, target_option = "--validation-source", "--validation-target"
     for arguments, message in [
-        ([given, source, wanted, empty], "has 0 lines"),
-        ([given, source, wanted, host.folder / "test.tgt"], "has 10 lines"),
-        ([wanted, target], "give both"),
+        ([source_option, source, target_option, empty], "has 0 lines"),
+        ([source_option, source, target_option, host.folder / "test.tgt"], "has 10 lines"),
+        ([target_option, target], "give both"),
         (["--validation", source], "is a translation model"),
     ]:
         capsys.readouterr()
@@ -376,8 +376,8 @@ def test_models_of_other_kinds_are_compared(host: Host, tmp_path: Path, capsys: 
         host.write("vocab_feat0", ["A\t9"])
     model = host.train("model", embedding=STANDARD, **KINDS[kind])
     text = ("--text", host.folder / "test.src") if kind == "features" else ()
-    line, found = kept(model, tmp_path, capsys, "standard", *text)
-    assert line.startswith("kept 100% of the predictions") and found["share"] == pytest.approx(1)
+    line, agreement = kept(model, tmp_path, capsys, "standard", *text)
+    assert line.startswith("kept 100% of the predictions") and agreement["share"] == pytest.approx(1)
 
 
 def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
@@ -387,10 +387,10 @@ def test_predictions_follow_the_greedy_translation(trained: Trained) -> None:
     greedy = ["-beam_size", "1", "-max_length", "12"]
     (wanted,) = host.translate(model, *greedy, source="one.src")
     read = CheckpointModel(model)
-    found = best_words(read.samples([sentence], 1, 1000))
-    words = [read.vocabs["tgt"].ids_to_tokens[word] for word in found.tolist()]
+    predicted = best_words(read.samples([sentence], 1, 1000))
+    words = [read.vocabs["tgt"].ids_to_tokens[word] for word in predicted.tolist()]
     assert words[: len(wanted.split())] == wanted.split()
-    assert torch.equal(found, best_words(read.samples([sentence], 1, 1000)))
+    assert torch.equal(predicted, best_words(read.samples([sentence], 1, 1000)))
     first, other = (best_words(read.samples(None, seed, 1000)) for seed in (1, 2))
     assert len(first) != len(other) or not torch.equal(first, other)
 
@@ -399,10 +399,10 @@ def test_lines_of_another_language_are_skipped(trained: Trained, tmp_path: Path,
     host, model = trained(embedding=STANDARD)
     known, unknown = host.write("known", ["w3 w7 x"]), host.write("unknown", ["x y w3", "x y z"] * 30)
     read = CheckpointModel(model)
-    both, one = (best_words(read.samples(texts, 1, 1000)) for texts in ([known, unknown], [known]))
-    assert len(both) == len(one)
-    line, found = kept(model, tmp_path, capsys, "standard", "--text", unknown)
-    assert found["share"] is None and found["needs_training"]
+    both, alone = (best_words(read.samples(texts, 1, 1000)) for texts in ([known, unknown], [known]))
+    assert len(both) == len(alone)
+    line, agreement = kept(model, tmp_path, capsys, "standard", "--text", unknown)
+    assert agreement["share"] is None and agreement["needs_training"]
     assert line.startswith("warning: could not verify that this model still works (the vocabulary has less")
 
 
@@ -414,9 +414,9 @@ def test_the_text_in_the_source_language_is_translated(trained: Trained) -> None
     read = CheckpointModel(model)
     wanted = read.samples([source], 1, 1000)
     for texts in ([source, target], [target, unknown, source]):
-        found = read.samples(texts, 1, 1000)
-        assert found.how == wanted.how and found.how.endswith("tokens of its translations of valid.src")
-        assert torch.equal(best_words(found), best_words(wanted))
+        samples = read.samples(texts, 1, 1000)
+        assert samples.how == wanted.how and samples.how.endswith("tokens of its translations of valid.src")
+        assert torch.equal(best_words(samples), best_words(wanted))
 
 
 def test_language_models_score_or_generate(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
@@ -425,8 +425,8 @@ def test_language_models_score_or_generate(trained: Trained, tmp_path: Path, cap
     for source, printed in (([], "that it generated"), (["--text", host.folder / "test.src"], "of test.src")):
         line, _ = kept(model, tmp_path, capsys, "projective", "--rank", 16, *source)
         assert line.startswith("kept 100% of the predictions") and printed in line
-        line, found = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)
-        assert line.startswith("warning: kept") == found["needs_training"] and found["share"] < 1
+        line, agreement = kept(model, tmp_path, capsys, "projective", "--rank", 1, *source)
+        assert line.startswith("warning: kept") == agreement["needs_training"] and agreement["share"] < 1
 
 
 @pytest.mark.slow
@@ -457,13 +457,13 @@ def test_one_vocabulary(
     assert trim(*asked, "--source-text", texts[0], "--target-text", texts[1]) == 0
     assert model.read_bytes() == before
     words = read_checkpoint(model)["vocab"]["src"]
-    kept = read_checkpoint(output)["vocab"]
+    vocab = read_checkpoint(output)["vocab"]
     used = {*SPECIALS, *SOURCE.split(), *TARGET.split()}
-    assert kept["src"] == kept["tgt"] == [word for word in words if word in used]
+    assert vocab["src"] == vocab["tgt"] == [word for word in words if word in used]
     pairs = [
         map(int, line.split("\t")) for line in (tmp_path / "trimmed.pt.ids.tsv").read_text().splitlines()
     ]
-    assert [(words[old], kept["src"][new]) for old, new in pairs] == [(word, word) for word in kept["src"]]
+    assert [(words[old], vocab["src"][new]) for old, new in pairs] == [(word, word) for word in vocab["src"]]
     assert_same_scores(output, model)
     assert output.with_suffix(".safetensors").exists() == bool(options)
     host.write("covered", SOURCE.splitlines())
@@ -505,19 +505,19 @@ def test_two_vocabularies(
     output, keep = tmp_path / "trimmed.pt", tmp_path / "keep"
     keep.write_text("w30\nv31\n")
     asked = ["--model", model, "--output", output]
-    for given, wanted in (
+    for arguments, wanted in (
         (["--text", *texts], "give source_text and target_text"),
         (["--source-text", texts[0]], "give target_text"),
     ):
-        assert trim(*asked, *given) == 2
+        assert trim(*asked, *arguments) == 2
         lines = capsys.readouterr().err.splitlines()
         assert [wanted in line for line in lines if line.startswith("shared-embeddings")] == [True]
     assert trim(*asked, "--source-text", texts[0], "--target-text", texts[1], "--keep", keep) == 0
-    found = read_checkpoint(output)["vocab"]
+    vocab = read_checkpoint(output)["vocab"]
     # The source vocabulary has words of both sides.
-    assert set(found["src"]) == {*SPECIALS, *SOURCE.split(), "w30", "v31"}
-    assert set(found["tgt"]) == {*SPECIALS, *TARGET.split(), "v31"}
-    for side, words in (("source", found["src"]), ("target", found["tgt"])):
+    assert set(vocab["src"]) == {*SPECIALS, *SOURCE.split(), "w30", "v31"}
+    assert set(vocab["tgt"]) == {*SPECIALS, *TARGET.split(), "v31"}
+    for side, words in (("source", vocab["src"]), ("target", vocab["tgt"])):
         assert len((tmp_path / f"trimmed.pt.{side}.ids.tsv").read_text().splitlines()) == len(words)
     assert_same_scores(output, model)
     host.write("covered", SOURCE.splitlines())
@@ -598,8 +598,8 @@ def test_ctranslate2_keeps_the_codes_of_a_table_in_int8(host: Host) -> None:
 @pytest.mark.parametrize("kind", ["tied", "output"])
 def test_export_keeps_the_bias_of_the_output(kind: str, host: Host) -> None:
     settings = {"method": "standard", "output_bias": True}
-    tied, own = {"embedding": settings}, {"output_embedding": settings, **APART, "share_vocab": True}
-    checkpoint = host.train("model", **(tied if kind == "tied" else own), train_steps=20)
+    tied, untied = {"embedding": settings}, {"output_embedding": settings, **APART, "share_vocab": True}
+    checkpoint = host.train("model", **(tied if kind == "tied" else untied), train_steps=20)
     model, plain = build_from_checkpoint(str(checkpoint))[0], dense_checkpoint(str(checkpoint))
     assert plain["opt"].embedding is None and plain["opt"].output_embedding is None
     head = plain["generator"]
@@ -626,8 +626,8 @@ def test_classes_are_part_of_the_checkpoint(
     checkpoint = host.train("model", embedding=embedding, train_steps=3)
     config = host.config("model", embedding=embedding)
     model, vocabs, *_ = build_from_checkpoint(str(checkpoint))
-    (found,) = shared_embeddings_of(model)
-    assert int(found.classes[vocabs["src"]["v5"]]) == 45 % 9
+    (layer,) = shared_embeddings_of(model)
+    assert int(layer.classes[vocabs["src"]["v5"]]) == 45 % 9
     file.unlink()
     assert len(host.translate(checkpoint)) == 7
     run("onmt_train -config", config, "-train_from", checkpoint)

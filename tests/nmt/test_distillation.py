@@ -82,11 +82,11 @@ def test_student_starts_from_the_teacher(embedding: Any, trained: Trained, host:
     log = host.folder / "log"
     student = distilled(host, teacher, PROJECTIVE, log_file=str(log), **STILL)
     assert "dropped" not in log.read_text()
-    kept = build_from_checkpoint(str(student))[0].generator.embedding.output_bias()
+    bias = build_from_checkpoint(str(student))[0].generator.embedding.output_bias()
     if embedding is None:
-        torch.testing.assert_close(kept[2:], weights(teacher)["generator.bias"][2:], rtol=0, atol=1e-6)
+        torch.testing.assert_close(bias[2:], weights(teacher)["generator.bias"][2:], rtol=0, atol=1e-6)
     else:
-        assert kept is None
+        assert bias is None
     torch.testing.assert_close(table(student), svd(table(teacher), 4), rtol=1e-4, atol=1e-5)
     before = network(teacher)
     for name, tensor in network(student).items():
@@ -187,21 +187,21 @@ def test_resume_is_exact(embedding: dict[str, Any], teacher: Path, host: Host) -
     first = host.folder / "student_step_3.pt"
     moved = host.folder / "moved.pt"
     moved.write_bytes(teacher.read_bytes())
-    given = {"teacher": str(moved), **keys}
-    config = host.config("student", embedding=embedding, embedding_distillation=given)
+    distillation = {"teacher": str(moved), **keys}
+    config = host.config("student", embedding=embedding, embedding_distillation=distillation)
     run("onmt_train -config", config, "-train_from", first)
     resumed = host.folder / "student_step_6.pt"
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, whole[name]), name
-    assert read_checkpoint(resumed)["opt"].embedding_distillation == given
+    assert read_checkpoint(resumed)["opt"].embedding_distillation == distillation
 
 
 def test_resume_without_the_option_keeps_its_value(
     teacher: Path, host: Host, error_line: Callable[..., str]
 ) -> None:
-    own = host.folder / "teacher.pt"
-    own.write_bytes(teacher.read_bytes())
-    first = distilled(host, own, PROJECTIVE, train_steps=2)
+    teacher_copy = host.folder / "teacher.pt"
+    teacher_copy.write_bytes(teacher.read_bytes())
+    first = distilled(host, teacher_copy, PROJECTIVE, train_steps=2)
     log = host.folder / "log"
     resume = (
         "onmt_train -train_steps 4 -config",
@@ -211,7 +211,7 @@ def test_resume_without_the_option_keeps_its_value(
     )
     run(*resume)
     assert "reconstruction loss: " in log.read_text()
-    own.unlink()
+    teacher_copy.unlink()
     printed = error_line(*resume)
     assert "embedding_distillation: teacher" in printed and "no such file" in printed
     printed = error_line(*resume, "-embedding_distillation", f"{{teacher: {teacher}, alpha: 0.5}}")
@@ -254,11 +254,11 @@ def test_wrong_options_fail(option: str, printed: str) -> None:
 
 def test_defaults_and_numbers_with_an_exponent() -> None:
     """PyYAML parses 1e-3 as text, also in a configuration file."""
-    found, frozen, small = (
+    default, frozen, small = (
         parse_distillation(parse_mapping("embedding_distillation", {"teacher": "x", **more}, ""))
         for more in ({}, {"freeze": "embedding"}, {"alpha": "1e-3"})
     )
-    assert (found.alpha, found.freeze, frozen.alpha, small.alpha) == (0.01, "none", 0.0, 0.001)
+    assert (default.alpha, default.freeze, frozen.alpha, small.alpha) == (0.01, "none", 0.0, 0.001)
 
 
 @pytest.mark.slow
@@ -297,10 +297,10 @@ def test_another_vocabulary_of_the_same_size_fails(
 
 
 def test_a_released_student_needs_no_teacher(teacher: Path, host: Host) -> None:
-    own = host.folder / "teacher.pt"
-    own.write_bytes(teacher.read_bytes())
-    student = distilled(host, own, PROJECTIVE, train_steps=1)
-    own.unlink()
+    teacher_copy = host.folder / "teacher.pt"
+    teacher_copy.write_bytes(teacher.read_bytes())
+    student = distilled(host, teacher_copy, PROJECTIVE, train_steps=1)
+    teacher_copy.unlink()
     released, averaged = host.folder / "released.pt", host.folder / "averaged.pt"
     run("onmt_release_model -model", student, "-output", released)
     run("onmt_average_models -models", student, student, "-output", averaged)

@@ -133,9 +133,9 @@ def test_content_words() -> None:
 
 
 def test_stop_words_include_split_contractions() -> None:
-    found = stop_words("en")
-    assert {"the", "of", "after", "n't", "s", "re", "'s"} - found == {"'s"}
-    assert not {"minister", "italy", "monday", "vote", "system"} & found
+    words = stop_words("en")
+    assert {"the", "of", "after", "n't", "s", "re", "'s"} - words == {"'s"}
+    assert not {"minister", "italy", "monday", "vote", "system"} & words
     assert "der" in stop_words("de")
 
 
@@ -268,9 +268,9 @@ def test_tokens_of_other_languages() -> None:
 def test_interval_matches_the_number_of_texts() -> None:
     candidates = ["a", "b"] * 200
     report = score_texts(candidates, [["a"] * 400], PLAIN)
-    found = report.scores["rouge1"]["f1"]
+    interval = report.scores["rouge1"]["f1"]
     half = 1.96 * 50 / 400**0.5
-    assert (found.mean, found.low, found.high) == pytest.approx((50, 50 - half, 50 + half), abs=0.8)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((50, 50 - half, 50 + half), abs=0.8)
     assert score_texts(candidates, [["a"] * 400], PLAIN).scores == report.scores
     assert score_texts(candidates, [["a"] * 400], replace(PLAIN, seed=2)).scores != report.scores
 
@@ -323,10 +323,10 @@ def test_same_scores_as_py_rouge(
         length_limit_type="bytes",
         stemming=stemming,
     )
-    found = theirs.get_scores(candidates, [list(of_text) for of_text in zip(*references)])
+    scores = theirs.get_scores(candidates, [list(of_text) for of_text in zip(*references)])
     ours = score_texts(candidates, references, settings, py_rouge.WORDNET_KEY_VALUE)
     for short, measure in (("p", "precision"), ("r", "recall"), ("f", "f1")):
-        expected = [100 * found[metric][short] for metric in ("rouge-1", "rouge-2", "rouge-l")]
+        expected = [100 * scores[metric][short] for metric in ("rouge-1", "rouge-2", "rouge-l")]
         assert means(ours, measure) == pytest.approx(expected, abs=1e-6)
     assert means(ours, "recall")[0] > 5
 

@@ -93,16 +93,16 @@ def added(
 @pytest.mark.parametrize("name", BY_HAND)
 def test_values_by_hand(name: str) -> None:
     torch.testing.assert_close(added([name], [9], 3)[0, 2], torch.tensor(BY_HAND[name]))
-    found = added([name], [9], 3, layout=CONCATENATED)[0, 2]
-    torch.testing.assert_close(found, torch.tensor(BY_HAND_CONCATENATED[name]))
+    encoded = added([name], [9], 3, layout=CONCATENATED)[0, 2]
+    torch.testing.assert_close(encoded, torch.tensor(BY_HAND_CONCATENATED[name]))
 
 
 def test_encodings_are_summed_and_embeddings_scaled() -> None:
     positions = LengthControlledPositions(4, ["pe", "lrpe"], INTERLEAVED)
     positions.set_lengths(torch.tensor([9]))
-    found = positions(torch.ones(1, 3, 4))[0, 2]
+    encoded = positions(torch.ones(1, 3, 4))[0, 2]
     wanted = [2 + pe + lrpe for pe, lrpe in zip(BY_HAND["pe"], BY_HAND["lrpe"], strict=True)]  # sqrt(4) = 2
-    torch.testing.assert_close(found, torch.tensor(wanted))
+    torch.testing.assert_close(encoded, torch.tensor(wanted))
 
 
 @pytest.mark.parametrize("layout", [INTERLEAVED, CONCATENATED])

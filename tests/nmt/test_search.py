@@ -90,11 +90,11 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
             host = Host(tmp_path_factory.mktemp("search"))
             if kind in COPYING:
                 some_words.__wrapped__(host)  # type: ignore[attr-defined]
-                own = {**COPYING[kind], **UNTIED, "copy_attn": True}
+                settings = {**COPYING[kind], **UNTIED, "copy_attn": True}
             else:
-                own = host.language_model() if kind == "language model" else KINDS[kind]
-                own = {"embedding": FUNNEL, **own}
-            models[kind] = host, host.train("model", **own, train_steps=60, save_checkpoint_steps=60)
+                settings = host.language_model() if kind == "language model" else KINDS[kind]
+                settings = {"embedding": FUNNEL, **settings}
+            models[kind] = host, host.train("model", **settings, train_steps=60, save_checkpoint_steps=60)
         return models[kind]
 
     return get
@@ -119,8 +119,8 @@ def test_block_ngram_repeat(search: str, size: int, learned: Learned) -> None:
     asked = [*search.split(), "-min_length", "6", "-batch_size", "7"]
     free = host.translate(model, *asked)
     assert any(_repeats(line, size) for line in free)
-    found = host.translate(model, *asked, "-block_ngram_repeat", size)
-    assert not any(_repeats(line, size) for line in found)
+    lines = host.translate(model, *asked, "-block_ngram_repeat", size)
+    assert not any(_repeats(line, size) for line in lines)
 
 
 def _repeats(line: str, size: int) -> bool:
@@ -184,11 +184,11 @@ def test_each_sentence_copies_from_its_own_source() -> None:
 def test_copies_of_known_words_count_as_the_words() -> None:
     vocabulary = Vocab(["<unk>", "<blank>", "a", "b"])
     sources = [Vocab(["<unk>", "a", "x"]), Vocab(["<unk>", "b", "a"])]
-    found = torch.tensor([[[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]], [[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]]])
-    copies = [copies_of(words, vocabulary, found.device) for words in sources]
-    assert collapsed(found, copies) is found
+    probs = torch.tensor([[[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]], [[0.1, 0.0, 0.2, 0.1, 0.0, 0.4, 0.2]]])
+    copies = [copies_of(words, vocabulary, probs.device) for words in sources]
+    assert collapsed(probs, copies) is probs
     wanted = [[[0.1, 0.0, 0.6, 0.1, 0.0, 0.0, 0.2]], [[0.1, 0.0, 0.4, 0.5, 0.0, 0.0, 0.0]]]
-    torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-9, rtol=0)
+    torch.testing.assert_close(probs, torch.tensor(wanted), atol=1e-9, rtol=0)
 
 
 def test_coverage_is_the_sum_of_earlier_attention() -> None:
@@ -202,10 +202,10 @@ def test_coverage_is_the_sum_of_earlier_attention() -> None:
 
 def test_attention_without_padding_is_the_softmax_of_the_words() -> None:
     scores = torch.randn(2, 3, 4)
-    found = over_words(scores.softmax(dim=2), torch.tensor([4, 2]))
-    torch.testing.assert_close(found[0], scores[0].softmax(dim=1))
-    torch.testing.assert_close(found[1, :, :2], scores[1, :, :2].softmax(dim=1))
-    assert torch.equal(found[1, :, 2:], torch.zeros(3, 2))
+    attention = over_words(scores.softmax(dim=2), torch.tensor([4, 2]))
+    torch.testing.assert_close(attention[0], scores[0].softmax(dim=1))
+    torch.testing.assert_close(attention[1, :, :2], scores[1, :, :2].softmax(dim=1))
+    assert torch.equal(attention[1, :, 2:], torch.zeros(3, 2))
 
 
 @pytest.mark.slow_except("copying transformer")
@@ -262,9 +262,9 @@ def test_perplexities_of_targets_are_per_token(kind: str, learned: Learned, capf
     for source, target in zip(*texts, strict=True):
         words = vocabs["tgt"]([*target.split(), "</s>"])
         read = torch.tensor(vocabs["src"](source.split()))[None, :, None]
-        given = torch.tensor([vocabs["tgt"]["<s>"], *words])[None, :, None]
+        shifted = torch.tensor([vocabs["tgt"]["<s>"], *words])[None, :, None]
         with torch.no_grad():
-            states, _ = network(read, given, torch.tensor([read.size(1)]))
+            states, _ = network(read, shifted, torch.tensor([read.size(1)]))
             log_probs = network.generator(states)[0].log_softmax(dim=-1)
         total += float(log_probs[range(len(words)), words].sum())
         tokens += len(words)
@@ -298,10 +298,10 @@ def test_unknown_words_are_learned_to_be_copied(some_words: Host) -> None:
     options = {"copy_attn": True, "dropout": [0.0], "hidden_size": 32, "word_vec_size": 32}
     steps = {"learning_rate": 0.003, "train_steps": 500, "save_checkpoint_steps": 500}
     path = some_words.train("model", **UNTIED, **options, **steps)
-    found = some_words.translate(path)
+    translations = some_words.translate(path)
     wanted = (some_words.folder / "test.src").read_text().splitlines()
-    words = [pair for lines in zip(found, wanted) for pair in zip(*map(str.split, lines))]
-    assert sum(one == other for one, other in words) > 0.5 * len(words)
+    words = [pair for lines in zip(translations, wanted) for pair in zip(*map(str.split, lines))]
+    assert sum(word == other for word, other in words) > 0.5 * len(words)
 
 
 PADDING = 1
@@ -333,12 +333,12 @@ def test_copy_mixture_follows_the_equation(method: str, trained: Trained) -> Non
     assert generator.linear.embedding is embedding and shared_embeddings_of(model) == [embedding]
     hidden = torch.randn(5, 16)
     attention, source = torch.rand(5, 4).softmax(dim=1), torch.eye(3)[[0, 1, 2, 1]]
-    found = generator(hidden, attention, source.unsqueeze(0))
-    torch.testing.assert_close(found, by_hand(generator, hidden, attention, source))
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(5))
+    mixture = generator(hidden, attention, source.unsqueeze(0))
+    torch.testing.assert_close(mixture, by_hand(generator, hidden, attention, source))
+    torch.testing.assert_close(mixture.sum(dim=1), torch.ones(5))
 
     gradients = []
-    for probabilities in (found, by_hand(generator, hidden, attention, source)):
+    for probabilities in (mixture, by_hand(generator, hidden, attention, source)):
         model.zero_grad()
         probabilities[:, [5, 30, 70, -1]].log().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in generator.parameters()])
@@ -353,9 +353,9 @@ def test_tensors_and_counts(is_tied: bool, trained: Trained) -> None:
     tying = {"embedding": FUNNEL} if is_tied else {"output_embedding": FUNNEL, **UNTIED}
     _, path = trained(copy_attn=True, **tying)
     _, body, head = read_weights(str(path))
-    own = {"linear_copy.weight", "linear_copy.bias"}
+    copy_layer = {"linear_copy.weight", "linear_copy.bias"}
     funnel = {f"linear.embedding.{name}" for name in built(path).generator.linear.embedding.state_dict()}
-    assert head.keys() == (own if is_tied else own | funnel)
+    assert head.keys() == (copy_layer if is_tied else copy_layer | funnel)
     counts = describe_checkpoint(path)
     size = se.num_parameters("funnel", num_embeddings=88, embedding_dim=16, rank=4)
     gate = 16 + 1
@@ -407,10 +407,10 @@ def test_trimmed_model_copies(options: dict[str, Any], trained: Trained, tmp_pat
     output = tmp_path / "trimmed.pt"
     assert trim("--model", path, "--text", *texts, "--output", output) == 0
     words = read_checkpoint(path)["vocab"]["tgt"]
-    kept = [words.index(word) for word in read_checkpoint(output)["vocab"]["tgt"]]
+    rows = [words.index(word) for word in read_checkpoint(output)["vocab"]["tgt"]]
     before, after = built(path), built(output)
     tables = [_table(words_module(model, "output")) for model in (before, after)]
-    torch.testing.assert_close(tables[1], tables[0][kept])
+    torch.testing.assert_close(tables[1], tables[0][rows])
     host.write("covered", SOURCE.splitlines())
     assert len(host.translate(output, source="covered")) == 3
 

@@ -49,9 +49,9 @@ def commands(host: Host, model: Path, folder: Path) -> dict[str, list[object]]:
 
 def test_weights_of_another_run_are_detected(trained: Trained, tmp_path: Path, error_line: ErrorLine) -> None:
     """The files after a kill between the two files of a step, over those of an earlier run."""
-    host, one = trained(**APART)
+    host, path = trained(**APART)
     _, other = trained(**APART, learning_rate=0.02)
-    mixed = copied(one, tmp_path)
+    mixed = copied(path, tmp_path)
     shutil.copy(other.with_suffix(".safetensors"), mixed.with_suffix(".safetensors"))
     for command, arguments in commands(host, mixed, tmp_path).items():
         line = error_line(command, *arguments)
@@ -153,8 +153,8 @@ def test_soft_targets_by_hand() -> None:
     losses = TeacherLosses(soft_targets=SoftTargets(teacher, 0.25))
     loss = DistillationLoss(FixedLoss(), losses, layers[1])
     total, _ = loss(batch, output, None, trunc_start=0)
-    each = -(layers[0](states).softmax(-1) * layers[1](output).log_softmax(-1)).sum(-1)
-    assert total.item() == pytest.approx(0.75 * 12 + 0.25 * (each[0].sum() + each[1, 0]).item(), rel=1e-5)
+    soft = -(layers[0](states).softmax(-1) * layers[1](output).log_softmax(-1)).sum(-1)
+    assert total.item() == pytest.approx(0.75 * 12 + 0.25 * (soft[0].sum() + soft[1, 0]).item(), rel=1e-5)
 
 
 def test_an_exact_student_has_a_gradient() -> None:
@@ -256,11 +256,11 @@ def test_two_ranks_equal_one_process_with_accum_count_2(host: Host) -> None:
     batches = {"batch_type": "sents", "batch_size": 8, "bucket_size": 8, "train_steps": 10}
     alone = host.train("alone", **options, **batches, accum_count=[2])
     run(train(host.config("two", **options, **batches, **two_ranks())), host.folder / "log")
-    one, two = (read_weights(str(path))[1] for path in (alone, host.folder / "two_step_10.pt"))
+    single, double = (read_weights(str(path))[1] for path in (alone, host.folder / "two_step_10.pt"))
     start = read_weights(str(host.train("start", **{**options, **batches, "learning_rate": 1e-30})))[1]
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6, msg=name)
-    assert max(float((one[name] - start[name]).abs().max()) for name in one) > 0.01
+    for name, tensor in single.items():
+        torch.testing.assert_close(double[name], tensor, rtol=0, atol=1e-6, msg=name)
+    assert max(float((single[name] - start[name]).abs().max()) for name in single) > 0.01
 
 
 @pytest.mark.slow

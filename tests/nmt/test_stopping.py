@@ -32,9 +32,9 @@ def steps(host: Host, name: str = "model") -> list[int]:
     return sorted(int(path.stem.rsplit("_", 1)[1]) for path in host.folder.glob(f"{name}_step_?.pt"))
 
 
-def assert_same_model(host: Host, one: str, other: str, step: int) -> None:
+def assert_same_model(host: Host, first: str, second: str, step: int) -> None:
     """Weights and the position in the data are bitwise equal."""
-    paths = [host.folder / f"{name}_step_{step}.pt" for name in (one, other)]
+    paths = [host.folder / f"{name}_step_{step}.pt" for name in (first, second)]
     bodies = [read_weights(str(path))[1] for path in paths]
     assert bodies[0].keys() == bodies[1].keys()
     for name, tensor in bodies[0].items():

@@ -56,10 +56,10 @@ def test_adaptive_bands_on_the_command_line(options: str, host: Host) -> None:
     text = f"{{method: adaptive, cutoffs: [20, 50], {options}}}"
     checkpoint = host.train("model", "-embedding", text, train_steps=1)
     stored = describe_checkpoint(checkpoint)
-    given = yaml.safe_load(text)
-    assert stored["config"]["embedding"] == given
+    settings = yaml.safe_load(text)
+    assert stored["config"]["embedding"] == settings
     assert stored["embedding"] == se.num_parameters(
-        given.pop("method"), num_embeddings=88, embedding_dim=16, **given
+        settings.pop("method"), num_embeddings=88, embedding_dim=16, **settings
     )
     assert len(host.translate(checkpoint)) == 7
 
@@ -222,10 +222,10 @@ def test_dropout_in_an_embedding_ends_after_its_updates(host: Host, monkeypatch:
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows
 
-    def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
+    def noted(self: AloneEmbedding, *tensors: torch.Tensor) -> torch.Tensor:
         if self.training:
             seen.append(self.relu_dropout.p > 0)
-        return token_rows(self, *given)
+        return token_rows(self, *tensors)
 
     monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
     alone = {"method": "alone", "hidden_dim": 24, "relu_dropout": 0.5, "relu_dropout_steps": 4}
@@ -295,9 +295,9 @@ def test_average(host: Host) -> None:
 
 
 def test_ensemble_of_different_methods(trained: Trained) -> None:
-    host, one = trained(embedding=FUNNEL)
+    host, model = trained(embedding=FUNNEL)
     _, other = trained(embedding=METHODS["standard"])
-    assert len(host.translate([one, other])) == 7
+    assert len(host.translate([model, other])) == 7
 
 
 def test_language_model(host: Host) -> None:

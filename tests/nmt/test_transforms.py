@@ -144,8 +144,8 @@ def test_limits_of_built_vocabularies(
     files = {f"{side}_vocab": str(host.folder / f"{side}.vocab") for side in ("src", "tgt")}
     untied = {"share_vocab": False, "share_embeddings": False, "train_steps": 1, "vocab_size_multiple": 1}
     config = host.config("model", **{**untied, **files, **(options if in_file else {})})
-    given = () if in_file else [word for name, value in options.items() for word in (f"-{name}", value)]
-    run("onmt_build_vocab -n_sample -1 -config", config, "-save_data", host.folder / "samples", *given)
+    arguments = () if in_file else [word for name, value in options.items() for word in (f"-{name}", value)]
+    run("onmt_build_vocab -n_sample -1 -config", config, "-save_data", host.folder / "samples", *arguments)
     checkpoint = host.train("model", **{**untied, **files, **options})
     unused = 2 if "vocab_size_multiple" in options else 0
     for side, words, added in (("src", source, unused), ("tgt", target, 2 * unused)):
@@ -326,8 +326,8 @@ def test_prefixes_of_a_corpus(subwords: Subwords, error_line: ErrorLine, tmp_pat
     files = ("-src", host.folder / "test.src", "-output", tmp_path / "out")
     line = error_line("onmt_translate -model", several, *files)
     assert "w1" in line and "w2" in line and "-transforms" in line
-    given = ("-transforms", "prefix", "bpe", "-src_prefix", "w2")
-    assert host.translate(several, *given) == subwords.by_hand(several, prefix="w2 ")
+    arguments = ("-transforms", "prefix", "bpe", "-src_prefix", "w2")
+    assert host.translate(several, *arguments) == subwords.by_hand(several, prefix="w2 ")
 
 
 def test_models_of_an_ensemble_have_the_same_transforms(

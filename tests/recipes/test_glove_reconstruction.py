@@ -62,9 +62,9 @@ class Experiment:
         return self.run(preprocess, "--vectors", self.vectors, "--pairs", self.pairs, *arguments)
 
     def result(self, cell: str) -> dict[str, Any]:
-        found = find_result(self.home, cell)
-        assert found is not None
-        return found
+        result = find_result(self.home, cell)
+        assert result is not None
+        return result
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_end_to_end(setting: Experiment, capsys: pytest.CaptureFixture[str]) -> 
     assert records["structured-40-0"]["counts"]["stored_bits"] <= 32 * parameters
     assert "fit_steps" not in records["structured-40-0"]["config"]
     # A rank above D is equivalent to a table.
-    found = records["projective-40-0"]["metrics"]
-    assert found["relative_error"] < 1.0 and found["similarity"]["set"]["known"] == 55
+    metrics = records["projective-40-0"]["metrics"]
+    assert metrics["relative_error"] < 1.0 and metrics["similarity"]["set"]["known"] == 55
     readme = setting.folder / "README.md"
     readme.write_text("kept\n<!-- BEGIN results -->\n<!-- END results -->\n")
     assert setting.run(evaluate, "--readme", readme) == 0
@@ -168,8 +168,8 @@ def test_own_vectors_of_a_text(tmp_path: Path) -> None:
     text.write_text("The sun <unk> shines\nthe moon shines\nrare\n" * 3 + "once\n")
     settings = {"dim": 4, "window": 2, "epochs": 1, "seed": 0, "min_count": 3}
     reconstruction.train_source([text], settings, tmp_path / "own.npz")
-    found = reconstruction.read_source(tmp_path / "own.npz")
-    assert found.words == ["the", "shines", "sun", "moon", "rare"] and found.vectors.shape == (5, 4)
+    source = reconstruction.read_source(tmp_path / "own.npz")
+    assert source.words == ["the", "shines", "sun", "moon", "rare"] and source.vectors.shape == (5, 4)
 
 
 def test_glove_is_unpacked_from_a_verified_archive(setting: Experiment) -> None:

@@ -289,12 +289,12 @@ class Commands:
         return self.clock
 
     def run(self, name: str, arguments: Sequence[str | Path]) -> None:
-        given = list(map(str, arguments))
-        self.calls.append((name, given))
+        words = list(map(str, arguments))
+        self.calls.append((name, words))
         if name == "lm_train":
-            self.train(Path(yaml.safe_load(Path(given[1]).read_text())["output_dir"]))
+            self.train(Path(yaml.safe_load(Path(words[1]).read_text())["output_dir"]))
         else:
-            self.evaluate(Path(given[given.index("-output") + 1]), given[given.index("-split") + 1])
+            self.evaluate(Path(words[words.index("-output") + 1]), words[words.index("-split") + 1])
 
     def train(self, folder: Path) -> None:
         self.clock += self.seconds

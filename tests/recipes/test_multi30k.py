@@ -242,12 +242,12 @@ def test_rows_differ_only_in_their_embedding(name: str) -> None:
 
 
 def test_a_table_has_the_rows_of_a_pattern_or_all_others() -> None:
-    found = {
-        pattern: [one["row"] for one in records_of(RECIPE.rows, [], pattern)]
+    rows = {
+        pattern: [record["row"] for record in records_of(RECIPE.rows, [], pattern)]
         for pattern in ("small_*", "!small_*")
     }
-    assert found["small_*"][0] == "small_standard" and "smaller_4x" in found["!small_*"]
-    shown = sorted(found["small_*"] + found["!small_*"])
+    assert rows["small_*"][0] == "small_standard" and "smaller_4x" in rows["!small_*"]
+    shown = sorted(rows["small_*"] + rows["!small_*"])
     assert shown == sorted(name for name in RECIPE.rows if SEED not in name)
 
 

@@ -69,10 +69,10 @@ def test_tables_have_the_printed_rows_and_untrained_ones_a_reason() -> None:
 
 
 def test_rows_of_recipes_belong_to_one_table_each() -> None:
-    own = Counter(cell.trained_by for _, cell in TRAINED if cell.is_own)
+    counts = Counter(cell.trained_by for _, cell in TRAINED if cell.is_own)
     rows = {f"{name}/{row.name}" for name in recipe_names() for row in find_recipe(name).rows.values()}
     published = {row for row in rows if re.match(r"[^/]+/([a-z]+_)?table", row)}
-    assert own == dict.fromkeys(published, 1)
+    assert counts == dict.fromkeys(published, 1)
     assert {cell.trained_by for _, cell in TRAINED if GLOVE not in cell.trained_by} == published
     for table, cell in TRAINED:
         if not cell.is_own:
@@ -246,9 +246,9 @@ def test_lookup_is_what_words_have_without_the_layers_on_top() -> None:
     unit = {"method": "define", "map_dim": 16, "expand_dim": 48, "depth": 3, "output": "map", **bands}
     projected = {"method": "adaptive", "cutoffs": [10], "factor": 1, "width": 16, "output_bias": True}
     codes = {"method": "compositional_code", "num_codebooks": 3, "codebook_size": 4}
-    found = [measure({"embedding": spec | sizes})["lookup"] for spec in (unit, projected, codes)]
-    assert found[:2] == [50 * 16 * 4 / 1e6] * 2
-    assert found[2] == pytest.approx((50 * 3 * 2 / 8 + 3 * 4 * 24 * 4) / 1e6)
+    lookups = [measure({"embedding": spec | sizes})["lookup"] for spec in (unit, projected, codes)]
+    assert lookups[:2] == [50 * 16 * 4 / 1e6] * 2
+    assert lookups[2] == pytest.approx((50 * 3 * 2 / 8 + 3 * 4 * 24 * 4) / 1e6)
 
 
 def test_filters_and_parts_of_the_transformer() -> None:

@@ -80,10 +80,10 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(tmp_path: Path, *options: str) -> int:
     """Run the recipe with small settings, except those in `options`."""
     settings = {**SMALL, "--output": str(tmp_path / "out")}
-    kept = [word for name, value in settings.items() if name not in options for word in (name, value)]
+    defaults = [word for name, value in settings.items() if name not in options for word in (name, value)]
     before = signal.getsignal(signal.SIGTERM)
     try:
-        return run_main("quickstart", partial(run.main, RECIPE), [*kept, *options])
+        return run_main("quickstart", partial(run.main, RECIPE), [*defaults, *options])
     finally:
         signal.signal(signal.SIGTERM, before)
 

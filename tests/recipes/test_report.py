@@ -188,8 +188,8 @@ def test_the_reason_is_given() -> None:
 
 
 def test_the_figures_of_the_papers_agree_with_their_claims() -> None:
-    own = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
-    figures = {cell.trained_by: cell.figures for cell in own}
+    cells = (cell for paper in read_papers() for _, cell in paper.cells if cell.is_own)
+    figures = {cell.trained_by: cell.figures for cell in cells}
     for claim in read_yaml(CLAIMS)["claims"]:
         assert claim.keys() <= {"by", "paper", "claim", "source", "within", "key", "here", "reason"}
         for first, is_close, second in comparisons(claim.get("paper", {})):
@@ -215,10 +215,10 @@ def correlations(vectors: torch.Tensor) -> torch.Tensor:
 
 def test_correlation_of_three_dimensions_by_hand() -> None:
     # Means 2, 2, 5; around them -1, 0, 1 and -1, 1, 0, so that r = 1 / 2; the third is constant.
-    found = correlations(torch.tensor([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0], [3.0, 2.0, 5.0]]))
-    torch.testing.assert_close(found[:2, :2], torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
-    assert found[2].isnan().all() and found[:, 2].isnan().all()
-    assert LayerCorrelation("output", 3, found, 1).means()[0] == pytest.approx(0.5)
+    matrix = correlations(torch.tensor([[1.0, 1.0, 5.0], [2.0, 3.0, 5.0], [3.0, 2.0, 5.0]]))
+    torch.testing.assert_close(matrix[:2, :2], torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
+    assert matrix[2].isnan().all() and matrix[:, 2].isnan().all()
+    assert LayerCorrelation("output", 3, matrix, 1).means()[0] == pytest.approx(0.5)
     rounded = torch.tensor([[0.1, 1.0], [0.1 + 1e-9, 2.0], [0.1, 3.0]], dtype=torch.float64)
     assert correlations(rounded)[0].isnan().all()
 
@@ -232,10 +232,10 @@ def test_blocks_equal_all_vectors() -> None:
 
 
 def test_groups_by_hand() -> None:
-    found = torch.tensor(
+    matrix = torch.tensor(
         [[1.0, 0.2, 0.4, -0.4], [0.2, 1.0, 0.4, 0.4], [0.4, 0.4, 1.0, -0.6], [-0.4, 0.4, -0.6, 1.0]]
     )
-    assert LayerCorrelation("output", 3, found, 2).means()[1] == pytest.approx(0.4)
+    assert LayerCorrelation("output", 3, matrix, 2).means()[1] == pytest.approx(0.4)
 
 
 def embedding(name: str) -> WordEmbedding:

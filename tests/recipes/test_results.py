@@ -56,9 +56,9 @@ def test_round_trip_adds_provenance_and_relative_paths(tmp_path: Path) -> None:
 def test_a_row_has_one_line_in_natural_order(tmp_path: Path) -> None:
     for number, row in enumerate(("funnel_16x", "funnel_8x", "standard", "funnel_8x")):
         path = write(tmp_path, row, bleu=number)
-    found = {record["row"]: record["metrics"]["bleu"] for record in read_results(tmp_path)}
-    assert list(found.items()) == [("funnel_8x", 3), ("funnel_16x", 0), ("standard", 2)]
-    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == list(found)
+    scores = {record["row"]: record["metrics"]["bleu"] for record in read_results(tmp_path)}
+    assert list(scores.items()) == [("funnel_8x", 3), ("funnel_16x", 0), ("standard", 2)]
+    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == list(scores)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"row": "x"}', '{"row": 3, "config": {}}'])
@@ -159,16 +159,16 @@ def test_rows_are_compared_with_their_teacher_or_the_nearest_baseline() -> None:
     plain = {"row": "standard", "config": {}, "metrics": {"bleu": 35.0}}
     for key in ("fit", "distill"):
         student = {"row": "funnel", "config": {key: {"teacher": "fp32"}}, "metrics": {"bleu": 29.0}}
-        *_, found = table.with_differences([plain, teacher, student])
-        assert found["metrics"]["bleu_difference"] == -1.0
-        *_, found = table.with_differences([plain, student])
-        assert "bleu_difference" not in found["metrics"]
+        *_, compared = table.with_differences([plain, teacher, student])
+        assert compared["metrics"]["bleu_difference"] == -1.0
+        *_, compared = table.with_differences([plain, student])
+        assert "bleu_difference" not in compared["metrics"]
     scores = {"a_standard": 10.0, "a_b_standard": 20.0, "a_b_x": 26.0, "a_x": 13.0, "c_x": 1.0}
     records = [
         {"row": name, "config": {}, "metrics": {"perplexity": score}} for name, score in scores.items()
     ]
-    found = {record["row"]: record["metrics"] for record in table.with_differences(records)}
-    differences = {name: metrics.get("perplexity_difference") for name, metrics in found.items()}
+    compared = {record["row"]: record["metrics"] for record in table.with_differences(records)}
+    differences = {name: metrics.get("perplexity_difference") for name, metrics in compared.items()}
     assert differences == {"a_standard": 0.0, "a_b_standard": 0.0, "a_b_x": 6.0, "a_x": 3.0, "c_x": None}
 
 
@@ -246,11 +246,11 @@ def row(name: str, size: int = 1000, quality: float = 30.0, **config: Any) -> di
 
 def test_methods_show_their_best_row_at_each_size() -> None:
     records = [row("a", 1000, 1.0), row("b", 1010, 2.0), row("c", 2000, 0.5)]
-    assert [one["row"] for one in plot.best_of_each_size(records, "bleu")] == ["b"]  # c is larger and worse
-    assert [one["row"] for one in plot.best_of_each_size(records, "perplexity")] == ["a", "c"]
+    assert [best["row"] for best in plot.best_of_each_size(records, "bleu")] == ["b"]  # c is larger and worse
+    assert [best["row"] for best in plot.best_of_each_size(records, "perplexity")] == ["a", "c"]
     assert len(plot.best_of_each_size(records, "bleu", records)) == 3
     # A kept row stays beside a better one of its method and size.
-    assert {one["row"] for one in plot.best_of_each_size(records, "bleu", records[:1])} == {"a", "b"}
+    assert {best["row"] for best in plot.best_of_each_size(records, "bleu", records[:1])} == {"a", "b"}
 
 
 def test_bleu_of_known_cases() -> None:

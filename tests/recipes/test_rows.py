@@ -154,7 +154,7 @@ def test_recipes_have_the_steps_of_their_scripts_and_use_their_groups(name: str)
     with pytest.raises(UserError, match=f"{name} has no step 'fly'; it has (run|pre)"):
         run_step(recipe, "fly", [])
     text = yaml.safe_dump({key: value for key, value in content.items() if key not in ("groups", "variants")})
-    others = "".join((RECIPES / each / "rows.yaml").read_text() for each in recipe_names())
+    others = "".join((RECIPES / recipe / "rows.yaml").read_text() for recipe in recipe_names())
     for group in content.get("groups", {}):
         extended = f"extends: {group}" in others or f"extends: {name}/{group}" in others
         assert group == "common" or extended or f"group: {group}\n" in text
@@ -228,15 +228,15 @@ def test_every_folder_with_scripts_and_a_readme_is_a_recipe(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_rows_that_start_from_another_come_after_it(name: str) -> None:
     rows = find_recipe(name).rows
-    found = [rows[each] for each in run.rows_to_run(find_recipe(name))]
-    assert len(found) == len({row.name for row in found})
-    assert found[0].embedding["method"] != "standard" and found[0].teacher is None
-    for number, row in enumerate(found):
-        assert row.teacher is None or row.teacher in [each.name for each in found[:number]]
+    ordered = [rows[row_name] for row_name in run.rows_to_run(find_recipe(name))]
+    assert len(ordered) == len({row.name for row in ordered})
+    assert ordered[0].embedding["method"] != "standard" and ordered[0].teacher is None
+    for number, row in enumerate(ordered):
+        assert row.teacher is None or row.teacher in [earlier.name for earlier in ordered[:number]]
     for way in ("fit", "distill"):
-        assert any(getattr(row, way) for row in found) == any(getattr(row, way) for row in rows.values())
+        assert any(getattr(row, way) for row in ordered) == any(getattr(row, way) for row in rows.values())
     if name == "multi30k_ende":  # rows share a teacher
-        names = [row.name for row in found]
+        names = [row.name for row in ordered]
         assert names.count("standard_fp32") == 1 and "standard" not in names
 
 
@@ -247,7 +247,7 @@ def test_scripts_run_in_order_with_rows(capsys: pytest.CaptureFixture[str]) -> N
         ("glove_reconstruction", [["preprocess.sh"], ["train.sh"], ["eval.sh"]]),
         ("quickstart", [["run.sh"]]),
     ):
-        assert run.commands(find_recipe(name)) == [[*each, SMOKE] for each in wanted]
+        assert run.commands(find_recipe(name)) == [[*command, SMOKE] for command in wanted]
     run.smoke(["--list", "glove_reconstruction", "wmt14_enfr", "quickstart"])  # the longest first
     assert capsys.readouterr().out == "quickstart\nwmt14_enfr\nglove_reconstruction\n"
 
@@ -309,7 +309,7 @@ def test_command_exits_with_1_and_names_failures(
     monkeypatch.setattr(run, "LONGEST_SECONDS", 2)
     recipes = [recipe(tmp_path / "small", eval=RESULTS), recipe(tmp_path / "other", preprocess="sleep 20")]
     monkeypatch.setattr(run, "recipe_names", lambda: ["small", "other"])
-    monkeypatch.setattr(run, "find_recipe", {each.name: each for each in recipes}.get)
+    monkeypatch.setattr(run, "find_recipe", {recipe.name: recipe for recipe in recipes}.get)
     with pytest.raises(SystemExit) as ended:
         run.smoke([])
     assert ended.value.code == 1

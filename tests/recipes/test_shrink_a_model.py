@@ -62,16 +62,16 @@ def test_scores_of_the_original_encoder() -> None:
     vectors["descriptions"] = vectors["headlines"]
     vectors[WORDS] = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
     pairs = [("a", "b", 9.0), ("a", "c", 1.0), ("b", "c", 5.0)]
-    found = measure(vectors, vectors, [WordPairs("set", pairs)])
-    assert found == {"rho": {"set": 1.0}, "found": 1.0, "top1": 1.0, "top10": 1.0, "correlation": 1.0}
+    scores = measure(vectors, vectors, [WordPairs("set", pairs)])
+    assert scores == {"rho": {"set": 1.0}, "found": 1.0, "top1": 1.0, "top10": 1.0, "correlation": 1.0}
 
 
 def test_agreement_counts_shared_neighbors() -> None:
-    own = similarities(unit(np.array([[1, 0], [0.9, 0.1], [0, 1], [0.2, 0.8]])))
+    cosines = similarities(unit(np.array([[1, 0], [0.9, 0.1], [0, 1], [0.2, 0.8]])))
     other = similarities(unit(np.array([[1, 0], [0, 1], [0.9, 0.1], [0.2, 0.8]])))
-    assert agreement(own, own, 1) == 1
-    assert agreement(own, other, 1) == 0
-    assert agreement(own, other, 3) == 1
+    assert agreement(cosines, cosines, 1) == 1
+    assert agreement(cosines, other, 1) == 0
+    assert agreement(cosines, other, 3) == 1
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -141,13 +141,13 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
     original, small = write_decoder(tmp_path / "original"), tmp_path / "small"
     compressed = shrink("gemma3", small).eval()
     add_tokenizer(small, bos_token="w299")
-    found = text_of(small, original, WINDOWS)
+    measured = text_of(small, original, WINDOWS)
     with torch.no_grad():
         before, after = (
             model(WINDOWS).logits[:, :-1].log_softmax(-1) for model in (build("gemma3"), compressed)
         )
     wanted = WINDOWS[:, 1:, None]
-    assert found == pytest.approx(
+    assert measured == pytest.approx(
         {
             "perplexity": math.exp(-float(after.gather(2, wanted).mean())),
             "original_perplexity": math.exp(-float(before.gather(2, wanted).mean())),
@@ -156,16 +156,16 @@ def test_predictions_of_a_decoder(tmp_path: Path) -> None:
         },
         rel=1e-4,
     )
-    assert found["kl"] > 0.001
+    assert measured["kl"] > 0.001
     # Its own predictions are kept.
-    found = text_of(original, original, WINDOWS)
-    assert found["kl"] == pytest.approx(0, abs=1e-6) and found["kept"] == 1
-    assert found["perplexity"] == pytest.approx(found["original_perplexity"], rel=1e-6)
+    measured = text_of(original, original, WINDOWS)
+    assert measured["kl"] == pytest.approx(0, abs=1e-6) and measured["kept"] == 1
+    assert measured["perplexity"] == pytest.approx(measured["original_perplexity"], rel=1e-6)
     # Decoders share what is equal.
     first = read_dense(original)
     second = read_dense(small, first)
-    own, theirs = dict(second.model.named_parameters()), dict(first.model.named_parameters())
-    apart = [name for name in own if own[name].data_ptr() != theirs[name].data_ptr()]
+    ours, theirs = dict(second.model.named_parameters()), dict(first.model.named_parameters())
+    apart = [name for name in ours if ours[name].data_ptr() != theirs[name].data_ptr()]
     assert apart == ["model.embed_tokens.weight"]
     assert isinstance(second, Decoder) and second.table is second.model.get_input_embeddings().weight
 
@@ -174,8 +174,8 @@ def text_of(folder: Path, original: Path, windows: torch.Tensor) -> dict[str, fl
     """What is measured of a decoder in the windows of one text."""
     first, sums = read_dense(original), Sums(folder.with_suffix(".json"), {})
     compare_predictions(first, [read_dense(folder, first)], "text", windows, [sums])
-    found: dict[str, Any] = sums.means("text", windows[:, 1:].numel())
-    return found
+    means: dict[str, Any] = sums.means("text", windows[:, 1:].numel())
+    return means
 
 
 def test_an_interrupted_pass_goes_on(tmp_path: Path) -> None:
@@ -195,9 +195,9 @@ def test_a_decoder_with_other_words_has_a_perplexity_per_token_of_the_original(t
     assert trim("--model", original, "--text", text, "--output", small) == 0
     tokenizer = preprocess.read_tokenizer(original)
     windows = cut_windows(tokenizer, text.read_text(), 2, 20)
-    found = text_of(small, original, windows)
-    assert found["kl"] is None and found["kept"] is None
-    assert 1 < found["perplexity"] < math.inf and found["original_perplexity"] > 1
+    measured = text_of(small, original, windows)
+    assert measured["kl"] is None and measured["kept"] is None
+    assert 1 < measured["perplexity"] < math.inf and measured["original_perplexity"] > 1
 
 
 def test_windows_are_spread_over_the_text(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_table_in_types_of_llama_cpp(tmp_path: Path) -> None:
     report = round_table(original, tmp_path / "rounded", "gguf", "Q8_0")["tables"][0]
     assert report["stored_bytes"]["after"] == 34 * len(model.get_input_embeddings().weight)
     assert 0 < report["fit"]["relative_error"] < 0.01
-    found = text_of(tmp_path / "rounded", original, WINDOWS)
-    assert 0 < found["kl"] < 0.001
+    measured = text_of(tmp_path / "rounded", original, WINDOWS)
+    assert 0 < measured["kl"] < 0.001
 
 
 def test_blocks_of_llama_cpp() -> None:
@@ -238,9 +238,9 @@ def test_blocks_of_llama_cpp() -> None:
     levels = torch.tensor(IQ4_NL_LEVELS, dtype=torch.float32)
     exact = torch.cat([levels, levels.flip(0)]) * torch.tensor([[0.5], [-0.25]])
     halves = [place | 15 - place << 4 for place in range(16)]
-    found = iq4_nl(torch.cat([exact, torch.zeros(1, 32)]))
-    assert found[:, :2].contiguous().view(torch.half).flatten().tolist() == [0.5, -0.25, 0]
-    assert found[:, 2:].tolist() == [halves, halves, [8 | 8 << 4] * 16]
+    blocks = iq4_nl(torch.cat([exact, torch.zeros(1, 32)]))
+    assert blocks[:, :2].contiguous().view(torch.half).flatten().tolist() == [0.5, -0.25, 0]
+    assert blocks[:, 2:].tolist() == [halves, halves, [8 | 8 << 4] * 16]
 
 
 def test_gguf_decodes_our_iq4_nl() -> None:
@@ -271,7 +271,7 @@ def test_calibrated_rows_share_a_calibration(tmp_path: Path, monkeypatch: pytest
         models.shrink_decoder(RECIPE, rows[name])
     plain, first, second, recovered = map(" ".join, asked)
     assert "--calibrate none" in plain and "--no-check" in plain
-    assert all(f"--calibration {measured}" in one for one in (first, second, recovered))
+    assert all(f"--calibration {measured}" in command for command in (first, second, recovered))
     assert "--no-check" in second and "--no-check" not in first
     assert "--recover 20" in recovered and "--no-check" not in recovered
 

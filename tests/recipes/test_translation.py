@@ -186,11 +186,11 @@ def test_two_machines_equal_one_process_with_all_batches(tmp_path: Path) -> None
 
     alone = host.config("alone", **SETTINGS, log_file=str(tmp_path / "alone.log"))
     run("onmt_train", "-config", str(alone), *Machines(0).options(BATCH))
-    wanted, found = reports((tmp_path / "alone.log").read_text()), reports(logs[0])
+    wanted, measured = reports((tmp_path / "alone.log").read_text()), reports(logs[0])
     assert [(*mine[::2],) for mine in wanted] == [
         (str(1 + step), str(BATCH["tokens"])) for step in range(STEPS)
     ]
-    for mine, other in zip(wanted, found, strict=True):
+    for mine, other in zip(wanted, measured, strict=True):
         assert mine[::2] == other[::2] and float(other[1]) == pytest.approx(float(mine[1]), rel=1e-3)
     assert reports(logs[1]) == []
 
@@ -335,8 +335,8 @@ def test_archive_formats_are_read(tmp_path: Path) -> None:
             archive.addfile(entry, io.BytesIO(text.encode()))
     tags = Texts("x", "x.tgz", "", "a/x.pt", "a/x.en", "tags")
     segments = Texts("t", "x.tgz", "", "a/t.pt.sgm", "a/t.en.sgm", "segments")
-    found = locate(tags, ("pt", "en"), [tmp_path])
-    assert list(read_pairs(found)) == [("um", "one"), ("dois", "two")]
+    corpus = locate(tags, ("pt", "en"), [tmp_path])
+    assert list(read_pairs(corpus)) == [("um", "one"), ("dois", "two")]
     assert list(read_pairs(locate(segments, ("pt", "en"), [tmp_path]))) == [("C", "A & B")]
     (tmp_path / "x.pt").write_text("um\n")
     (tmp_path / "x.en").write_text("one\ntwo\n")
@@ -347,8 +347,8 @@ def test_archive_formats_are_read(tmp_path: Path) -> None:
 def test_pairs_are_cleaned() -> None:
     settings = read_settings(IWSLT)
     pairs = [("a", "b"), ("", "b"), ("a", "b " * 9 + "b"), ("a " * 250 + "a", "b " * 200 + "b"), ("c", "d e")]
-    kept = list(clean(pairs, settings))
-    assert kept == [("a", "b"), ("c", "d e")]
+    cleaned = list(clean(pairs, settings))
+    assert cleaned == [("a", "b"), ("c", "d e")]
 
 
 def test_counting_drops_the_rarest_words(tmp_path: Path) -> None:

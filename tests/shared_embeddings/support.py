@@ -52,10 +52,10 @@ def gradients(module: nn.Module, loss: Tensor, *inputs: Tensor) -> dict[str, Ten
     for position, tensor in enumerate(inputs):
         names.append(f"input {position}")
         tensors.append(tensor)
-    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    grads = torch.autograd.grad(loss, tensors, allow_unused=True)
     return {
         name: torch.zeros_like(tensor) if gradient is None else gradient
-        for name, tensor, gradient in zip(names, tensors, found, strict=True)
+        for name, tensor, gradient in zip(names, tensors, grads, strict=True)
     }
 
 

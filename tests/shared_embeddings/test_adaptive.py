@@ -60,8 +60,8 @@ def test_loss_worked_by_hand(worked: se.SharedEmbedding) -> None:
     """Smoothing 0.3 gives each of the five words 0.06, whatever band it is in."""
     hidden, targets = torch.tensor([HIDDEN] * 6), torch.tensor([4, 2, 7, 0, 3, 1])
     losses = [-log(PROBABILITIES[word]) for word in (4, 2, 0, 3, 1)]
-    each = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="none")
-    assert each.tolist() == pytest.approx([*losses[:2], 0.0, *losses[2:]], rel=1e-5)
+    per_token = worked.cross_entropy(hidden, targets, ignore_index=7, reduction="none")
+    assert per_token.tolist() == pytest.approx([*losses[:2], 0.0, *losses[2:]], rel=1e-5)
     for reduction, expected in (("sum", sum(losses)), ("mean", sum(losses) / 5)):
         loss = worked.cross_entropy(hidden, targets, ignore_index=7, reduction=reduction)
         assert loss.item() == pytest.approx(expected, rel=1e-5)
@@ -74,15 +74,15 @@ def test_loss_worked_by_hand(worked: se.SharedEmbedding) -> None:
 def test_gradients_worked_by_hand(worked: se.SharedEmbedding) -> None:
     """Probability minus one-hot target, times the vector that the entry meets; target 3 is in cluster 1."""
     worked.cross_entropy(torch.tensor([HIDDEN]), torch.tensor([3])).backward()
-    found = {name: parameter.grad.tolist() for name, parameter in worked.named_parameters()}
-    assert found["tables.0"][0] == pytest.approx([0.1, 0.2, 0, 0])
-    assert found["tables.0"][1] == pytest.approx([0.2, 0.4, 0, 0])
-    assert found["clusters"][0] == pytest.approx([-0.7, -1.4, 0, 0])
-    assert found["clusters"][1] == pytest.approx([0.4, 0.8, 0, 0])
-    assert found["tables.1"][0] == pytest.approx([0.5, 0])
-    assert found["tables.1"][1] == pytest.approx([-0.5, 0])
-    assert found["projections.1"][0] == pytest.approx([-log(3) / 8, -log(3) / 4, 0, 0])
-    assert found["tables.2"] == [[0]] and found["projections.2"] == [[0, 0, 0, 0]]
+    grads = {name: parameter.grad.tolist() for name, parameter in worked.named_parameters()}
+    assert grads["tables.0"][0] == pytest.approx([0.1, 0.2, 0, 0])
+    assert grads["tables.0"][1] == pytest.approx([0.2, 0.4, 0, 0])
+    assert grads["clusters"][0] == pytest.approx([-0.7, -1.4, 0, 0])
+    assert grads["clusters"][1] == pytest.approx([0.4, 0.8, 0, 0])
+    assert grads["tables.1"][0] == pytest.approx([0.5, 0])
+    assert grads["tables.1"][1] == pytest.approx([-0.5, 0])
+    assert grads["projections.1"][0] == pytest.approx([-log(3) / 8, -log(3) / 4, 0, 0])
+    assert grads["tables.2"] == [[0]] and grads["projections.2"] == [[0, 0, 0, 0]]
 
 
 def test_bias_worked_by_hand(worked: se.SharedEmbedding) -> None:
@@ -160,10 +160,10 @@ def naive_log_prob(emb: Any, hidden: Tensor) -> Tensor:
     if emb.bias is not None:
         clusters = [score + emb.cluster_bias[number] for number, score in enumerate(clusters)]
     head = torch.stack(scores[0] + clusters, dim=1).log_softmax(1)
-    found = [head[:, : len(scores[0])]]
+    logs = [head[:, : len(scores[0])]]
     for number, tail in enumerate(scores[1:], start=len(scores[0])):
-        found.append(torch.stack(tail, dim=1).log_softmax(1) + head[:, number, None])
-    return torch.cat(found, dim=1)
+        logs.append(torch.stack(tail, dim=1).log_softmax(1) + head[:, number, None])
+    return torch.cat(logs, dim=1)
 
 
 def exact(case: Case) -> tuple[se.SharedEmbedding, Tensor]:
@@ -339,8 +339,8 @@ def test_sizes_of_the_second_table_of_define(width: int, printed: float) -> None
     assert se.num_parameters("adaptive", embedding_dim=dim, **sizes, **narrow) == expected
     assert expected / 1e6 == pytest.approx(printed, abs=0.005)
     if narrow:
-        own = {"score_dim": dim, "tie": "tables"}
-        assert se.num_parameters("adaptive", embedding_dim=width, **sizes, **own) == expected
+        tying = {"score_dim": dim, "tie": "tables"}
+        assert se.num_parameters("adaptive", embedding_dim=width, **sizes, **tying) == expected
 
 
 # One table for all bands
@@ -434,8 +434,8 @@ def test_agrees_with_the_adaptive_softmax_of_torch() -> None:
     (wanted,) = torch.autograd.grad(loss, hidden)
     torch.testing.assert_close(torch.autograd.grad(mean, hidden)[0], wanted)
     head = torch.autograd.grad(other(hidden, targets)[1], other.head.weight)[0]
-    found = gradients(emb, emb.cross_entropy(hidden, targets))
-    torch.testing.assert_close(torch.cat([found["tables.0"], found["clusters"]]), head)
+    grads = gradients(emb, emb.cross_entropy(hidden, targets))
+    torch.testing.assert_close(torch.cat([grads["tables.0"], grads["clusters"]]), head)
 
 
 # Initialization

@@ -67,12 +67,12 @@ def test_word_similarity_reports_coverage() -> None:
         ("cat", "paris", 5.0),  # known in upper case only
         ("cat", "zero", 5.0),  # without a direction
     ]
-    found = word_similarity(WORDS, VECTORS, WordPairs("set", pairs))
-    assert (found.known, found.pairs, found.lower_cased) == (4, 7, 1)
-    assert found.coverage == pytest.approx(4 / 7)
+    result = word_similarity(WORDS, VECTORS, WordPairs("set", pairs))
+    assert (result.known, result.pairs, result.lower_cased) == (4, 7, 1)
+    assert result.coverage == pytest.approx(4 / 7)
     # Ranks 2, 1, 3.5, 3.5 against 3, 2, 4, 1: covariance 0, 1.5 and -0.5 twice.
     covariance = (-0.5 * 0.5) + (-1.5 * -0.5) + (1.0 * 1.5) + (1.0 * -1.5)
-    assert found.rho == pytest.approx(covariance / math.sqrt(4.5 * 5.0))
+    assert result.rho == pytest.approx(covariance / math.sqrt(4.5 * 5.0))
 
 
 def test_first_occurrence_of_a_repeated_word_counts() -> None:
@@ -154,9 +154,9 @@ def test_formats(tmp_path: Path, kind: str) -> None:
     elif kind == "gzip":
         path = tmp_path / "vectors.gz"
         path.write_bytes(gzip.compress(text.encode()))
-    found = read_vectors(path)
-    assert found.words == list(ROWS)
-    np.testing.assert_array_equal(found.vectors, np.array(list(ROWS.values()), dtype=np.float32))
+    table = read_vectors(path)
+    assert table.words == list(ROWS)
+    np.testing.assert_array_equal(table.vectors, np.array(list(ROWS.values()), dtype=np.float32))
     assert read_vectors(path, limit=2).words == list(ROWS)[:2]
 
 
@@ -167,9 +167,9 @@ def test_fasttext_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     model = fasttext.FastText(sentences, vector_size=4, min_count=1, workers=1, seed=1, bucket=20)
     path, small, report = tmp_path / "model.bin", tmp_path / "small.safetensors", tmp_path / "report.json"
     fasttext.save_facebook_model(model, str(path))
-    found = read_vectors(path)
-    assert sorted(found.words) == ["moon", "star", "sun"]
-    np.testing.assert_allclose(found.vectors[found.words.index("moon")], model.wv["moon"], rtol=1e-5)
+    table = read_vectors(path)
+    assert sorted(table.words) == ["moon", "star", "sun"]
+    np.testing.assert_allclose(table.vectors[table.words.index("moon")], model.wv["moon"], rtol=1e-5)
     asked = ["--model", str(path), "--method", "standard", "--output", str(small), "--report", str(report)]
     assert main(["compress", *asked]) == 0
     assert "note: the subword vectors" in capsys.readouterr().out
@@ -183,9 +183,9 @@ def test_binary_files(tmp_path: Path, end: bytes, suffix: str) -> None:
     path = write_binary(tmp_path / f"vectors{suffix}", end=end)
     if suffix:
         path.write_bytes(gzip.compress(path.read_bytes()))
-    found = read_vectors(path)
-    assert found.words == list(ROWS)
-    np.testing.assert_array_equal(found.vectors, np.array(list(ROWS.values()), dtype=np.float32))
+    table = read_vectors(path)
+    assert table.words == list(ROWS)
+    np.testing.assert_array_equal(table.vectors, np.array(list(ROWS.values()), dtype=np.float32))
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,11 @@ def test_byte_order_marks_and_words_with_spaces(
     path, small = write(tmp_path / "vectors", text), tmp_path / "small.safetensors"
     lines = [line for line in text.removeprefix("\ufeff").splitlines() if line[1:] != " 3"]
     rows = [line.rsplit(" ", 3) for line in lines]
-    found = read_vectors(path)
-    assert found.words == [row[0] for row in rows]
-    np.testing.assert_array_equal(found.vectors, np.array([row[1:] for row in rows], np.float32))
+    table = read_vectors(path)
+    assert table.words == [row[0] for row in rows]
+    np.testing.assert_array_equal(table.vectors, np.array([row[1:] for row in rows], np.float32))
     assert main(["compress", "--model", str(path), "--method", "standard", "--output", str(small)]) == 0
-    assert WordVectorsAdapter().read(small).words == found.words
+    assert WordVectorsAdapter().read(small).words == table.words
 
 
 @pytest.mark.parametrize("kind", ["lines", "header", "binary"])
@@ -246,9 +246,9 @@ def test_words_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{path}: {place} has the word b'th\\xe9'" in capsys.readouterr().err
     assert main([*asked, "--skip-undecodable"]) == 0
     assert "note: 1 words that are not UTF-8" in capsys.readouterr().out
-    found = WordVectorsAdapter().read(small)
-    assert found.words == list(ROWS)[1:]
-    np.testing.assert_allclose(found.module.table().detach(), list(ROWS.values())[1:])
+    model = WordVectorsAdapter().read(small)
+    assert model.words == list(ROWS)[1:]
+    np.testing.assert_allclose(model.module.table().detach(), list(ROWS.values())[1:])
 
 
 def test_only_white_space_of_ascii_separates(tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ def test_only_white_space_of_ascii_separates(tmp_path: Path) -> None:
 
 
 def test_all_notations_of_numbers(tmp_path: Path) -> None:
-    found = read_vectors(write(tmp_path / "v", "1_0 +1 -.5 2.\n\u0663 1e-3 4E+2 7e1\n"))
-    assert found.words == ["1_0", "\u0663"]
-    np.testing.assert_allclose(found.vectors, [[1, -0.5, 2], [0.001, 400, 70]])
+    table = read_vectors(write(tmp_path / "v", "1_0 +1 -.5 2.\n\u0663 1e-3 4E+2 7e1\n"))
+    assert table.words == ["1_0", "\u0663"]
+    np.testing.assert_allclose(table.vectors, [[1, -0.5, 2], [0.001, 400, 70]])
 
 
 @pytest.mark.parametrize(
@@ -356,10 +356,10 @@ def test_similarity_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "v.txt: 3 words in 2 dimensions" in text and "1.0000" in text and "3 of 4 (75%)" in text
     assert "undefined" in text and "1 in lower case" in text
     assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["tables"]["v.txt"]
-    assert (found["words"], found["dimensions"]) == (3, 2)
-    assert [entry["coverage"] for entry in found["sets"]] == [0.75, 0.0]
-    assert found["sets"][0]["rho"] == pytest.approx(1.0) and found["sets"][1]["rho"] is None
+    table = json.loads(capsys.readouterr().out)["tables"]["v.txt"]
+    assert (table["words"], table["dimensions"]) == (3, 2)
+    assert [entry["coverage"] for entry in table["sets"]] == [0.75, 0.0]
+    assert table["sets"][0]["rho"] == pytest.approx(1.0) and table["sets"][1]["rho"] is None
     assert main([*asked, "--limit", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables"]["v.txt"]["words"] == 2
     assert main([*asked[:-2], str(second)]) == 2
@@ -392,13 +392,13 @@ def test_the_loader_agrees_with_the_library(text: Path, tmp_path: Path, method: 
     report = compress(options, **more).report
     assert report.kept.share is not None and report.kept.share > 0.5
     loader = loader_of(tmp_path)
-    found = loader.load(small)
+    loaded = loader.load(small)
     model = WordVectorsAdapter().read(small)
-    np.testing.assert_allclose(found.vectors, model.module.table().detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(loaded.vectors, model.module.table().detach().numpy(), atol=1e-4)
     original = read_vectors(text).vectors
-    error = np.linalg.norm(found.vectors - original) / np.linalg.norm(original)
+    error = np.linalg.norm(loaded.vectors - original) / np.linalg.norm(original)
     assert error < (0.3 if method == "quantized" else 0.001)
-    assert np.array_equal(found["w7"], found.vectors[7])
+    assert np.array_equal(loaded["w7"], loaded.vectors[7])
     small.write_bytes(small.read_bytes()[:-20])
     with pytest.raises(ValueError, match="damaged"):
         loader.load(small)

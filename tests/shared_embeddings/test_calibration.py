@@ -34,17 +34,17 @@ def uneven_metric(dim: int) -> Tensor:
     return factor @ factor.t()
 
 
-def weighted_error(found: Tensor, wanted: Tensor, matrix: Tensor) -> float:
-    missed = found - wanted
+def weighted_error(actual: Tensor, wanted: Tensor, matrix: Tensor) -> float:
+    missed = actual - wanted
     return float(((missed @ matrix) * missed).sum() / ((wanted @ matrix) * wanted).sum())
 
 
 def test_the_second_number_makes_up_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.4 becomes 0; the best second number is then 0.4 + 0.4 * 1 / 1 = 0.8, which becomes 1."""
     monkeypatch.setattr(metric, "RIDGE", 0.0)
-    one = Metric(torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
-    found = one.round(torch.tensor([[0.4, 0.4]]), [1, 2], lambda left, _: left[:, :1].round())
-    assert found.tolist() == [[0.0, 1.0]]
+    measure = Metric(torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
+    rounded = measure.round(torch.tensor([[0.4, 0.4]]), [1, 2], lambda left, _: left[:, :1].round())
+    assert rounded.tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("width", [1, 8, 40])
@@ -52,17 +52,17 @@ def test_rounding_equals_that_number_by_number(width: int) -> None:
     """The reference solves for the best numbers that are left, after every run."""
     dim, rows, matrix = 72, drawn(5, 72), uneven_metric(72)
     ends = [*range(width, dim, width), dim]
-    found = Metric(matrix).round(rows, ends, lambda left, _: left[:, :width].round())
+    rounded = Metric(matrix).round(rows, ends, lambda left, _: left[:, :width].round())
     full = matrix.double() + metric.RIDGE * matrix.double().diagonal().mean() * torch.eye(dim)
     wanted, first = rows.double().clone(), 0
     for last in ends:
-        own, rest = slice(first, last), slice(last, dim)
-        wanted[:, own] = wanted[:, own].round()
+        block, rest = slice(first, last), slice(last, dim)
+        wanted[:, block] = wanted[:, block].round()
         missed = rows[:, :last] - wanted[:, :last]
         best = torch.linalg.solve(full[rest, rest], full[rest, :last] @ missed.t())
         wanted[:, rest] = rows[:, rest] + best.t()
         first = last
-    assert (found == wanted).float().mean() > 0.98  # a number may be halfway between two
+    assert (rounded == wanted).float().mean() > 0.98  # a number may be halfway between two
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -70,10 +70,10 @@ def test_rounding_equals_that_number_by_number(width: int) -> None:
 def test_feedback_lowers_the_weighted_error_at_equal_bytes(codec: str, bits: float) -> None:
     table, matrix = drawn(WORDS, DIM), uneven_metric(DIM)
     plain, calibrated = (
-        se.fit("quantized", table, bits=bits, codec=codec, metric=one, progress=False)[0]
-        for one in (None, matrix)
+        se.fit("quantized", table, bits=bits, codec=codec, metric=measure, progress=False)[0]
+        for measure in (None, matrix)
     )
-    errors = [weighted_error(one.table().detach(), table, matrix) for one in (plain, calibrated)]
+    errors = [weighted_error(emb.table().detach(), table, matrix) for emb in (plain, calibrated)]
     assert errors[1] < 0.75 * errors[0]
     assert calibrated.counts()["stored_bits"] == plain.counts()["stored_bits"]
 
@@ -91,12 +91,12 @@ def test_feedback_without_compiled_loops(codec: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("codec", sorted(codecs()))
 def test_some_words_are_encoded_as_in_the_whole_table(codec: str) -> None:
     table, counts, ids = drawn(WORDS, DIM), torch.arange(WORDS) % 50, torch.arange(3, WORDS, 7)
-    given = {"bits": 2.5, "codec": codec, "token_counts": counts, "metric": uneven_metric(DIM)}
-    whole, _ = se.fit("quantized", table, **given, progress=False)
-    some, report = se.fit("quantized", table, **given, only=ids, progress=False)
-    torch.testing.assert_close(some(ids), whole(ids))
-    assert some.counts() == whole.counts() and some.stored_options() == whole.stored_options()
-    missed, norm = (some(ids) - table[ids]).norm(), table[ids].norm()
+    options = {"bits": 2.5, "codec": codec, "token_counts": counts, "metric": uneven_metric(DIM)}
+    whole, _ = se.fit("quantized", table, **options, progress=False)
+    part, report = se.fit("quantized", table, **options, only=ids, progress=False)
+    torch.testing.assert_close(part(ids), whole(ids))
+    assert part.counts() == whole.counts() and part.stored_options() == whole.stored_options()
+    missed, norm = (part(ids) - table[ids]).norm(), table[ids].norm()
     assert report.relative_error == pytest.approx(float(missed / norm), rel=1e-4)
 
 
@@ -119,8 +119,8 @@ class Linear:
     def samples(self, texts: object, seed: int, tokens: int) -> Samples:
         ids = torch.randint(20, (self.number,), generator=torch.Generator().manual_seed(seed))
 
-        def predict(some: Tensor) -> Batch:
-            vectors = self.table(some)
+        def predict(batch: Tensor) -> Batch:
+            vectors = self.table(batch)
             return Batch(vectors @ self.matrix.t(), vectors)
 
         lookups = {"words": {self.table: 0.5}}
@@ -130,7 +130,7 @@ class Linear:
 def test_calibration_worked_out_for_a_linear_model() -> None:
     """The Fisher information is exact here: U' (diag p - p p') U, and the factor of look-ups is squared."""
     model = Linear(60_000)
-    found, of_words = calibrate(model, model.tables(), None, 3, progress=False)["words"]  # type: ignore[arg-type]
+    fisher, of_words = calibrate(model, model.tables(), None, 3, progress=False)["words"]  # type: ignore[arg-type]
     ids = torch.randint(20, (model.number,), generator=torch.Generator().manual_seed(3))
     vectors = model.table.weight.detach()[ids]
     shares = (vectors @ model.matrix.t()).softmax(dim=1)
@@ -138,7 +138,7 @@ def test_calibration_worked_out_for_a_linear_model() -> None:
     mean = shares @ model.matrix
     second = torch.einsum("nv,vd,ve->de", shares, model.matrix, model.matrix) - mean.t() @ mean
     output = (vectors * doubts).t() @ vectors / model.number
-    torch.testing.assert_close(found, output + 0.25 * second / model.number, rtol=0.03, atol=0.02)
+    torch.testing.assert_close(fisher, output + 0.25 * second / model.number, rtol=0.03, atol=0.02)
     torch.testing.assert_close(of_words, (shares * (1 - shares)).mean(dim=0))
     only = calibrate(model, model.tables(), None, 3, "output", progress=False)["words"]  # type: ignore[arg-type]
     torch.testing.assert_close(only.metric, output, rtol=1e-3, atol=1e-3)

@@ -59,8 +59,8 @@ def test_counts_of_words(tmp_path: Path) -> None:
     assert count_words([text, text]) == {"a": 6, "b": 4}
     text.write_text("\ufeffa b a\nb a\n", encoding="utf-8")  # as some editors start a file
     assert count_words([text]) == {"a": 3, "b": 2}
-    found = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])
-    assert found.tolist() == [9, 6, 1, 1]
+    frequencies = counts_of(["<s>", "a", "zero", "never"], {"a": 6, "zero": 0, "b": 9}, ["<s>"])
+    assert frequencies.tolist() == [9, 6, 1, 1]
 
 
 @pytest.mark.parametrize("method", ["projective", "structured", "compositional_code"])
@@ -98,11 +98,11 @@ def test_bias_is_copied_with_a_note_of_its_loss(
     notes = copy_output_bias(new, bias)
     assert len(notes) == (note is not None)
     assert note is None or note in notes[0]
-    kept = new.output_bias()
+    copied = new.output_bias()
     if "output_bias" in options:
-        assert kept is not None and kept.tolist() == [0, 0, 2, 3, 4, 5]
+        assert copied is not None and copied.tolist() == [0, 0, 2, 3, 4, 5]
     else:
-        assert kept is None
+        assert copied is None
 
 
 def test_total_is_divided_in_proportion_to_the_tables() -> None:
@@ -158,12 +158,12 @@ def test_memory_counts_each_block_once() -> None:
     """Scores of a plain table come from the table itself; a funnel caches its codes after the ReLU."""
     plain = se.build("standard", num_embeddings=100, embedding_dim=8).eval()
     funnel = se.build("funnel", num_embeddings=100, embedding_dim=8, rank=4).eval()
-    own = sum(parameter.nbytes for parameter in funnel.parameters())
+    parameter_bytes = sum(parameter.nbytes for parameter in funnel.parameters())
     with torch.no_grad():
-        assert se.accounting.bytes_in_memory(funnel) == own
+        assert se.accounting.bytes_in_memory(funnel) == parameter_bytes
         plain.logits(torch.zeros(1, 8))
         funnel.logits(torch.zeros(1, 8))
-        cached = se.accounting.bytes_in_memory(funnel) - own
+        cached = se.accounting.bytes_in_memory(funnel) - parameter_bytes
     assert se.accounting.bytes_in_memory(plain) == 4 * 100 * 8
     assert cached >= 4 * 100 * 4
 
@@ -212,27 +212,27 @@ def test_confident_predictions_count_more() -> None:
 def test_divergence_and_perplexities_by_hand() -> None:
     before = logs([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]], [0, 1])
     after = logs([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]])
-    found = compare(before, after)
+    result = compare(before, after)
     # Words without a probability before do not count.
-    assert found["kl"] == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2) + math.log(2)) / 2)
-    assert found["perplexities"] == pytest.approx((2**0.5, (4 * 2) ** 0.5))
+    assert result["kl"] == pytest.approx((0.5 * math.log(2) - 0.25 * math.log(2) + math.log(2)) / 2)
+    assert result["perplexities"] == pytest.approx((2**0.5, (4 * 2) ** 0.5))
     assert compare(before, before)["kl"] == 0
     assert compare(logs([[1.0]]), logs([[1.0]]))["perplexities"] is None
     two = [*logs([[0.5, 0.25, 0.25]], [0]), *logs([[0.0, 1.0, 0.0]], [1])]
     parts = [(rows[None], None) for rows in after[0][0]]
-    assert compare(two, parts) == found
+    assert compare(two, parts) == result
 
 
 def test_predictions_of_some_words_stand_for_those_of_all() -> None:
     before = logs([[0.5, 0.1, 0.2, 0.2], [0.1, 0.3, 0.3, 0.3]], [0, 3])
     after = logs([[0.25, 0.25, 0.5], [0.2, 0.4, 0.4]])
     # The third word stands for itself and the second one.
-    some = ScoredWords(torch.tensor([0, 2, 3]), torch.tensor([0.0, math.log(2), 0.0]))
+    sample = ScoredWords(torch.tensor([0, 2, 3]), torch.tensor([0.0, math.log(2), 0.0]))
     rows = torch.tensor([[0.5, 0.4, 0.2], [0.1, 0.6, 0.3]])
     wanted = compare(logs((rows / rows.sum(dim=1, keepdim=True)).tolist(), [0, 2]), after)
-    found = compare(before, after, some)
-    assert found["kl"] == pytest.approx(wanted["kl"]) and found["share"] == pytest.approx(wanted["share"])
-    assert found["perplexities"] == pytest.approx(wanted["perplexities"])
+    result = compare(before, after, sample)
+    assert result["kl"] == pytest.approx(wanted["kl"]) and result["share"] == pytest.approx(wanted["share"])
+    assert result["perplexities"] == pytest.approx(wanted["perplexities"])
 
 
 def test_scores_that_are_not_numbers() -> None:
@@ -251,9 +251,9 @@ def test_scores_that_are_not_numbers() -> None:
     ],
 )
 def test_report_line(share: float, line: str) -> None:
-    kept = Retention.measured(share, "BLEU", "how")
-    assert kept.described().startswith(line) and "\n" not in kept.described()
-    assert kept.needs_training == line.startswith("warning")
+    retention = Retention.measured(share, "BLEU", "how")
+    assert retention.described().startswith(line) and "\n" not in retention.described()
+    assert retention.needs_training == line.startswith("warning")
 
 
 @pytest.mark.parametrize(
@@ -268,17 +268,17 @@ def test_kept_fraction_of_a_quality(measure: str, before: float, after: float, s
     model = SavedModel(measure, before)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured = Quality(measure, after, "how")
-    kept = comparison.result()[1]
-    assert kept.share == pytest.approx(share) and kept.needs_training == (share < 0.85)
+    retention = comparison.result()[1]
+    assert retention.share == pytest.approx(share) and retention.needs_training == (share < 0.85)
 
 
 def test_quality_takes_precedence_over_predictions() -> None:
     model = SavedModel("BLEU", 20.0)
     comparison = Comparison(model, TEXT, None, 5)
     model.measured, model.shares = Quality("BLEU", 5.0, "of a text"), [[0.2, 0.4, 0.4]] * 2
-    quality, kept = comparison.result()
+    quality, retention = comparison.result()
     assert quality == QualityReport("BLEU", "of a text", 20.0, 5.0)
-    assert (kept.share, kept.of, kept.how, model.asked) == (0.25, "BLEU", "of a text", [])
+    assert (retention.share, retention.of, retention.how, model.asked) == (0.25, "BLEU", "of a text", [])
 
 
 @pytest.mark.parametrize("validation", [None, TEXT])
@@ -286,11 +286,15 @@ def test_predictions_are_compared_without_a_usable_quality(validation: Validatio
     model, texts = SavedModel(), [Path("a")]
     comparison = Comparison(model, validation, texts, 5)
     model.shares = [[0.4, 0.3, 0.3], [0.7, 0.2, 0.1]]
-    quality, kept = comparison.result()
+    quality, retention = comparison.result()
     assert model.asked == [(texts, 5)] and (quality is None) == (validation is None)
-    assert kept.share == pytest.approx(0.5 / 1.2) and kept.needs_training and kept.how == "2 tokens"
-    assert kept.kl is not None and kept.kl > 0
-    assert kept.perplexity_increase == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
+    assert (
+        retention.share == pytest.approx(0.5 / 1.2)
+        and retention.needs_training
+        and retention.how == "2 tokens"
+    )
+    assert retention.kl is not None and retention.kl > 0
+    assert retention.perplexity_increase == pytest.approx((0.05 / 0.04) ** 0.5 - 1)
 
 
 def test_models_without_probes_have_no_quality() -> None:
@@ -298,9 +302,9 @@ def test_models_without_probes_have_no_quality() -> None:
         def samples(self, texts: Sequence[Path] | None, seed: int, tokens: int) -> Samples:
             raise ValueError("reads graphs")
 
-    quality, kept = Comparison(Graphs(), None, None, 1).result()
-    assert quality is None and kept.share is None and kept.needs_training
-    assert kept.described() == (
+    quality, retention = Comparison(Graphs(), None, None, 1).result()
+    assert quality is None and retention.share is None and retention.needs_training
+    assert retention.described() == (
         "warning: could not verify that this model still works (reads graphs); evaluate it on a text"
     )
 
@@ -433,7 +437,7 @@ def test_every_flipped_byte_of_safetensors_shows(tmp_path: Path) -> None:
 
 def test_the_digest_of_one_tensor_follows_its_definition() -> None:
     tensor = torch.tensor([[1.0, 2.0]])
-    own = hashlib.sha256(b"torch.float32 (1, 2) torch.strided" + tensor.numpy().tobytes()).digest()
-    parts = [b"mapping of 1", b"str a", own]
+    digest = hashlib.sha256(b"torch.float32 (1, 2) torch.strided" + tensor.numpy().tobytes()).digest()
+    parts = [b"mapping of 1", b"str a", digest]
     whole = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
     assert state_digest({"a": tensor}) == whole.hexdigest()

@@ -127,8 +127,8 @@ def test_file_round_trip(tmp_path: Path) -> None:
 def rewritten(path: Path, **changes: np.ndarray | None) -> None:
     """Change or remove arrays of a class file."""
     with np.load(path) as arrays:
-        kept = {name: arrays[name] for name in arrays.files} | changes
-    np.savez(path, **{name: value for name, value in kept.items() if value is not None})
+        contents = {name: arrays[name] for name in arrays.files} | changes
+    np.savez(path, **{name: value for name, value in contents.items() if value is not None})
 
 
 def truncated(path: Path) -> None:
@@ -305,7 +305,7 @@ def test_unseen_words_go_to_the_center_nearest_to_zero() -> None:
 def test_clusters_come_from_the_seed() -> None:
     vectors = np.random.default_rng(0).normal(size=(200, 5))
     first, second, other = (cluster(vectors, 20, seed) for seed in (1, 1, 2))
-    assert all(np.array_equal(one, again) for one, again in zip(first, second, strict=True))
+    assert all(np.array_equal(array, again) for array, again in zip(first, second, strict=True))
     assert not np.array_equal(first[0], other[0])
     assert np.bincount(first[0], minlength=20).min() > 0
 
@@ -348,10 +348,10 @@ def test_classes_follow_the_words_of_another_vocabulary() -> None:
     assert emb.classes.flatten().tolist() == [1, 1, 2, 1, 0, 1]
 
 
-@pytest.mark.parametrize("given", [{"unique_dim": 2, "classes": "missing.npz"}, {"classes": "missing.npz"}])
-def test_errors_name_the_method_once(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"unique_dim": 2, "classes": "missing.npz"}, {"classes": "missing.npz"}])
+def test_errors_name_the_method_once(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="^uncle: option") as error:
-        se.fit("uncle", torch.randn(3, 4), words=["a", "b", "c"], **given)
+        se.fit("uncle", torch.randn(3, 4), words=["a", "b", "c"], **options)
     assert str(error.value).count("uncle") == 1
 
 

@@ -53,12 +53,12 @@ def test_params(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8")
     assert "40,512" in text  # 8 * (5000 + 64)
     assert "bytes int8" in text
-    found = json.loads(printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8", "--json"))
-    assert found["total"] == 40512 and found["compression"] == 7.9
-    assert {part["name"] for part in found["parts"]} >= {"codes", "basis", "total"}
+    report = json.loads(printed(capsys, "params", "--method", "projective", *SIZES, "--rank", "8", "--json"))
+    assert report["total"] == 40512 and report["compression"] == 7.9
+    assert {part["name"] for part in report["parts"]} >= {"codes", "basis", "total"}
     options = ["--bits", "4", "--codec", "uniform"]
-    found = json.loads(printed(capsys, "params", "--method", "quantized", *SIZES, *options, "--json"))
-    (total,) = (part["bytes"] for part in found["parts"] if part["name"] == "total")
+    report = json.loads(printed(capsys, "params", "--method", "quantized", *SIZES, *options, "--json"))
+    (total,) = (part["bytes"] for part in report["parts"] if part["name"] == "total")
     embedding = se.build("quantized", num_embeddings=5000, embedding_dim=64, bits=4, codec="uniform")
     for store, size in total.items():
         assert 8 * size == se.accounting.stored_bits(embedding, store)
@@ -74,8 +74,8 @@ def test_sizes_are_counted_in_a_new_process() -> None:
 def test_suggest(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "suggest", *SIZES, "--budget", "40k")
     assert "embedding: {method: projective, rank: 7}" in text
-    found = json.loads(printed(capsys, "suggest", *SIZES, "--budget", "40k", "--json"))
-    assert {suggestion["method"] for suggestion in found["suggestions"]} == set(se.methods())
+    report = json.loads(printed(capsys, "suggest", *SIZES, "--budget", "40k", "--json"))
+    assert {suggestion["method"] for suggestion in report["suggestions"]} == set(se.methods())
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_user_errors_are_one_line(
     error: Exception, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("tool", raising(error), []) == 2
-    found = capsys.readouterr().err
-    assert found.startswith(line) and found.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(line) and message.count("\n") == 1
     monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
     with pytest.raises(type(error)):
         run("tool", raising(error), [])
@@ -173,6 +173,6 @@ def test_unwritable_output_fails() -> None:
         "raise SystemExit(run('tool', lambda _: print('x'), []))"
     )
     with open("/dev/full", "w") as full:
-        found = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert found.returncode == 2 and found.stderr.startswith("tool: No space left on device")
-    assert found.stderr.count("\n") == 1
+        process = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert process.returncode == 2 and process.stderr.startswith("tool: No space left on device")
+    assert process.stderr.count("\n") == 1

@@ -218,12 +218,12 @@ def test_computes_what_the_reference_does(setting: UnitSetting) -> None:
     copied_into(emb, weights)
     expected = torch.stack([unit(vector, setting, weights) for vector in emb.map.table()])
     ids = torch.tensor([[3, 7], [7, 0]])
-    for found, wanted in (
+    for actual, wanted in (
         (emb.table(), expected),
         (emb(ids), expected[ids]),
         (emb.eval().table(), expected),
     ):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
 
 
 @each_setting
@@ -300,7 +300,7 @@ def test_the_reduction_reads_inputs_of_norm_one(connection: str) -> None:
     options = {**UNIT, "map_dim": 64, "expand_dim": 512, "connection": connection}
     emb: Any = se.build("define", num_embeddings=500, embedding_dim=200, **options)
     inputs: list[Tensor] = []
-    emb.reducer.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    emb.reducer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     table = emb.table()
     assert float(inputs[0].square().sum(dim=1).mean()) == pytest.approx(1.0, rel=0.05)
     assert float(table.square().mean()) == pytest.approx(1 / 200, rel=0.1)

@@ -57,8 +57,8 @@ def test_commands_find_the_method(folder: Path) -> None:
     assert "buckets" in command(folder, "methods", "hashed")
     counted = json.loads(command(folder, "params", "--method", "hashed", *sizes, "--buckets", "50", "--json"))
     assert counted["total"] == 50 * 32
-    found = json.loads(command(folder, "suggest", *sizes, "--budget", "3200", "--json"))["suggestions"]
-    assert {"buckets": 100} in [one["options"] for one in found if one["method"] == "hashed"]
+    suggestions = json.loads(command(folder, "suggest", *sizes, "--budget", "3200", "--json"))["suggestions"]
+    assert {"buckets": 100} in [entry["options"] for entry in suggestions if entry["method"] == "hashed"]
 
 
 @pytest.mark.slow
@@ -164,5 +164,5 @@ def test_a_codec_is_one_file(folder: Path) -> None:
     assert spec is not None and spec.loader is not None
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
-    found = torch.from_numpy(loader.load(folder / "small.safetensors").vectors)
-    assert float((found - vectors).norm() / vectors.norm()) < 0.15
+    decoded = torch.from_numpy(loader.load(folder / "small.safetensors").vectors)
+    assert float((decoded - vectors).norm() / vectors.norm()) < 0.15

@@ -84,7 +84,7 @@ def in_a_map(**options: Any) -> se.SharedEmbedding:
 def masks(emb: Any, ids: torch.Tensor) -> torch.Tensor:
     """Which nonzero hidden units ``(N, H)`` of tokens ``(N,)`` dropout has kept."""
     drawn: list[torch.Tensor] = []
-    handle = emb.relu_dropout.register_forward_hook(lambda module, given, out: drawn.append(out != 0))
+    handle = emb.relu_dropout.register_forward_hook(lambda module, args, out: drawn.append(out != 0))
     emb(ids)
     handle.remove()
     return drawn[0]
@@ -95,13 +95,13 @@ def test_the_output_side_has_no_dropout(name: str) -> None:
     case = by_name(name)
     plain, emb = case.build(0).train(), dropping(case)
     hidden, targets = torch.randn(6, case.embedding_dim), torch.randint(0, case.num_embeddings, (6,))
-    for found, expected in (
+    for actual, expected in (
         (emb.logits(hidden), plain.logits(hidden)),
         (emb.log_prob(hidden), plain.log_prob(hidden)),
         (emb.output_table(), plain.output_table()),
         (emb.table(), plain.table()),
     ):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     loss, expected = emb.cross_entropy(hidden, targets), plain.cross_entropy(hidden, targets)
     assert torch.equal(loss, expected)
     assert_same_gradients(gradients(emb, loss), gradients(plain, expected))
@@ -114,16 +114,16 @@ def test_tokens_with_dropout_are_as_in_the_formula(name: str) -> None:
     emb: Any = dropping(case).double()
     ids = torch.tensor([[5, 11, 3], [5, 2, 5]])
     torch.manual_seed(1)
-    kept = masks(emb, ids)
-    assert not torch.equal(kept[0], kept[3]) and not torch.equal(kept[0], kept[5])  # tokens of one word
+    mask = masks(emb, ids)
+    assert not torch.equal(mask[0], mask[3]) and not torch.equal(mask[0], mask[5])  # tokens of one word
     torch.manual_seed(1)
-    found = emb(ids)
+    vectors = emb(ids)
     filters = sum(book[emb.codes[ids.flatten(), place].long()] for place, book in enumerate(emb.codebooks))
     filters = (filters > 0).double() if case.options["filter"] == "binary" else filters
-    units = F.relu((filters * emb.base) @ emb.first.T) * kept / 0.5
+    units = F.relu((filters * emb.base) @ emb.first.T) * mask / 0.5
     expected = (units @ emb.second.T * (ids.flatten() != 3)[:, None]).view(2, 3, -1)
-    torch.testing.assert_close(found, expected)
-    assert_same_gradients(gradients(emb, found.square().sum()), gradients(emb, expected.square().sum()))
+    torch.testing.assert_close(vectors, expected)
+    assert_same_gradients(gradients(emb, vectors.square().sum()), gradients(emb, expected.square().sum()))
 
 
 def test_a_map_drops_for_every_token_on_the_input_side() -> None:
@@ -171,10 +171,10 @@ def test_dropout_ends_in_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     token_rows = AloneEmbedding.token_rows
 
-    def noted(self: AloneEmbedding, *given: torch.Tensor) -> torch.Tensor:
+    def noted(self: AloneEmbedding, *args: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and self.training:
             seen.append(self.relu_dropout.p > 0)
-        return token_rows(self, *given)
+        return token_rows(self, *args)
 
     monkeypatch.setattr(AloneEmbedding, "token_rows", noted)
     options = {"hidden_dim": 40, "relu_dropout": 0.5, "relu_dropout_steps": 3}

@@ -155,7 +155,7 @@ INVALID = [
     ("uncle", {"unique_dim": 2, "classes": [*range(36), -1]}, "class -1"),
     ("uncle", {"unique_dim": 2, "classes": [3] * 37, "num_classes": 3}, "class 3"),
     ("uncle", {"unique_dim": 2, "classes": [[0] * 37, [1] * 37], "num_classes": 3}, "num_classes"),
-    *(("uncle", {"unique_dim": 2, "classes": given}, "classes") for given in (3, np.zeros(37), [[0, [1]]])),
+    *(("uncle", {"unique_dim": 2, "classes": value}, "classes") for value in (3, np.zeros(37), [[0, [1]]])),
     ("uncle", {"unique_dim": 2, "classes": ["no/such/file.npz"]}, "no/such/file.npz"),
     ("group_reduce", {}, "num_groups"),
     ("group_reduce", {"num_groups": 3}, "min_rank"),

@@ -59,26 +59,26 @@ def fitted(method: str, **changes: Any) -> tuple[se.SharedEmbedding, Any]:
 
 @pytest.mark.parametrize("method", se.methods())
 def test_fit_comes_close(method: str) -> None:
-    emb, found = fitted(method)
+    emb, stats = fitted(method)
     table = clustered_table()
-    kept = torch.arange(VOCABULARY) != PADDING
-    missed = (emb.table().detach() - table)[kept]
-    assert found.loss == pytest.approx(float(missed.norm(dim=1).mean()), rel=1e-4, abs=1e-6)
-    assert found.squared_loss == pytest.approx(float(missed.square().sum(1).mean()), rel=1e-4, abs=1e-6)
-    assert found.relative_error == pytest.approx(
-        float(missed.norm() / table[kept].norm()), rel=1e-4, abs=1e-6
+    is_word = torch.arange(VOCABULARY) != PADDING
+    missed = (emb.table().detach() - table)[is_word]
+    assert stats.loss == pytest.approx(float(missed.norm(dim=1).mean()), rel=1e-4, abs=1e-6)
+    assert stats.squared_loss == pytest.approx(float(missed.square().sum(1).mean()), rel=1e-4, abs=1e-6)
+    assert stats.relative_error == pytest.approx(
+        float(missed.norm() / table[is_word].norm()), rel=1e-4, abs=1e-6
     )
-    roots = zipf_counts().sqrt().unsqueeze(1)[kept]
-    assert found.weighted_error == pytest.approx(
-        float((missed * roots).norm() / (table[kept] * roots).norm()), rel=1e-4, abs=1e-6
+    roots = zipf_counts().sqrt().unsqueeze(1)[is_word]
+    assert stats.weighted_error == pytest.approx(
+        float((missed * roots).norm() / (table[is_word] * roots).norm()), rel=1e-4, abs=1e-6
     )
-    assert found.relative_error <= se.get_method_config(method).fit_bound
-    assert found.parameters == emb.counts()["total"]
-    assert found.stored_bits == emb.counts()["stored_bits"]
-    assert found.compression == pytest.approx(VOCABULARY * DIMENSION / found.parameters)
+    assert stats.relative_error <= se.get_method_config(method).fit_bound
+    assert stats.parameters == emb.counts()["total"]
+    assert stats.stored_bits == emb.counts()["stored_bits"]
+    assert stats.compression == pytest.approx(VOCABULARY * DIMENSION / stats.parameters)
     assert torch.equal(emb.table()[PADDING], torch.zeros(DIMENSION))
     sizes = {"num_embeddings": VOCABULARY, "embedding_dim": DIMENSION, "padding_idx": PADDING}
-    again = se.build(method, **sizes, **found.options)
+    again = se.build(method, **sizes, **stats.options)
     again.load_state_dict(emb.state_dict())
     assert torch.equal(again.table(), emb.table())
     assert again.counts() == emb.counts()
@@ -91,10 +91,10 @@ def test_same_seed_same_fit_without_global_randomness_or_a_bias(method: str) -> 
     drawn = torch.rand(1)
     torch.manual_seed(11)
     assert torch.equal(drawn, torch.rand(1))
-    emb, found = fitted(method, steps=5, output_bias=True)
+    emb, stats = fitted(method, steps=5, output_bias=True)
     added = VOCABULARY + (2 if method == "adaptive" else 0)
-    assert found.options["output_bias"] is True
-    assert found.parameters == plain.parameters + added
+    assert stats.options["output_bias"] is True
+    assert stats.parameters == plain.parameters + added
     assert torch.equal(emb.output_bias(), torch.zeros(VOCABULARY))
     assert torch.equal(emb.table(), without.table())
 
@@ -147,10 +147,10 @@ def test_funnel_without_a_common_part_stays_close_to_svd() -> None:
     ],
 )
 def test_the_scale_of_the_table_does_not_matter(method: str, changes: dict[str, Any]) -> None:
-    _, found = fitted(method, **changes)
+    _, stats = fitted(method, **changes)
     for scale in (2.0**-10, 2.0**10):
         _, scaled = fitted(method, teacher=clustered_table() * scale, **changes)
-        assert scaled.loss == pytest.approx(found.loss * scale, rel=1e-4)
+        assert scaled.loss == pytest.approx(stats.loss * scale, rel=1e-4)
 
 
 def test_descent_keeps_the_best_parameters() -> None:
@@ -184,11 +184,11 @@ def test_report_by_hand() -> None:
     with torch.no_grad():
         emb.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
     teacher = torch.tensor([[4.0, 4.0], [0.0, 0.0]])
-    found = report(emb, teacher, torch.tensor([1.0, 9.0]))
-    assert found.loss == pytest.approx(2.5)
-    assert found.squared_loss == pytest.approx(12.5)
-    assert found.relative_error == pytest.approx(5.0 / math.sqrt(32.0))
-    assert found.weighted_error == pytest.approx(5.0 / math.sqrt(32.0))
+    stats = report(emb, teacher, torch.tensor([1.0, 9.0]))
+    assert stats.loss == pytest.approx(2.5)
+    assert stats.squared_loss == pytest.approx(12.5)
+    assert stats.relative_error == pytest.approx(5.0 / math.sqrt(32.0))
+    assert stats.weighted_error == pytest.approx(5.0 / math.sqrt(32.0))
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_default_dtype_does_not_matter(method: str) -> None:
 def test_counts_follow_the_table_to_a_gpu() -> None:
     table = clustered_table()
     counts = torch.arange(len(table), 0, -1)
-    _, found = se.fit("projective", table.cuda(), token_counts=counts, rank=2, progress=False)
+    _, stats = se.fit("projective", table.cuda(), token_counts=counts, rank=2, progress=False)
     _, wanted = se.fit("projective", table, token_counts=counts, rank=2, progress=False)
-    assert found.weighted_error == pytest.approx(wanted.weighted_error, rel=1e-3)
+    assert stats.weighted_error == pytest.approx(wanted.weighted_error, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["projective", "group_reduce"])
@@ -377,9 +377,9 @@ def test_tt_svd_is_exact_at_full_ranks(
 ) -> None:
     table = torch.randn(37, 12, generator=torch.Generator().manual_seed(0))
     cores = tt_svd(table, vocab_shape, dim_shape, ranks)
-    found = expanded(cores)
-    torch.testing.assert_close(found[:37], table, rtol=0, atol=1e-5)
-    assert found[37:].abs().max() < 1e-5
+    rows = expanded(cores)
+    torch.testing.assert_close(rows[:37], table, rtol=0, atol=1e-5)
+    assert rows[37:].abs().max() < 1e-5
 
 
 def test_tt_svd_of_two_cores_is_the_svd_of_the_rearranged_table() -> None:
@@ -456,8 +456,8 @@ def test_codebooks_are_the_least_squares_solution_of_their_codes() -> None:
     for word, (first, second) in enumerate(codes.tolist()):
         ones[word, first] = ones[word, 3 + second] = 1.0
     expected = ones.double() @ torch.linalg.pinv(ones.double()) @ table.double()
-    found = sums(codes, least_squares_codebooks(table, codes, 3))
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+    rows = sums(codes, least_squares_codebooks(table, codes, 3))
+    torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-4)
 
 
 # Loading into embeddings
@@ -511,11 +511,11 @@ def islands(points: int = 3000, clusters: int = 40) -> tuple[Tensor, Tensor]:
 
 def test_every_island_is_a_cluster() -> None:
     points, centers = islands()
-    codes, found = kmeans(points, 40, seed=1, products=2**40)
-    assert float((found[codes] - points).square().sum(1).mean()) < 1.1 * 6 * 0.01
-    assert nearest(centers, found)[0].unique().numel() == 40
+    codes, means = kmeans(points, 40, seed=1, products=2**40)
+    assert float((means[codes] - points).square().sum(1).mean()) < 1.1 * 6 * 0.01
+    assert nearest(centers, means)[0].unique().numel() == 40
     again = kmeans(points, 40, seed=1, products=2**40)
-    assert torch.equal(codes, again[0]) and torch.equal(found, again[1])
+    assert torch.equal(codes, again[0]) and torch.equal(means, again[1])
 
 
 def test_class_vectors_have_the_least_mean_distance() -> None:
@@ -524,10 +524,10 @@ def test_class_vectors_have_the_least_mean_distance() -> None:
     part = torch.randn(200, 5, generator=generator) ** 3
     classes = torch.randint(4, (200, 1), generator=generator)
     words = torch.arange(1, 200)
-    (found,) = class_centers([part], classes, words, [4])
+    (medians,) = class_centers([part], classes, words, [4])
     for number in range(4):
         members = words[classes[words, 0] == number]
-        missed = part[members] - found[number]
+        missed = part[members] - medians[number]
         pull = (missed / missed.norm(dim=1, keepdim=True)).mean(dim=0)
         assert float(pull.norm()) < 0.02
         mean = part[members].mean(dim=0)

@@ -234,8 +234,8 @@ def test_codes_come_from_their_own_seed(name: str) -> None:
     def codes(emb: se.SharedEmbedding) -> list[Tensor]:
         return [buffer.clone() for _, buffer in emb.named_buffers()]
 
-    def equal(one: se.SharedEmbedding, other: se.SharedEmbedding) -> bool:
-        return all(map(torch.equal, codes(one), codes(other)))
+    def equal(emb: se.SharedEmbedding, other: se.SharedEmbedding) -> bool:
+        return all(map(torch.equal, codes(emb), codes(other)))
 
     first, second, other = case.build(1), case.build(2), case.build(1, options=case.options | {"seed": 7})
     assert equal(first, second) and not equal(first, other)

@@ -73,18 +73,18 @@ def test_training_is_one_graph_or_has_a_fullgraph_limit(case: Case) -> None:
         return embedding(ids).square().sum() + embedding.logits(hidden).square().mean()
 
     def loss() -> Tensor:
-        each = embedding.cross_entropy(hidden, targets, reduction="none")
-        return embedding.cross_entropy(hidden, targets, label_smoothing=0.1) + each.square().sum()
+        losses = embedding.cross_entropy(hidden, targets, reduction="none")
+        return embedding.cross_entropy(hidden, targets, label_smoothing=0.1) + losses.square().sum()
 
     for function in (inputs, loss):
         is_whole = function is inputs or se.get_method_config(case.method).fullgraph_limit is None
         if not is_whole:
             with pytest.raises(Exception, match="data-dependent"):
                 torch.compile(function, backend="aot_eager", fullgraph=True)()
-        expected, found = function(), torch.compile(function, backend="aot_eager", fullgraph=is_whole)()
-        torch.testing.assert_close(found, expected)
+        expected, value = function(), torch.compile(function, backend="aot_eager", fullgraph=is_whole)()
+        torch.testing.assert_close(value, expected)
         wanted = gradients(embedding, expected, hidden)
-        assert_same_gradients(gradients(embedding, found, hidden), wanted)
+        assert_same_gradients(gradients(embedding, value, hidden), wanted)
     embedding.eval()
     with torch.no_grad():
         # Loops for some codes, which graphs do not have, read hidden states in 16 bits.
@@ -130,7 +130,7 @@ class OneDevice(TorchDispatchMode):
     """Fails at an operation on tensors of several devices; copies and single numbers may differ."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [each for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
         devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0}
         assert len(devices) <= 1 or "copy" in str(func), f"{func} mixes {devices}"
         return func(*args, **(kwargs or {}))
@@ -146,10 +146,10 @@ def test_computes_without_values(case: Case, mode: Any) -> None:
             vectors = emb(ids)
             loss = vectors.sum()
             if case.output:
-                scores, each = emb.logits(hidden), emb.cross_entropy(hidden, ids, reduction="none")
-                assert scores.shape == (3, 5, case.num_embeddings) and each.shape == (3, 5)
+                scores, losses = emb.logits(hidden), emb.cross_entropy(hidden, ids, reduction="none")
+                assert scores.shape == (3, 5, case.num_embeddings) and losses.shape == (3, 5)
                 entropy = emb.cross_entropy(hidden, ids, label_smoothing=0.1)
-                loss = loss + scores.sum() + each.sum() + entropy
+                loss = loss + scores.sum() + losses.sum() + entropy
             loss.backward()
         assert vectors.shape == (3, 5, case.embedding_dim) and loss.shape == ()
         for name, parameter in emb.named_parameters():
@@ -191,8 +191,8 @@ def held(module: se.SharedEmbedding, store: str) -> se.SharedEmbedding:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_method(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared_embeddings.export.onnx._SECONDS", 0.0)
-    found = exported(case.build(), tmp_path / "embedding.onnx")
-    assert found.error < 2e-3 and found.bytes == (tmp_path / "embedding.onnx").stat().st_size
+    export = exported(case.build(), tmp_path / "embedding.onnx")
+    assert export.error < 2e-3 and export.bytes == (tmp_path / "embedding.onnx").stat().st_size
 
 
 def uniform(dim: int = DIM, **options: Any) -> se.SharedEmbedding:
@@ -217,10 +217,10 @@ def test_compact_forms(tmp_path: Path) -> None:
         (fitted("standard"), "dense table", 4 * WORDS * DIM),
         (nn.Embedding(WORDS, DIM), "dense table", 4 * WORDS * DIM),
     ):
-        found = exported(module, output)
-        assert found.form.startswith(form)
-        assert numbers <= found.bytes <= 1.02 * numbers + 2700, form
-        assert (found.tokens_per_second is None) == isinstance(module, nn.Embedding)
+        export = exported(module, output)
+        assert export.form.startswith(form)
+        assert numbers <= export.bytes <= 1.02 * numbers + 2700, form
+        assert (export.tokens_per_second is None) == isinstance(module, nn.Embedding)
 
 
 def test_a_file_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

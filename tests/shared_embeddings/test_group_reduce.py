@@ -77,8 +77,8 @@ def test_a_minimum_rank_above_half_of_the_dimension_is_kept() -> None:
     """The factors of 35 words in 8 dimensions are smaller than their table up to a rank of 6."""
     emb = se.build("group_reduce", num_embeddings=40, embedding_dim=8, num_groups=2, min_rank=6)
     assert (emb.layout.sizes, emb.layout.ranks) == ((5, 35), (4, 6))
-    found = group_reduction.group_reduce(torch.randn(200, 8), 1.0 / torch.arange(1.0, 201.0), 2, 6)
-    assert len(found.bases[-1]) == 6
+    reduction = group_reduction.group_reduce(torch.randn(200, 8), 1.0 / torch.arange(1.0, 201.0), 2, 6)
+    assert len(reduction.bases[-1]) == 6
 
 
 def test_group_funneling_worked_example() -> None:
@@ -180,9 +180,9 @@ def test_only_requested_gradients_are_computed() -> None:
     emb.codes[1].requires_grad_(False)
     emb.bases[0].requires_grad_(False)
     targets = torch.randint(37, (30,))
-    found = gradients(emb, emb.cross_entropy(hidden, targets))
-    assert len(found) == 4
-    assert_same_gradients(found, gradients(emb, dense_loss(emb, hidden, targets)))
+    grads = gradients(emb, emb.cross_entropy(hidden, targets))
+    assert len(grads) == 4
+    assert_same_gradients(grads, gradients(emb, dense_loss(emb, hidden, targets)))
 
 
 # The factorization
@@ -236,44 +236,46 @@ def test_every_group_has_a_word(words: int) -> None:
         assert sum(sizes) == words and min(sizes) >= 1 and min(ranks) >= 1
 
 
-def rebuilt(found: group_reduction.GroupReduction) -> Tensor:
+def rebuilt(reduction: group_reduction.GroupReduction) -> Tensor:
     """The table of a group reduction, word by word."""
-    used = [0] * len(found.codes)
+    used = [0] * len(reduction.codes)
     rows = []
-    for group in found.groups.tolist():
-        rows.append(found.codes[group][used[group]] @ found.bases[group])
+    for group in reduction.groups.tolist():
+        rows.append(reduction.codes[group][used[group]] @ reduction.bases[group])
         used[group] += 1
-    assert used == [len(codes) for codes in found.codes]
+    assert used == [len(codes) for codes in reduction.codes]
     return torch.stack(rows)
 
 
-def parameters(found: group_reduction.GroupReduction) -> int:
-    return sum(part.numel() for part in (*found.codes, *found.bases))
+def parameters(reduction: group_reduction.GroupReduction) -> int:
+    return sum(part.numel() for part in (*reduction.codes, *reduction.bases))
 
 
 def test_group_reduce_is_a_weighted_svd_for_each_group() -> None:
     table, counts = clustered_table(300, 16)
-    found = group_reduction.group_reduce(table, counts, 3, 2, refinements=0)
+    reduction = group_reduction.group_reduce(table, counts, 3, 2, refinements=0)
     order = counts.argsort(descending=True, stable=True)
     layout = group_reduction.group_layout(counts[order].clamp(min=1).numpy(), 16, 3, 2)
     start = 0
     for group, (size, rank) in enumerate(zip(*layout)):
         members = order[start : start + size].sort().values
         start += size
-        assert (found.groups == group).nonzero().flatten().tolist() == members.tolist()
+        assert (reduction.groups == group).nonzero().flatten().tolist() == members.tolist()
         codes, basis = truncated_svd(table[members], rank, counts[members])
-        torch.testing.assert_close(found.codes[group] @ found.bases[group], codes @ basis, rtol=0, atol=1e-5)
-    assert found.errors[0] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+        torch.testing.assert_close(
+            reduction.codes[group] @ reduction.bases[group], codes @ basis, rtol=0, atol=1e-5
+        )
+    assert reduction.errors[0] == pytest.approx(weighted_error(table, rebuilt(reduction), counts), rel=1e-4)
 
 
 def test_refinements_lower_the_error_and_never_add_parameters() -> None:
     table, counts = clustered_table()
-    found = group_reduction.group_reduce(table, counts, 5, 4, refinements=6)
-    assert len(found.errors) > 1 and found.errors == sorted(found.errors, reverse=True)
-    assert found.errors[-1] < 0.95 * found.errors[0] and min(map(len, found.codes)) >= 1
-    assert found.errors[-1] == pytest.approx(weighted_error(table, rebuilt(found), counts), rel=1e-4)
+    reduction = group_reduction.group_reduce(table, counts, 5, 4, refinements=6)
+    assert len(reduction.errors) > 1 and reduction.errors == sorted(reduction.errors, reverse=True)
+    assert reduction.errors[-1] < 0.95 * reduction.errors[0] and min(map(len, reduction.codes)) >= 1
+    assert reduction.errors[-1] == pytest.approx(weighted_error(table, rebuilt(reduction), counts), rel=1e-4)
     before = group_reduction.group_reduce(table, counts, 5, 4, refinements=0)
-    assert parameters(found) <= parameters(before)
+    assert parameters(reduction) <= parameters(before)
 
 
 def test_no_word_is_moved_below_the_minimum_rank() -> None:
@@ -296,22 +298,22 @@ def test_group_reduce_beats_plain_svd_of_the_same_size(groups: int, min_rank: in
         table = torch.randn(len(table), 10) @ torch.randn(10, 32) + 0.1 * torch.randn(len(table), 32)
     elif kind == "noise":
         table = torch.randn_like(table)
-    found = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
-    rank = -(-parameters(found) // sum(table.shape))
+    reduction = group_reduction.group_reduce(table, counts, groups, min_rank, refinements=2)
+    rank = -(-parameters(reduction) // sum(table.shape))
     for weights in (None, counts):
         codes, basis = truncated_svd(table, rank, weights)
-        assert found.errors[-1] <= weighted_error(table, codes @ basis, counts)
+        assert reduction.errors[-1] <= weighted_error(table, codes @ basis, counts)
 
 
 def test_unseen_words_work() -> None:
     table, counts = clustered_table(200, 16)
     counts[counts < counts.median()] = 0
-    found = group_reduction.group_reduce(table, counts, 4, 2)
-    assert rebuilt(found).isfinite().all() and len(found.codes) == 4
+    reduction = group_reduction.group_reduce(table, counts, 4, 2)
+    assert rebuilt(reduction).isfinite().all() and len(reduction.codes) == 4
 
 
 def test_group_reduce_of_one_group_is_a_weighted_svd() -> None:
     table, counts = clustered_table(100, 16)
-    found = group_reduction.group_reduce(table, counts, 1, 5)
+    reduction = group_reduction.group_reduce(table, counts, 1, 5)
     codes, basis = truncated_svd(table, 5, counts)
-    torch.testing.assert_close(rebuilt(found), codes @ basis, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rebuilt(reduction), codes @ basis, rtol=0, atol=1e-5)

@@ -122,8 +122,8 @@ def test_interpolation() -> None:
     place = np.where(is_negative, ~(A ^ 0x8000) & 0xFFFF, A ^ 0x8000).astype(np.int32)
     line = place >> 11
     value = (starts[line].astype(np.int32) * 64 + slopes[line] * (place >> 5 & 63)) >> 3
-    found = run(np.int16, body, A, starts, slopes)
-    assert (found == np.where(is_negative, ~value, value)).all()
+    output = run(np.int16, body, A, starts, slopes)
+    assert (output == np.where(is_negative, ~value, value)).all()
 
 
 def test_ints_and_floats() -> None:

@@ -64,11 +64,11 @@ def test_int8_by_hand() -> None:
     table[1, :2] = torch.tensor([-127.0, 63.5])  # a scale of 1: -127, 63.5 to the even 64
     packed = pack({"a.table": table}, ["a"], "int8")
     assert packed["a.table"].dtype == torch.int8 and packed["a.table.scale"].shape == (16, 1)
-    found = unpack(packed)["a.table"]
+    unpacked = unpack(packed)["a.table"]
     wanted = torch.zeros(16, 16)
     wanted[0, :3] = torch.tensor([254.0, -4.0, 2.0])
     wanted[1, :2] = torch.tensor([-127.0, 64.0])
-    assert torch.equal(found, wanted) and found.dtype == torch.float32
+    assert torch.equal(unpacked, wanted) and unpacked.dtype == torch.float32
     assert stored(packed) == 256 + 2 * 16 == packed_bytes(table, "int8", "t")
 
 
@@ -82,11 +82,11 @@ def test_no_value_moves_by_more_than_half_a_step(shape: tuple[int, ...], scales:
     packed = pack({"t": table}, ["t"], "int8")
     assert packed["t.scale"].numel() == scales
     assert packed_bytes(torch.empty(shape, device="meta"), "int8", "t") == stored(packed)
-    found = unpack(packed)["t"]
+    unpacked = unpack(packed)["t"]
     largest = table.abs().flatten(1).amax(dim=1).view(-1, *[1] * (len(shape) - 1))
     # The relative error of a scale is at most 2**-9, which moves the largest value by a quarter of a step.
-    assert bool(((found - table).abs() <= 0.51 * largest / 127).all())
-    assert not torch.equal(found, table)
+    assert bool(((unpacked - table).abs() <= 0.51 * largest / 127).all())
+    assert not torch.equal(unpacked, table)
 
 
 def test_scales_of_rows_by_hand() -> None:
@@ -96,8 +96,8 @@ def test_scales_of_rows_by_hand() -> None:
     packed = pack({"a.row_scales": scales}, ["a"], "int8")
     assert packed["a.row_scales"].dtype == torch.uint8 and packed["a.row_scales.scale"].tolist() == [[4.0]]
     assert packed["a.row_scales"][:7, 0].tolist() == [248, 239, 223, 0, 0, 1, 0]
-    found = unpack(packed)["a.row_scales"][:7, 0].tolist()
-    assert found == pytest.approx([2 ** (25 / 16), 2.0, 1.0, 0.0, 0.0, 2.0**-13.875, 0.0])
+    unpacked = unpack(packed)["a.row_scales"][:7, 0].tolist()
+    assert unpacked == pytest.approx([2 ** (25 / 16), 2.0, 1.0, 0.0, 0.0, 2.0**-13.875, 0.0])
     assert stored(packed) == 256 + 2 == packed_bytes(scales, "fp16", "a.row_scales")
     assert packing_of(packed) == (["a.row_scales"], "fp16")
     assert pack({"a.row_scales": scales}, ["a"], "fp32").keys() == {"a.row_scales"}
@@ -116,15 +116,15 @@ def test_packing_again_gives_the_same_bytes(store: str, shape: tuple[int, ...]) 
         state = {"t": table, "row_scales": 2 ** (12 * torch.rand(1000, 1)) * min(max(size, 1e-35), 1e34)}
         state["codes"] = torch.arange(600) % 37
         first = pack(state, state, store)
-        found = unpack(first)
+        unpacked = unpack(first)
         assert packed_bytes(torch.empty(shape, device="meta"), store, "t") == first["t"].nbytes + (
             first["t.scale"].nbytes if "t.scale" in first else 0
         )
-        assert bool(found["t"].isfinite().all()) and found["t"].shape == table.shape
-        assert same(pack(found, state, store), first)
-        assert bool(((found["row_scales"] / state["row_scales"]).log2().abs() <= 0.5 / 16 + 1e-5).all())
+        assert bool(unpacked["t"].isfinite().all()) and unpacked["t"].shape == table.shape
+        assert same(pack(unpacked, state, store), first)
+        assert bool(((unpacked["row_scales"] / state["row_scales"]).log2().abs() <= 0.5 / 16 + 1e-5).all())
     zeros = {"t": torch.zeros(64, 16), "row_scales": torch.zeros(300, 1)}
-    assert all(torch.equal(one, zeros[name]) for name, one in unpack(pack(zeros, zeros, store)).items())
+    assert all(torch.equal(tensor, zeros[name]) for name, tensor in unpack(pack(zeros, zeros, store)).items())
 
 
 def test_tensors_that_are_not_packed() -> None:
@@ -244,8 +244,8 @@ def test_stored_bits_match_the_file(method: str) -> None:
     emb = se.build(method, num_embeddings=1200, embedding_dim=32, **example(method, 1200, 32))
     state = accounting.distinct_state(emb)
     for store in STORES:
-        found, wanted = stored(pack(state, state, store)), accounting.stored_bits(emb, store) / 8
-        assert found == pytest.approx(wanted, rel=0.01, abs=8), store
+        size, wanted = stored(pack(state, state, store)), accounting.stored_bits(emb, store) / 8
+        assert size == pytest.approx(wanted, rel=0.01, abs=8), store
 
 
 ROWS, WIDTH = 700, 48
@@ -372,17 +372,17 @@ def test_packed_models_equal_unpacked_ones(method: str) -> None:
             assert any(isinstance(parameter, PackedTensor) for parameter in held.parameters()), where
             for mode in MODES:
                 with mode():
-                    found = [held(ids), held.table()]
+                    outputs = [held(ids), held.table()]
                     wanted = [expected(ids), expected.table()]
                     if embedding.has_output:
-                        losses = [one.cross_entropy(hidden, ids) for one in (held, expected)]
-                        found += [held.log_prob(hidden), losses[0]]
+                        losses = [emb.cross_entropy(hidden, ids) for emb in (held, expected)]
+                        outputs += [held.log_prob(hidden), losses[0]]
                         wanted += [expected.log_prob(hidden), losses[1]]
-                for one, other in zip(found, wanted):
-                    assert torch.allclose(one, other, rtol=1e-4, atol=1e-4), where
+                for output, other in zip(outputs, wanted):
+                    assert torch.allclose(output, other, rtol=1e-4, atol=1e-4), where
             if embedding.has_output:
                 states = hidden.clone().requires_grad_()
-                losses = [one.cross_entropy(states, ids, label_smoothing=0.1) for one in (held, expected)]
+                losses = [emb.cross_entropy(states, ids, label_smoothing=0.1) for emb in (held, expected)]
                 of_held, of_expected = (torch.autograd.grad(loss, states)[0] for loss in losses)
                 torch.testing.assert_close(of_held, of_expected, rtol=1e-4, atol=1e-5)
             # Packing again gives the same bytes.
@@ -402,26 +402,26 @@ def test_packed_models_equal_unpacked_ones(method: str) -> None:
 def held_bytes(root: object) -> int:
     """The bytes of all tensors and arrays that can be reached from an object, each memory block once."""
     seen: set[int] = set()
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     waiting = [root]
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        item = waiting.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, PackedTensor):
-            waiting += [one.codes, one.scales]
-        elif isinstance(one, Tensor):
-            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-        elif isinstance(one, np.ndarray):
-            found[one.ctypes.data] = one.nbytes
-        elif isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, (list, tuple)):
-            waiting += one
-        elif isinstance(one, nn.Module) or type(one).__module__.startswith("shared_embeddings."):
-            waiting += getattr(one, "__dict__", {}).values()
-    return sum(found.values())
+        seen.add(id(item))
+        if isinstance(item, PackedTensor):
+            waiting += [item.codes, item.scales]
+        elif isinstance(item, Tensor):
+            sizes[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, np.ndarray):
+            sizes[item.ctypes.data] = item.nbytes
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, (list, tuple)):
+            waiting += item
+        elif isinstance(item, nn.Module) or type(item).__module__.startswith("shared_embeddings."):
+            waiting += getattr(item, "__dict__", {}).values()
+    return sum(sizes.values())
 
 
 def cases(words: int, dim: int) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -528,8 +528,8 @@ def test_scores_by_word_codes(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = sum(tables[:, column, codes[:, column].long()] for column in range(5))
         for threads in (1, 3):
             monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-            found = kernels.field_scores(form.encode(codes).codes, form.widths, form.rows, tables)
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            scores = kernels.field_scores(form.encode(codes).codes, form.widths, form.rows, tables)
+            torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
     for method in ("structured", "compositional_code"):
         (options,) = se.get_method_config(method).presets(300, 32).examples.values()
         embedding = se.build(method, num_embeddings=300, embedding_dim=32, padding_idx=3, **options)
@@ -549,23 +549,23 @@ def test_packed_codes_train() -> None:
         held, ids = installed(embedding, "fp32").train(), torch.randint(300, (4,))
         assert any(isinstance(buffer, PackedTensor) for buffer in held.buffers()), method
         assert all(parameter.requires_grad for parameter in held.parameters())
-        for one in (embedding, held):
-            one.cross_entropy(one(ids), ids).backward()
-        for one, other in zip(held.parameters(), embedding.parameters()):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+        for emb in (embedding, held):
+            emb.cross_entropy(emb(ids), ids).backward()
+        for parameter, other in zip(held.parameters(), embedding.parameters()):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_the_cache_follows_packed_tensors() -> None:
     options = {"num_codebooks": 4, "codebook_size": 16}
-    one, two = (
+    first, second = (
         installed(se.build("compositional_code", num_embeddings=ROWS, embedding_dim=WIDTH, **options), "int8")
         for _ in range(2)
     )
-    two.load_state_dict({**one.state_dict(), "codebooks": two.codebooks})
+    second.load_state_dict({**first.state_dict(), "codebooks": second.codebooks})
     with torch.no_grad():
-        before = one.table().clone()
-        install(one, {"codebooks": two.codebooks})
-        assert torch.equal(one.table(), two.table()) and not torch.equal(one.table(), before)
+        before = first.table().clone()
+        install(first, {"codebooks": second.codebooks})
+        assert torch.equal(first.table(), second.table()) and not torch.equal(first.table(), before)
 
 
 @pytest.mark.parametrize("store", STORES[1:])
@@ -579,7 +579,7 @@ def test_compiled_and_exported_models(store: str) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = both(ids, hidden)
-        found = torch.compile(both, backend="aot_eager")(ids, hidden)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        outputs = torch.compile(both, backend="aot_eager")(ids, hidden)
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-4)
         exported = torch.export.export(held, (ids,))
         torch.testing.assert_close(exported.module()(ids), expected[0])

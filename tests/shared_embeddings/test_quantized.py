@@ -73,7 +73,7 @@ BOUNDS: list[tuple[Codec, dict[float, float]]] = [
 @pytest.mark.parametrize(
     ("codec", "rate", "bound"),
     [(codec, rate, bound) for codec, bounds in BOUNDS for rate, bound in bounds.items()],
-    ids=lambda one: getattr(one, "name", None),
+    ids=lambda value: getattr(value, "name", None),
 )
 def test_errors_are_near_the_theoretical_limit(codec: Codec, rate: float, bound: float) -> None:
     rows = normal_rows()
@@ -186,20 +186,20 @@ def test_paths_are_read_in_any_number_of_rows(dim: int) -> None:
             plan = trellis.entry_plan(steps)
             read = kernels.decode_rows(codes[:count], scales[:count], plan, sizes, center)
             torch.testing.assert_close(read, (rows * scales)[:count])
-            found = trellis.path_scores(hidden, codes[:count], steps, scales[:count])
+            actual = trellis.path_scores(hidden, codes[:count], steps, scales[:count])
             torch.testing.assert_close(
-                found, scores[:, :count], rtol=1e-4, atol=1e-4 * float(scores.abs().max())
+                actual, scores[:, :count], rtol=1e-4, atol=1e-4 * float(scores.abs().max())
             )
 
 
 def test_uniform_codes_worked_by_hand() -> None:
     codec = UniformCodec(5, 4)
     rows = torch.tensor([[-8.0, 7.0, 0.0, 3.0, 16.0]])
-    found = codec.encode(rows, 4, {})
+    encoded = codec.encode(rows, 4, {})
     # The scale of a group is that of -8, so it is negative where the largest number is positive.
-    assert found.scales.tolist() == [[1.0, -2.0]]
-    assert found.codes.tolist() == [[0x0F, 0x8B, 0x00]]
-    assert codec.decode(found.codes, found.scales, 4, {}).tolist() == rows.tolist()
+    assert encoded.scales.tolist() == [[1.0, -2.0]]
+    assert encoded.codes.tolist() == [[0x0F, 0x8B, 0x00]]
+    assert codec.decode(encoded.codes, encoded.scales, 4, {}).tolist() == rows.tolist()
 
 
 def test_packing_worked_by_hand() -> None:
@@ -242,12 +242,12 @@ WHOLE = [0, 1, 2, 3], [0, 1, 2, 3], [1, 1 / 4, 1 / 16, 1 / 64]
 
 def test_bits_of_words_worked_by_hand() -> None:
     """Gains are 16 1; 4 1/4; 1 1/16 for the bits of three words, so the first gets most."""
-    found = [allocated([16.0, 4.0, 1.0], bits, *WHOLE).tolist() for bits in range(7)]
-    assert found == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
+    widths = [allocated([16.0, 4.0, 1.0], bits, *WHOLE).tolist() for bits in range(7)]
+    assert widths == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [2, 1, 0], [3, 1, 0], [3, 2, 0], [3, 2, 1]]
     # The second rate lowers the error by 1/8 for each byte, the third one by 5/16 from the first.
     fractions = [0, 0.5, 3, 4], [0, 1, 2, 4], [1.0, 0.875, 0.375, 0.25]
-    found = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
-    assert found == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
+    widths = [allocated([4.0, 1.0], limit, *fractions).tolist() for limit in (0, 2, 4, 6, 8)]
+    assert widths == [[0, 0], [3, 0], [3, 3], [4, 3], [4, 4]]
     for bits, counts in ((3.0, {3: 10}), (2.3, {2: 7, 3: 3}), (0.5, {0: 5, 1: 5})):
         assert se.QuantizedOptions(bits=bits).layout(10, 8)[1] == counts
 
@@ -256,9 +256,9 @@ def test_bits_of_words_are_optimal() -> None:
     importance = torch.rand(5, generator=torch.Generator().manual_seed(1)) ** 3
     every = torch.tensor(list(itertools.product(range(4), repeat=5))).double()
     for limit in range(2, 15):
-        found = allocated(importance.tolist(), limit, *WHOLE).double()
+        widths = allocated(importance.tolist(), limit, *WHOLE).double()
         least = (importance * 4.0 ** -every[every.sum(dim=1) <= limit]).sum(dim=1).min()
-        assert float((importance * 4.0**-found).sum()) == pytest.approx(float(least))
+        assert float((importance * 4.0**-widths).sum()) == pytest.approx(float(least))
 
 
 def test_principal_directions_get_bits_by_their_variance() -> None:
@@ -297,15 +297,15 @@ def test_words_without_codes_are_multiples_of_their_mean() -> None:
     assert isinstance(made, QuantizedEmbedding)
     absent = made.widths == RATES.index(0.0)
     assert bool(absent[2000:].all())
-    found = made.table().detach()
-    assert float((found - rows)[2000:].norm() / rows[2000:].norm()) < 0.25
-    assert bool((found[-1] == 0).all())
+    decoded = made.table().detach()
+    assert float((decoded - rows)[2000:].norm() / rows[2000:].norm()) < 0.25
+    assert bool((decoded[-1] == 0).all())
     with torch.no_grad():
         # The largest number is 214; loops round it otherwise than torch.
-        rounding = 2 * torch.finfo(torch.float32).eps * float(found.abs().max())
-        torch.testing.assert_close(made(torch.arange(4001)), found, rtol=1e-5, atol=rounding)
+        rounding = 2 * torch.finfo(torch.float32).eps * float(decoded.abs().max())
+        torch.testing.assert_close(made(torch.arange(4001)), decoded, rtol=1e-5, atol=rounding)
         states = normal_rows(3, 64)
-        torch.testing.assert_close(made._block_scores(states), states @ found.t(), rtol=1e-3, atol=0.1)
+        torch.testing.assert_close(made._block_scores(states), states @ decoded.t(), rtol=1e-3, atol=0.1)
 
 
 @pytest.mark.parametrize("codec", codecs())
@@ -327,8 +327,8 @@ def test_directions_whose_errors_count_little_get_few_bits() -> None:
         books = codec.learn(rows, torch.full((len(rows),), 2.0))
         books |= codec.derived(books, [2.0])
         seen = Metric(matrix).seen_by(functools.partial(codec.project, books=books))
-        found = codec.encode(rows, 2.0, books, seen)
-        decoded = codec.decode(found.codes, found.scales, 2.0, books)
+        encoded = codec.encode(rows, 2.0, books, seen)
+        decoded = codec.decode(encoded.codes, encoded.scales, 2.0, books)
         missed = codec.project(decoded, books, is_inverted=True) - rows
         errors.append(float((missed @ matrix * missed).sum()))
     assert errors[1] < 0.7 * errors[0]
@@ -360,15 +360,15 @@ def test_a_fit_takes_at_most_the_bytes_of_its_options(codec: str) -> None:
         options = {"bits": bits, "codec": codec}
         plain = se.build("quantized", num_embeddings=WORDS, embedding_dim=COLUMNS, **options)
         for counts in (None, COUNTS.float()):
-            found = stored_bits(fitted(counts, **options))
-            assert 0.93 * stored_bits(plain) < found <= stored_bits(plain), (bits, counts is None)
+            size = stored_bits(fitted(counts, **options))
+            assert 0.93 * stored_bits(plain) < size <= stored_bits(plain), (bits, counts is None)
 
 
 def test_frequent_words_get_more_bits() -> None:
     """The rows all have about the same norm."""
     embedding, plain = fitted(COUNTS, bits=2.0), fitted(COUNTS, bits=2.0, count_exponent=0.0)
     widths, weights = embedding.widths.float(), COUNTS.unsqueeze(1)
-    errors = [((one.table() - table()).square() * weights).sum() for one in (embedding, plain)]
+    errors = [((emb.table() - table()).square() * weights).sum() for emb in (embedding, plain)]
     assert errors[0] < 0.5 * errors[1] and stored_bits(embedding) <= stored_bits(plain)
     assert float(widths[:30].mean()) > 3 > float(widths[100:200].mean()) >= 1 >= float(widths[200:].min())
     assert len(plain.word_counts) == 1
@@ -401,9 +401,9 @@ def test_all_widths_in_every_dtype(codec: str, monkeypatch: pytest.MonkeyPatch) 
                     hidden = torch.randn(number, COLUMNS).to(dtype)
                     wanted = exact.logits(hidden.double()).detach()
                     with torch.no_grad():
-                        found = embedding.logits(hidden)
-                        assert found.dtype == embedding(targets).dtype == embedding.table().dtype == dtype
-                        torch.testing.assert_close(found.double(), wanted, **loose)
+                        logits = embedding.logits(hidden)
+                        assert logits.dtype == embedding(targets).dtype == embedding.table().dtype == dtype
+                        torch.testing.assert_close(logits.double(), wanted, **loose)
                     hidden.requires_grad_()
                     loss = embedding.cross_entropy(hidden, targets[:number])
                     loss.backward()
@@ -439,16 +439,16 @@ def test_training_works_after_inference_mode(method: str, options: dict[str, Any
         table.logits(hidden)
     table.train()
     (table(torch.arange(5)).sum() + table.logits(hidden).sum() + table.table().sum()).backward()
-    assert all(one.grad is not None for one in table.parameters() if one.requires_grad)
+    assert all(parameter.grad is not None for parameter in table.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_words_can_be_removed(codec: str) -> None:
     embedding = fitted(COUNTS, bits=1.5, codec=codec)
     # Then one of the widths only, then one word.
-    for kept in (torch.arange(0, WORDS, 3), (embedding.widths == 2).nonzero().flatten(), torch.tensor([299])):
-        part = embedding.select_rows(kept)
-        torch.testing.assert_close(part.table(), embedding.table()[kept], rtol=1e-5, atol=1e-6)
+    for ids in (torch.arange(0, WORDS, 3), (embedding.widths == 2).nonzero().flatten(), torch.tensor([299])):
+        part = embedding.select_rows(ids)
+        torch.testing.assert_close(part.table(), embedding.table()[ids], rtol=1e-5, atol=1e-6)
 
 
 def test_training_moves_scales_and_levels_but_no_codes() -> None:

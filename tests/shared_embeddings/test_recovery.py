@@ -42,15 +42,15 @@ def test_the_divergence_is_that_of_torch() -> None:
     """Words with a probability of zero count nothing and have no gradient."""
     scores = torch.randn(5, 7, requires_grad=True)
     wanted = torch.randn(5, 7).log_softmax(dim=-1)
-    found = divergence(wanted, scores)
+    loss = divergence(wanted, scores)
     expected = nn.functional.kl_div(scores.log_softmax(-1), wanted, reduction="sum", log_target=True)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
     with torch.no_grad():
         scores[:, 3] = -torch.inf
     wanted = wanted.index_fill(1, torch.tensor(3), -torch.inf).log_softmax(dim=-1)
-    found = divergence(wanted, scores)
-    (gradient,) = torch.autograd.grad(found, scores)
-    assert bool(found.isfinite()) and bool(gradient.isfinite().all())
+    loss = divergence(wanted, scores)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert bool(loss.isfinite()) and bool(gradient.isfinite().all())
 
 
 def test_lines_that_are_compared_are_not_read(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def student_of(original: Original) -> tuple[Student, nn.Parameter]:
         return float(divergence(wanted, weight.detach())) / 8
 
     return Student(
-        {"weight": weight}, lambda ids: Batch(weight[ids]), measure, lambda _, one: one.half().float()
+        {"weight": weight}, lambda ids: Batch(weight[ids]), measure, lambda _, value: value.half().float()
     ), weight
 
 
@@ -136,12 +136,12 @@ def test_a_training_keeps_the_best_values_as_they_are_stored(
         student, weight = student_of(original)
         before, saved = weight.detach().clone(), SavedRecovery(tmp_path / "small", 0)
         batches = TeacherBatches(original, None, 2, [], lambda *_: None)  # type: ignore[arg-type]
-        found = train(student, batches, parse_duration("20steps"), saved)
-        assert found.steps == 20 and found.tokens == 20 * 600 and batches.place == (13, 1)
-        assert (found.kl_after < 0.9 * found.kl_before) == falls
+        report = train(student, batches, parse_duration("20steps"), saved)
+        assert report.steps == 20 and report.tokens == 20 * 600 and batches.place == (13, 1)
+        assert (report.kl_after < 0.9 * report.kl_before) == falls
         assert (student.factor < 1.0) == (rate > 1.0)
         assert torch.equal(weight, before) != falls and torch.equal(weight, weight.half().float())
-        assert found.kl_after == pytest.approx(student._measure(), rel=1e-6)
+        assert report.kl_after == pytest.approx(student._measure(), rel=1e-6)
 
 
 def test_a_training_whose_divergence_is_never_finite_fails(tmp_path: Path) -> None:
@@ -189,5 +189,5 @@ def test_rows_are_looked_up_once_without_gradients() -> None:
         assert len(calls) == 3 and embedding.weight.grad is not None
     embedding.requires_grad_(False)
     with score_only(embedding, words):
-        found: list[Tensor] = [embedding.logits(hidden) for _ in range(3)]
-    assert len(calls) == 4 and torch.equal(found[0], found[2])
+        scores: list[Tensor] = [embedding.logits(hidden) for _ in range(3)]
+    assert len(calls) == 4 and torch.equal(scores[0], scores[2])

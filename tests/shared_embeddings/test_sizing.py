@@ -43,24 +43,24 @@ ALONE = {"num_embeddings": 10, "embedding_dim": 6, "hidden_dim": 30, "base_dim":
 
 def test_real_codebooks_shrink_and_codes_do_not() -> None:
     """30 codes of 3 bits (c = 5) take 90 bits, 12 bytes; codebooks 3 x 5 x 20 are real numbers."""
-    found = by_name(se.build("alone", **ALONE, codebooks=3, codebook_size=5))
-    assert found["codes"] == ("buffer", (10, 3), 30, [12, 12, 12])
-    assert found["codebooks"] == ("buffer", (3, 5, 20), 300, [1200, 600, 300 + 2 * 15])
-    assert found["base"] == ("parameter", (20,), 20, [80, 80, 80])
+    parts = by_name(se.build("alone", **ALONE, codebooks=3, codebook_size=5))
+    assert parts["codes"] == ("buffer", (10, 3), 30, [12, 12, 12])
+    assert parts["codebooks"] == ("buffer", (3, 5, 20), 300, [1200, 600, 300 + 2 * 15])
+    assert parts["base"] == ("parameter", (20,), 20, [80, 80, 80])
     # 30 x 20 weights are packed, 6 x 30 are too few.
     trained = 20 + 30 * (20 + 6)
-    assert found["total"][2:4] == (
+    assert parts["total"][2:4] == (
         trained,
         [12 + 4 * (300 + trained), 12 + 600 + 80 + 1200 + 720, 12 + 330 + 80 + 660 + 720],
     )
 
 
 def test_binary_codebooks_take_a_bit_each() -> None:
-    found = by_name(
+    parts = by_name(
         se.build("alone", **ALONE, codebooks=3, codebook_size=5, filter="binary", train_base=False)
     )
-    assert found["codebooks"] == ("buffer", (3, 5, 20), 300, [38, 38, 38])
-    assert found["base"] == ("buffer", (20,), 20, [80, 80, 80])
+    assert parts["codebooks"] == ("buffer", (3, 5, 20), 300, [38, 38, 38])
+    assert parts["base"] == ("buffer", (20,), 20, [80, 80, 80])
 
 
 @each_case
@@ -84,9 +84,9 @@ def test_a_tensor_with_two_names_counts_once() -> None:
     emb.register_buffer("marks", torch.zeros(4, dtype=torch.int16))
     emb.register_buffer("same_marks", emb.marks)
     emb.register_buffer("passing", torch.zeros(9), persistent=False)
-    found = by_name(emb)
-    assert list(found) == ["weight", "marks", "total", "plain table"]
-    assert found["total"][2:] == (400, [1600 + 8, 800 + 8, 400 + 200 + 8])
+    parts = by_name(emb)
+    assert list(parts) == ["weight", "marks", "total", "plain table"]
+    assert parts["total"][2:] == (400, [1600 + 8, 800 + 8, 400 + 200 + 8])
 
 
 def test_no_weights_are_needed() -> None:
@@ -107,7 +107,7 @@ def count(method: str, options: dict[str, Any], v: int = VOCABULARY, d: int = DI
 
 def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION) -> sizing.Suggestion:
     """The suggestion for one method."""
-    return next(found for found in sizing.suggest(v, d, budget) if found.method == method)
+    return next(candidate for candidate in sizing.suggest(v, d, budget) if candidate.method == method)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,8 @@ def suggestion(method: str, budget: int, v: int = VOCABULARY, d: int = DIMENSION
     ],
 )
 def test_budgets_are_read(text: str, expected: int) -> None:
-    assert sizing.read_budget(text) == expected
+    suggestions = json.loads(sizing.describe_suggestions(3000, 64, text, as_json=True))
+    assert suggestions["budget"] == expected
 
 
 @pytest.mark.parametrize(
@@ -142,29 +143,29 @@ def test_invalid_sizes_fail(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "-2M", "2MB", "0.2", "1e300", "nan"])
 def test_invalid_budgets_fail(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
-        sizing.read_budget(text)
+        sizing.describe_suggestions(3000, 64, text)
 
 
 @pytest.mark.parametrize("budget", [4_000, 12_345, 50_000, 191_999])
 @each_method
 def test_suggestions_build_within_budget_and_the_next_step_does_not(method: str, budget: int) -> None:
-    found = suggestion(method, budget)
+    suggested = suggestion(method, budget)
     grids = list(se.get_method_config(method).presets(VOCABULARY, DIMENSION).grids)
-    if found.options is None:
+    if suggested.options is None:
         # The smallest size of the method exceeds the budget, on every grid.
-        assert found.parameters == min(count(method, grid.options_at(0)) for grid in grids) > budget
-        assert f"{found.parameters:,}" in found.remark
+        assert suggested.parameters == min(count(method, grid.options_at(0)) for grid in grids) > budget
+        assert f"{suggested.parameters:,}" in suggested.remark
         return
     with torch.device("meta"):
-        built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **found.options)
+        built = se.build(method, num_embeddings=VOCABULARY, embedding_dim=DIMENSION, **suggested.options)
     codes = sum(
         bits for name, _, bits in se.accounting.stored_buffers(built) if name.startswith(("codes", "streams"))
     )
     is_counted = method in ("quantized", "structured")
     parameters = built.counts()["total"] + (-(-codes // 32) if is_counted else 0)
-    assert parameters == found.parameters <= budget
+    assert parameters == suggested.parameters <= budget
     grid = next(grid for grid in grids if count(method, grid.options_at(0)) <= budget)
-    step = max(step for step in range(grid.steps) if grid.options_at(step) == found.options)
+    step = max(step for step in range(grid.steps) if grid.options_at(step) == suggested.options)
     assert step + 1 == grid.steps or count(method, grid.options_at(step + 1)) > budget
 
 
@@ -185,8 +186,8 @@ def test_ranks_by_hand(method: str, budget: int, rank: int) -> None:
 
 def test_grids_by_hand() -> None:
     """R (3000 + 64); 64 + H * 128; the last of three bands has 4 dimensions per word, with factor 8 one."""
-    found = suggestion("funnel", 3_063)
-    assert found.options is None and found.parameters == 3_064
+    suggested = suggestion("funnel", 3_063)
+    assert suggested.options is None and suggested.parameters == 3_064
     assert suggestion("projective", 10**9).options == {"rank": DIMENSION}
     assert suggestion("alone", 64 + 128 * 20).options == {"hidden_dim": 20}
     assert suggestion("alone", 64 + 128 * 20 - 1).options == {"hidden_dim": 19}
@@ -196,9 +197,9 @@ def test_grids_by_hand() -> None:
 
 @pytest.mark.parametrize(("v", "d"), [(1, 1), (2, 1), (3, 7), (16, 16)])
 def test_tiny_sizes_work(v: int, d: int) -> None:
-    for found in sizing.suggest(v, d, v * d):
-        if found.options is not None:
-            assert count(found.method, found.options, v, d) <= v * d
+    for suggested in sizing.suggest(v, d, v * d):
+        if suggested.options is not None:
+            assert count(suggested.method, suggested.options, v, d) <= v * d
 
 
 @pytest.mark.parametrize(("v", "d", "named"), [(0, 4, "num_"), (10**30, 4, "num_"), (4, -1, "embedding_dim")])
@@ -210,10 +211,8 @@ def test_impossible_sizes(v: int, d: int, named: str) -> None:
 def test_every_line_can_be_pasted() -> None:
     text = sizing.describe_suggestions(VOCABULARY, DIMENSION, "50k")
     pasted = [yaml.safe_load(line) for line in text.splitlines() if line.startswith("embedding:")]
-    found = [one for one in sizing.suggest(VOCABULARY, DIMENSION, 50_000) if one.options is not None]
-    assert [entry["embedding"] for entry in pasted] == [
-        {"method": one.method, **one.options} for one in found
-    ]
+    rows = [row for row in sizing.suggest(VOCABULARY, DIMENSION, 50_000) if row.options is not None]
+    assert [entry["embedding"] for entry in pasted] == [{"method": row.method, **row.options} for row in rows]
     assert len(pasted) >= 4
     for entry in pasted:
         with torch.device("meta"):
@@ -229,9 +228,9 @@ def test_a_budget_above_the_table_needs_nothing() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(sizing.describe_suggestions(VOCABULARY, DIMENSION, "30640", as_json=True))
-    assert (found["budget"], found["dense"]) == (30_640, 192_000)
-    methods = {entry["method"]: entry for entry in found["suggestions"]}
+    report = json.loads(sizing.describe_suggestions(VOCABULARY, DIMENSION, "30640", as_json=True))
+    assert (report["budget"], report["dense"]) == (30_640, 192_000)
+    methods = {entry["method"]: entry for entry in report["suggestions"]}
     assert sorted(methods) == se.methods()
     assert methods["funnel"]["parameters"] == 10 * (3000 + 64)
     assert methods["funnel"]["options"] == {"rank": 10} and methods["funnel"]["compression"] == 6.27

@@ -42,8 +42,8 @@ class Letters(TrimmableModel):
         cut = self.encode(vocabulary, [line.replace("bb", "b") for line in lines])
         return [[self.kept.index(letter) for letter in line if letter in self.kept] for line in cut]
 
-    def trim(self, kept: Mapping[str, Tensor]) -> list[str]:
-        self.kept = kept["letters"].tolist()
+    def trim(self, token_ids: Mapping[str, Tensor]) -> list[str]:
+        self.kept = token_ids["letters"].tolist()
         return []
 
     def characters(self, vocabulary: str) -> set[int]:
@@ -52,7 +52,7 @@ class Letters(TrimmableModel):
     def restored(
         self, vocabulary: str, lines: Sequence[str], ids: Sequence[Sequence[int]], trimmed: bool = False
     ) -> int:
-        return sum(not trimmed or len(line) == len(found) for line, found in zip(lines, ids, strict=True))
+        return sum(not trimmed or len(line) == len(tokens) for line, tokens in zip(lines, ids, strict=True))
 
     def weight_bytes(self) -> int:
         return 8
@@ -168,12 +168,12 @@ def test_kept_words_keep_their_vectors_and_scores(case: Case) -> None:
 def test_a_band_keeps_its_share_of_the_probability(bias: bool) -> None:
     case = by_name("adaptive-no-padding")
     old = case.build(options={**case.options, "output_bias": bias}, bias="bias" if bias else None).eval()
-    kept = torch.tensor([*range(9), 12, 15, 20, 31, 36])
+    ids = torch.tensor([*range(9), 12, 15, 20, 31, 36])
     hidden = torch.randn(6, old.score_dim)
     with torch.no_grad():
-        new, before = old.select_rows(kept), old.log_prob(hidden)
+        new, before = old.select_rows(ids), old.log_prob(hidden)
         assert new.options.cutoffs == (9, 11)
-        expected = before[:, kept].clone()
+        expected = before[:, ids].clone()
         for band, words in ((slice(9, 11), slice(9, 20)), (slice(11, 14), slice(20, 37))):
             all_of_it = before[:, words].logsumexp(dim=1, keepdim=True)
             of_kept = expected[:, band].logsumexp(dim=1, keepdim=True)
@@ -246,13 +246,13 @@ def trained(**marks: str) -> TokenizerFile:
 def test_intermediate_merges_are_kept(marks: dict[str, str], text: str) -> None:
     file = trained(**marks)
     old = opened(dict(file.content))
-    kept = sorted(file.closed({*old.encode(text).ids, *file.specials()}))
-    new = opened(file.trimmed(kept))
-    assert new.get_vocab_size() == len(kept)
+    ids = sorted(file.closed({*old.encode(text).ids, *file.specials()}))
+    new = opened(file.trimmed(ids))
+    assert new.get_vocab_size() == len(ids)
     assert new.encode(text).tokens == old.encode(text).tokens
-    assert new.encode(text).ids == [kept.index(number) for number in old.encode(text).ids]
+    assert new.encode(text).ids == [ids.index(number) for number in old.encode(text).ids]
     if text == "lowest":
-        assert len(kept) < old.get_vocab_size()
+        assert len(ids) < old.get_vocab_size()
 
 
 def test_path_of_a_merge_by_hand() -> None:

@@ -194,7 +194,7 @@ def test_bits_of_classes(num_classes: int | list[int], bits: int, dtype: torch.d
 
 
 @pytest.mark.parametrize(
-    "given",
+    "classes",
     [
         [4, 0, 2, 2, 0],
         np.array([4, 0, 2, 2, 0], dtype=np.uint8),
@@ -202,8 +202,8 @@ def test_bits_of_classes(num_classes: int | list[int], bits: int, dtype: torch.d
     ],
     ids=["list", "array", "tensor"],
 )
-def test_classes_may_be_given_in_any_container(given: Any) -> None:
-    emb = build(given)
+def test_classes_may_be_given_in_any_container(classes: Any) -> None:
+    emb = build(classes)
     assert emb.classes.flatten().tolist() == [4, 0, 2, 2, 0]
     assert emb.num_classes == (5,)
     assert "2, 2" not in repr(emb) and "2, 2" not in repr(emb.options)
@@ -224,20 +224,20 @@ def test_a_model_with_another_vocabulary_finds_classes_by_word(tmp_path: Path) -
     path = save_classes(tmp_path / "classes.npz", [1, 0, 4, 4, 1], 5)
     unseen = int(np.linalg.norm(WordClasses.load(path).centers, axis=1).argmin())
     words = ["<blank>", "word2", "word1", "word4", "word0", "word3"]
-    given = {"unique_dim": 1, "classes": path, "class_dims": [3]}
-    options = se.UncleOptions.normalize(given, words)
-    assert options["class_dims"] == [3] and given["classes"] == path
+    settings = {"unique_dim": 1, "classes": path, "class_dims": [3]}
+    options = se.UncleOptions.normalize(settings, words)
+    assert options["class_dims"] == [3] and settings["classes"] == path
     emb = se.build("uncle", num_embeddings=6, embedding_dim=4, **options)
     assert emb.classes.flatten().tolist() == [unseen, 4, 0, 1, 1, 4]
     assert emb.num_classes == (5,)
     for without_file in ({"random_classes": True}, {"classes": "stored"}):
-        given = {"unique_dim": 1, "num_classes": 2, **without_file}
-        assert se.UncleOptions.normalize(given, ["a", "b"]) == given
+        settings = {"unique_dim": 1, "num_classes": 2, **without_file}
+        assert se.UncleOptions.normalize(settings, ["a", "b"]) == settings
 
 
 def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
     path = save_classes(tmp_path / "classes.npz", [1, 0, 1], 3)
-    for given, words, named in [
+    for settings, words, named in [
         ({"classes": path}, ["x", "y", "word1"], "2 of the 3 words"),
         ({"classes": path, "num_classes": 4}, ["word0", "word1"], "num_classes"),
         ({"classes": str(tmp_path / "none.npz")}, ["word0"], "No such file"),
@@ -245,19 +245,19 @@ def test_class_files_of_another_vocabulary_are_named(tmp_path: Path) -> None:
         ({}, ["word0"], "projective"),
     ]:
         with pytest.raises(se.OptionError, match=named) as error:
-            se.UncleOptions.normalize({"unique_dim": 1} | given, words)
+            se.UncleOptions.normalize({"unique_dim": 1} | settings, words)
         assert "\n" not in str(error.value)
-        if isinstance(given.get("classes"), str):
-            assert str(given["classes"]) in str(error.value)
+        if isinstance(settings.get("classes"), str):
+            assert str(settings["classes"]) in str(error.value)
 
 
 def test_levels_come_from_files(tmp_path: Path) -> None:
     first = save_classes(tmp_path / "coarse.npz", [1, 0, 1, 1, 1], 2)
     second = save_classes(tmp_path / "fine.npz", [2, 0, 1, 2, 1], 3)
-    for given in (first, Path(first), [first]):
-        assert build(given).classes.flatten().tolist() == [1, 0, 1, 1, 1]
-    for given in ([first, second], [first, [2, 0, 1, 2, 1]], [first, np.array([2, 0, 1, 2, 1])]):
-        emb = build(given, class_dims=[1, 2])
+    for classes in (first, Path(first), [first]):
+        assert build(classes).classes.flatten().tolist() == [1, 0, 1, 1, 1]
+    for classes in ([first, second], [first, [2, 0, 1, 2, 1]], [first, np.array([2, 0, 1, 2, 1])]):
+        emb = build(classes, class_dims=[1, 2])
         assert emb.classes.tolist() == [[1, 2], [0, 0], [1, 1], [1, 2], [1, 1]]
         assert [table.shape for table in emb.class_tables] == [(2, 1), (3, 2)]
     # For another vocabulary, levels of files go by word, others by position.

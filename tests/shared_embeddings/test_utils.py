@@ -197,9 +197,9 @@ class Options:
 
 def test_plain_values_become_options() -> None:
     values = {"rank": np.int64(3), "rate": 2, "sizes": [4, 5], "inner": [{"size": 2}], "more": {"a": [1]}}
-    found = parse_options("here", Options, values)
-    assert found == Options(rank=3, rate=2.0, sizes=(4, 5), inner=(Inner(2),), more={"a": [1]})
-    assert type(found.rank) is int and type(found.rate) is float
+    options = parse_options("here", Options, values)
+    assert options == Options(rank=3, rate=2.0, sizes=(4, 5), inner=(Inner(2),), more={"a": [1]})
+    assert type(options.rank) is int and type(options.rate) is float
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_wrong_values_are_named(values: object, words: list[str]) -> None:
 def test_options_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser("tool")
     add_options(parser, Options)
-    given = ["--rank", "3", "--kind", "b", "--words", "u", "v", "--no-flag"]
-    found = parse_options("tool", Options, vars(parser.parse_args(given)))
-    assert found == Options(rank=3, kind="b", words=("u", "v"), flag=False)
+    arguments = ["--rank", "3", "--kind", "b", "--words", "u", "v", "--no-flag"]
+    options = parse_options("tool", Options, vars(parser.parse_args(arguments)))
+    assert options == Options(rank=3, kind="b", words=("u", "v"), flag=False)
     with pytest.raises(SystemExit):
         parser.parse_args(["--help"])
     assert "5% by default" in capsys.readouterr().out
@@ -343,9 +343,9 @@ def test_git_state(tmp_path: Path) -> None:
 
 
 def test_provenance() -> None:
-    found = provenance(["torch", "no-such-package"])
-    assert set(found) == {"date", "git", "versions", "device"} and found["device"]
-    assert found["versions"]["no-such-package"] is None and found["versions"]["torch"]
+    record = provenance(["torch", "no-such-package"])
+    assert set(record) == {"date", "git", "versions", "device"} and record["device"]
+    assert record["versions"]["no-such-package"] is None and record["versions"]["torch"]
 
 
 def test_paths_are_relative_to_the_repository() -> None:

@@ -77,12 +77,12 @@ def decode_spectral(codes: Any, rate: float, dim: int, parts: Mapping[str, Any])
     if rate:
         start, spread = 1 + len(RATES) * (place - 1), parts["spread"][place - 1]
         counts = parts["directions"][start : start + len(RATES)] or [dim * (bits == rate) for bits in RATES]
-        each = [
+        widths = [
             bits for bits, count in sorted(zip(RATES, counts), reverse=True) if bits for _ in range(count)
         ]
-        sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(each)]
-        gains = np.array([path_gain(bits) for bits in each], np.float32)
-        rows[:, : len(each)] = path_entries(codes, each) * (sizes * gains)
+        sizes = np.concatenate([spread[:-1], np.repeat(spread[-1:], dim - len(axes))])[: len(widths)]
+        gains = np.array([path_gain(bits) for bits in widths], np.float32)
+        rows[:, : len(widths)] = path_entries(codes, widths) * (sizes * gains)
     rows[:, : len(axes)] += parts["center"][place]
     for axis in axes[::-1]:
         axis = axis / max(np.linalg.norm(axis), 1e-12)
@@ -186,13 +186,7 @@ class SpectralCodec(TrellisCodec):
         metric: Tensor | None,
         is_small: Callable[[Codec, Mapping[float, int]], bool],
     ) -> tuple[SpectralCodec, Tensor]:
-        """What `fit` returns, with bits by energy along principal directions times what errors cost.
-
-        Args:
-            energy: of the words ``(V,)``.
-            energies: as from `_energies`, for all words alike.
-            table, weights, directions, metric, is_small: as in `fit`.
-        """
+        """What `fit` returns, with bits by energy along principal directions times what errors cost."""
         trials, count = [], 0
         while count <= self.dim // 2:
             draft = SpectralCodec(self.dim, layout=[count, *[0] * (len(RATES) - 1) * len(RATES)])
@@ -215,8 +209,8 @@ class SpectralCodec(TrellisCodec):
             missed += [self._allot(spectrum * costs, rate)[1] for rate in self.rates[1:]]
             errors = torch.tensor(missed, dtype=torch.float64)
             rates = draft.allocate(energy, weights, is_small, errors)
-            each = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
-            trials.append((float((energy * weights).cpu() @ each), count, rates, costs))
+            row_errors = errors[torch.searchsorted(torch.tensor(self.rates), rates)]
+            trials.append((float((energy * weights).cpu() @ row_errors), count, rates, costs))
             count = max(count + 1, count * _GROWTH)
         least = min(error for error, *_ in trials)
         _, count, rates, costs = next(trial for trial in trials if trial[0] <= _ENOUGH * least)
@@ -271,12 +265,12 @@ class SpectralCodec(TrellisCodec):
             powers = torch.cat([powers[:count], powers[count:].mean(dim=0, keepdim=True)])
             spread = powers.sqrt().clamp(min=1e-4)
             # In blocks: there are errors for every increase. A few of the other directions, which are alike.
-            each = self._bits[rate]
-            columns = [*range(min(count, len(each)))]
-            columns += [*range(count, len(each), 1 + self.dim // _OTHERS)]
+            all_bits = self._bits[rate]
+            columns = [*range(min(count, len(all_bits)))]
+            columns += [*range(count, len(all_bits), 1 + self.dim // _OTHERS)]
             places = torch.tensor(columns, dtype=torch.long, device=rows.device)
             sized = numbers[:, places] / spread[places.clamp(max=count)]
-            bits = [each[column] for column in columns]
+            bits = [all_bits[column] for column in columns]
             blocks = zip(sized.split(BLOCK), weights.split(BLOCK))
             expected = ((of * _expected(part, bits, _MORE_INCREASES)).sum(dim=1) for part, of in blocks)
             errors = sum(expected, start=sized.new_zeros(()))
@@ -360,13 +354,8 @@ def _expected(
 ) -> Tensor:
     """The squared errors ``(i, n, d)`` of numbers with bits, for each of i increases of entries.
 
-    Normal numbers have those of `ERRORS`. Those beyond the largest entry of others add to it.
-
-    Args:
-        numbers: ``(n, d)``, less their center; one is the size of normal numbers.
-        bits: of the d numbers.
-        increases: of the size of entries.
-        center: which increases with entries.
+    Normal numbers of size one have those of `ERRORS`. Those beyond the largest entry of others add to it. The
+    center, which numbers ``(n, d)`` are less, increases with entries.
     """
     factors = numbers.new_tensor(increases).view(-1, 1, 1)
     border = factors * numbers.new_tensor([path_gain(width) * _LARGEST[path_book(width)] for width in bits])

@@ -80,9 +80,9 @@ def steps_for(runs: Runs) -> Steps:
     """The steps for runs of numbers."""
     steps: list[Step] = []
     for rate, count in runs:
-        each = max(1, round(1 / rate))
-        whole, rest = divmod(count, each)
-        steps += [Step(max(1, int(rate)), each, path_book(rate))] * whole
+        length = max(1, round(1 / rate))
+        whole, rest = divmod(count, length)
+        steps += [Step(max(1, int(rate)), length, path_book(rate))] * whole
         steps += [Step(1, rest, path_book(rate))] * (rest > 0)
     return tuple(steps)
 
@@ -204,9 +204,9 @@ class TrellisCodec(Codec):
             entries = codebook(codes.device)[path_book(width)].unsqueeze(1)
         else:
             entries = successive_entries(width, codes.device)
-        bits, each = entries.size(0).bit_length() - 1, entries.size(1)
+        bits, together = entries.size(0).bit_length() - 1, entries.size(1)
         start = START_BITS - STATE_BITS
-        streams = read_windows(codes, -(-self.dim // each), bits, width * each, start)
+        streams = read_windows(codes, -(-self.dim // together), bits, width * together, start)
         return F.embedding(streams, entries).flatten(1)[:, : self.dim].to(scales.dtype) * scales
 
     def direct_scores(
@@ -302,9 +302,9 @@ def successive_entries(width: int, device: torch.device) -> Tensor:
 
     One look-up then gives m numbers.
     """
-    each = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
-    streams = torch.arange(2 ** (STATE_BITS + width * (each - 1)), device=device).unsqueeze(1)
-    shifts = torch.arange(each - 1, -1, -1, device=device) * width
+    count = {1: 4, 2: 2, 3: 2, 4: 2}.get(width, 1)
+    streams = torch.arange(2 ** (STATE_BITS + width * (count - 1)), device=device).unsqueeze(1)
+    shifts = torch.arange(count - 1, -1, -1, device=device) * width
     return codebook(device)[path_book(width)][streams >> shifts & _STATES - 1]
 
 

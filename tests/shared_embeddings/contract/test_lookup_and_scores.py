@@ -63,9 +63,9 @@ def test_table_has_one_row_per_word_with_the_common_std(case: Case) -> None:
         table = case.build(seed).table().detach()
         assert table.shape == (case.num_embeddings, case.embedding_dim)
         assert table.dtype == torch.float32 and table.isfinite().all()
-        kept = table[torch.arange(len(table)) != case.padding_idx]
-        assert torch.unique(kept, dim=0).shape[0] > len(kept) / 2
-        stds.append(kept.std().item())
+        rows = table[torch.arange(len(table)) != case.padding_idx]
+        assert torch.unique(rows, dim=0).shape[0] > len(rows) / 2
+        stds.append(rows.std().item())
     expected = case.embedding_dim**-0.5
     assert expected / 2 < sum(stds) / len(stds) < expected * 2
 
@@ -88,14 +88,14 @@ def test_lookup_takes_ids_of_any_shape(case: Case) -> None:
     emb = case.build()
     for shape in ((), (1,), (1, 1), (2, 3, 4), (0,), (2, 0)):
         ids = torch.randint(case.num_embeddings, shape)
-        found = emb.train()(ids)
-        assert found.shape == (*shape, case.embedding_dim)
-        torch.testing.assert_close(found, emb.table()[ids], rtol=1e-4, atol=1e-6)
-        found.sum().backward()
+        vectors = emb.train()(ids)
+        assert vectors.shape == (*shape, case.embedding_dim)
+        torch.testing.assert_close(vectors, emb.table()[ids], rtol=1e-4, atol=1e-6)
+        vectors.sum().backward()
         with torch.no_grad():
-            found = emb.eval()(ids).clone()
+            vectors = emb.eval()(ids).clone()
             emb(ids).zero_()  # an alias of parameters or of the cache would change
-            assert torch.equal(emb(ids), found)
+            assert torch.equal(emb(ids), vectors)
     ids = torch.randint(case.num_embeddings, (5, 4, 3))
     swapped = ids.transpose(0, 2)[:, ::2]
     torch.testing.assert_close(emb(swapped), emb.table()[swapped], rtol=1e-4, atol=1e-6)
@@ -160,21 +160,21 @@ def test_only_the_output_side_has_a_bias(case: Case) -> None:
 @each_output_case
 def test_the_bias_of_another_output_layer_is_copied(case: Case) -> None:
     """With hidden states of zero, the bias determines probabilities, with one or two softmax steps."""
-    emb, given = case.build(), torch.randn(case.num_embeddings) * 2
+    emb, bias = case.build(), torch.randn(case.num_embeddings) * 2
     if case.bias is None:
         with pytest.raises(RuntimeError, match="output_bias=True"):
-            emb.set_output_bias(given)
+            emb.set_output_bias(bias)
         return
-    for wrong in (given[:1], given[0]):
+    for wrong in (bias[:1], bias[0]):
         with pytest.raises(RuntimeError):
             emb.set_output_bias(wrong)
-    emb.set_output_bias(given)
-    kept = given.clone()
+    emb.set_output_bias(bias)
+    expected = bias.clone()
     if case.padding_idx is not None:
-        kept[case.padding_idx] = 0.0
-    assert torch.equal(emb.output_bias(), kept)
-    found = emb.log_prob(torch.zeros(case.score_dim))
-    torch.testing.assert_close(found, kept.log_softmax(0), rtol=1e-5, atol=1e-5)
+        expected[case.padding_idx] = 0.0
+    assert torch.equal(emb.output_bias(), expected)
+    logs = emb.log_prob(torch.zeros(case.score_dim))
+    torch.testing.assert_close(logs, expected.log_softmax(0), rtol=1e-5, atol=1e-5)
 
 
 @each_softmax_case
@@ -206,14 +206,14 @@ def test_scores_of_some_words_are_theirs(case: Case) -> None:
     hidden, ids = case.hidden(3), torch.arange(1, case.num_embeddings, 2)
     wanted = emb.logits(hidden)
     with score_only(emb, ids):
-        found, logs = emb.logits(hidden), emb.log_prob(hidden)
+        scores, logs = emb.logits(hidden), emb.log_prob(hidden)
         weight = torch.randn(3, len(ids))
-        own = gradients(emb, (found * weight).sum(), hidden)
-    torch.testing.assert_close(found, wanted[:, ids], rtol=1e-4, atol=1e-5)
+        grads = gradients(emb, (scores * weight).sum(), hidden)
+    torch.testing.assert_close(scores, wanted[:, ids], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logs, wanted[:, ids].log_softmax(dim=1), rtol=1e-4, atol=1e-5)
-    assert_same_gradients(own, gradients(emb, (wanted[:, ids] * weight).sum(), hidden))
+    assert_same_gradients(grads, gradients(emb, (wanted[:, ids] * weight).sum(), hidden))
     with score_only(emb, ids, torch.arange(len(ids)).float()):
-        torch.testing.assert_close(emb.logits(hidden), found + torch.arange(len(ids)))
+        torch.testing.assert_close(emb.logits(hidden), scores + torch.arange(len(ids)))
     assert emb.logits(hidden).size(1) == case.num_embeddings
 
 

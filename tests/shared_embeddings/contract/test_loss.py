@@ -45,11 +45,11 @@ def test_cross_entropy_equals_the_dense_one(
     weight = torch.randn(targets.shape) if reduction == "none" else torch.tensor(1.7)
     options = {"reduction": reduction, "label_smoothing": smoothing}
     loose, close = {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 1e-6, "atol": 1e-7}
-    some = targets.clone()
-    some[0, :4] = PADDING
+    padded = targets.clone()
+    padded[0, :4] = PADDING
     for labels, ignored in (
         (targets, {}),
-        (some, {"ignore_index": PADDING}),
+        (padded, {"ignore_index": PADDING}),
         (torch.full_like(targets, PADDING), {"ignore_index": PADDING}),
     ):
         actual = emb.cross_entropy(hidden, labels, **options, **ignored)
@@ -69,13 +69,13 @@ def test_cross_entropy_equals_the_dense_one(
 def test_any_ignore_index_works(case: Case) -> None:
     emb = case.build()
     hidden = case.hidden(8)
-    kept = torch.arange(8) % 3 != 0
+    counted = torch.arange(8) % 3 != 0
     for index in (-100, -1, 0, VOCABULARY - 1, VOCABULARY, 10**6):
         targets = some_targets(case, 8)
         targets[targets == index] = 1
-        targets[~kept] = index
+        targets[~counted] = index
         actual = emb.cross_entropy(hidden, targets, ignore_index=index, label_smoothing=0.1)
-        expected = emb.cross_entropy(hidden[kept], targets[kept], label_smoothing=0.1)
+        expected = emb.cross_entropy(hidden[counted], targets[counted], label_smoothing=0.1)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         assert_same_gradients(gradients(emb, actual, hidden), gradients(emb, expected, hidden))
 
@@ -96,10 +96,10 @@ def test_cross_entropy_takes_any_number_of_tokens(case: Case) -> None:
     emb = case.build()
     for shape in [(1,), (1, 1), (2, 3, 4), (0,), (2, 0)]:
         hidden, targets = case.hidden(*shape), some_targets(case, *shape)
-        each = emb.cross_entropy(hidden, targets, reduction="none")
-        assert each.shape == shape
+        losses = emb.cross_entropy(hidden, targets, reduction="none")
+        assert losses.shape == shape
         total = emb.cross_entropy(hidden, targets, reduction="sum")
-        torch.testing.assert_close(total, each.sum(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(total, losses.sum(), rtol=1e-4, atol=1e-5)
         total.backward()
         assert hidden.grad is not None and hidden.grad.isfinite().all()
         _, predictions = emb.cross_entropy_and_predictions(hidden, targets, reduction="sum")
@@ -128,15 +128,15 @@ def test_the_backward_pass_can_be_repeated(case: Case) -> None:
     """Gradients formed in the forward pass must not be used up by it; inputs and parameters stay."""
     emb = case.build()
     hidden, targets = case.hidden(6), some_targets(case, 6)
-    kept = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
+    originals = [hidden.clone(), targets.clone(), *(value.clone() for value in emb.state_dict().values())]
     loss = emb.cross_entropy(hidden, targets)
     tensors = [hidden, *(p for p in emb.parameters_by_side()[1] if p.requires_grad)]
     first = torch.autograd.grad(loss * 2, tensors, retain_graph=True)
     second = torch.autograd.grad(loss * 3, tensors)
-    for one, other in zip(first, second):
-        size = max(1.0, float(one.abs().max()))
-        torch.testing.assert_close(other, one * 1.5, rtol=1e-4, atol=1e-6 * size)
-    for before, after in zip(kept, [hidden, targets, *emb.state_dict().values()]):
+    for doubled, other in zip(first, second):
+        size = max(1.0, float(doubled.abs().max()))
+        torch.testing.assert_close(other, doubled * 1.5, rtol=1e-4, atol=1e-6 * size)
+    for before, after in zip(originals, [hidden, targets, *emb.state_dict().values()]):
         assert torch.equal(before, after)
 
 
@@ -171,9 +171,9 @@ def test_any_block_size_gives_the_same_loss(case: Case) -> None:
     wanted = emb.cross_entropy(hidden, targets, label_smoothing=0.1)
     expected = gradients(emb, wanted, hidden)
     for size in (1, 4, 100):
-        found = emb.cross_entropy(hidden, targets, label_smoothing=0.1, block_size=size)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        assert_same_gradients(gradients(emb, found, hidden), expected)
+        loss = emb.cross_entropy(hidden, targets, label_smoothing=0.1, block_size=size)
+        torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-5)
+        assert_same_gradients(gradients(emb, loss, hidden), expected)
     with pytest.raises(ValueError, match="block_size is 0"):
         emb.cross_entropy(hidden, targets, block_size=0)
 
@@ -207,8 +207,8 @@ def test_worked_example() -> None:
     assert hidden.grad.item() == pytest.approx(-0.75 * math.log(2) + 0.625 * math.log(5), rel=1e-5)
     targets, ignored = torch.tensor([[0, 7], [2, 7]]), {"ignore_index": 7}
     hidden = torch.ones(2, 2, 1)
-    each = emb.cross_entropy(hidden, targets, reduction="none", **ignored)
-    assert each.flatten().tolist() == pytest.approx([logs[0], 0, logs[2], 0], rel=1e-5)
+    losses = emb.cross_entropy(hidden, targets, reduction="none", **ignored)
+    assert losses.flatten().tolist() == pytest.approx([logs[0], 0, logs[2], 0], rel=1e-5)
     total = emb.cross_entropy(hidden, targets, reduction="sum", **ignored)
     assert total.item() == pytest.approx(logs[0] + logs[2], rel=1e-5)
     mean = emb.cross_entropy(hidden, targets, **ignored)
@@ -364,5 +364,5 @@ def test_a_gpu_matches_the_cpu(case: Case) -> None:
     targets = targets.cuda()
     actual = emb.cross_entropy(moved, targets, label_smoothing=0.1) + emb(targets).square().sum()
     torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-4)
-    found = {name: gradient.cpu() for name, gradient in gradients(emb, actual, moved).items()}
-    assert_same_gradients(found, wanted, rtol=1e-2, atol=1e-4)
+    grads = {name: gradient.cpu() for name, gradient in gradients(emb, actual, moved).items()}
+    assert_same_gradients(grads, wanted, rtol=1e-2, atol=1e-4)

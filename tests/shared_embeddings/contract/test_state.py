@@ -130,10 +130,10 @@ def test_evaluation_equals_training(case: Case) -> None:
     ids, hidden, targets = some_targets(case, 3, 4), case.hidden(3, 4), some_targets(case, 3, 4)
 
     def results() -> list[Tensor]:
-        found = [emb(ids), emb.table()]
+        tensors = [emb(ids), emb.table()]
         if case.output:
-            found += [emb.logits(hidden), emb.log_prob(hidden), emb.cross_entropy(hidden, targets)]
-        return [value.detach().clone() for value in found]
+            tensors += [emb.logits(hidden), emb.log_prob(hidden), emb.cross_entropy(hidden, targets)]
+        return [value.detach().clone() for value in tensors]
 
     expected = results()
     emb.eval()
@@ -153,11 +153,11 @@ def fresh_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[T
 @torch.no_grad()
 def cached_results(emb: se.SharedEmbedding, case: Case, hidden: Tensor) -> list[Tensor]:
     """Both sides of an embedding in evaluation, which may use the cache."""
-    found = [emb(all_ids(case)), emb.table()]
+    tensors = [emb(all_ids(case)), emb.table()]
     if case.output:
-        found += [emb.output_table(), emb.log_prob(hidden)]
-        found.append(emb.cross_entropy(hidden, torch.zeros(len(hidden), dtype=torch.int64)))
-    return [value.clone() for value in found]
+        tensors += [emb.output_table(), emb.log_prob(hidden)]
+        tensors.append(emb.cross_entropy(hidden, torch.zeros(len(hidden), dtype=torch.int64)))
+    return [value.clone() for value in tensors]
 
 
 @torch.no_grad()
@@ -224,8 +224,8 @@ def test_cache_is_not_used_for_borrowed_parameters(case: Case) -> None:
     with torch.no_grad():
         emb(ids)
         borrowed = dict(other.named_parameters()) | dict(other.named_buffers())
-        found = torch.func.functional_call(emb, borrowed, (ids,))
-        torch.testing.assert_close(found, other(ids), rtol=1e-4, atol=1e-6)
+        vectors = torch.func.functional_call(emb, borrowed, (ids,))
+        torch.testing.assert_close(vectors, other(ids), rtol=1e-4, atol=1e-6)
 
 
 @each_case
@@ -370,10 +370,10 @@ def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
     )
     ids, hidden, targets = some_targets(case, 3, 5), case.hidden(3, 5), some_targets(case, 3, 5)
     rounded = hidden.detach().to(dtype).requires_grad_()
-    found = emb(ids)
-    assert found.dtype == emb.table().dtype == dtype
-    torch.testing.assert_close(found.float(), exact(ids), rtol=0.1, atol=0.05)
-    loss = found.float().square().mean()
+    vectors = emb(ids)
+    assert vectors.dtype == emb.table().dtype == dtype
+    torch.testing.assert_close(vectors.float(), exact(ids), rtol=0.1, atol=0.05)
+    loss = vectors.float().square().mean()
     if case.output:
         assert emb.logits(rounded).dtype == emb.log_prob(rounded).dtype == dtype
         entropy = emb.cross_entropy(rounded, targets)
@@ -413,9 +413,9 @@ def test_packed_in_every_dtype(case: Case, dtype: torch.dtype) -> None:
                     pairs.append((call(hidden), getattr(exact, call.__name__)(hidden.double())))
                 loss, states = exact.cross_entropy(hidden.double(), targets), hidden.requires_grad_()
                 torch.testing.assert_close(emb.cross_entropy(states, targets).double(), loss, **loose)
-            for found, wanted in pairs:
-                assert found.dtype == dtype
-                torch.testing.assert_close(found.double(), wanted, **loose)
+            for actual, wanted in pairs:
+                assert actual.dtype == dtype
+                torch.testing.assert_close(actual.double(), wanted, **loose)
     if case.output:
         emb.cross_entropy(states, targets).backward()
         assert states.grad.dtype == dtype and states.grad.isfinite().all()

@@ -141,8 +141,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {
         **{**_MOE, "num_hidden_layers": 2, "shared_expert_intermediate_size": 24},
         "layer_types": ["linear_attention", "full_attention"],
-        **{f"linear_num_{one}_heads": 2 for one in ("key", "value")},
-        **{f"linear_{one}_head_dim": 8 for one in ("key", "value")},
+        **{f"linear_num_{part}_heads": 2 for part in ("key", "value")},
+        **{f"linear_{part}_head_dim": 8 for part in ("key", "value")},
     },
     "Mamba2ForCausalLM": {
         **{"vocab_size": WORDS, "hidden_size": DIM, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8},
@@ -185,7 +185,7 @@ def build(kind: str, width: int = DIM) -> Any:
     if kind == "t5_untied":
         model.lm_head.weight = torch.nn.Parameter(torch.randn(WORDS, DIM))
     with torch.no_grad():
-        biases = [one for name, one in model.named_buffers() if "bias" in name and one.is_floating_point()]
+        biases = [bias for name, bias in model.named_buffers() if "bias" in name and bias.is_floating_point()]
         # Marian's positions are computed, and not saved.
         trained = [parameter for name, parameter in model.named_parameters() if "embed_positions" not in name]
         for tensor in (*trained, *biases):
@@ -246,8 +246,8 @@ def scores(model: Any) -> Tensor:
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = IDS.flip(1)
     with torch.no_grad():
-        found: Tensor = model.eval()(**inputs).logits
-    return found
+        logits: Tensor = model.eval()(**inputs).logits
+    return logits
 
 
 def compress(model: Path, method: str, output: Path, *arguments: object) -> int:
@@ -382,11 +382,11 @@ def log_probabilities(folder: Path, kind: str, ids: list[int]) -> torch.Tensor:
 
 def output_of(model: Any, ids: list[int]) -> torch.Tensor:
     """The log-probabilities ``(T, V)`` of a model of a text, which encoder and decoder both read."""
-    given = {"input_ids": torch.tensor([ids])}
+    inputs = {"input_ids": torch.tensor([ids])}
     if model.config.is_encoder_decoder:
-        given["decoder_input_ids"] = given["input_ids"]
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad():
-        return model(**given).logits[0].log_softmax(dim=-1)
+        return model(**inputs).logits[0].log_softmax(dim=-1)
 
 
 def trim(*arguments: object) -> int:

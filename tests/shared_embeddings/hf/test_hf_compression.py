@@ -120,8 +120,10 @@ def test_models_that_cannot_be_probed_are_compressed(
 ) -> None:
     """One has no position for the end of its longest input, the other scores two tokens at each."""
     chosen, stack = getattr(transformers, name), ("encoder", "decoder")
-    settings = {f"{one}_ffn_dim": 24 for one in stack} | {f"num_{one}_attention_heads": 2 for one in stack}
-    layers = {f"num_{one}_layers": 1 for one in stack}
+    settings = {f"{part}_ffn_dim": 24 for part in stack} | {
+        f"num_{part}_attention_heads": 2 for part in stack
+    }
+    layers = {f"num_{part}_layers": 1 for part in stack}
     config = chosen.config_class(
         vocab_size=WORDS, hidden_size=DIM, max_position_embeddings=32, **settings, **layers
     )
@@ -212,8 +214,8 @@ def test_input_only_encoder(tmp_path: Path, name: str, capsys: pytest.CaptureFix
         if "Classification" in name:
             assert torch.allclose(same(input_ids=IDS).logits, model(input_ids=IDS).logits, atol=1e-4)
         elif name == "T5EncoderModel":
-            found = (one(input_ids=IDS).last_hidden_state for one in (same, model))
-            torch.testing.assert_close(*found, atol=1e-4, rtol=0)
+            states = (body(input_ids=IDS).last_hidden_state for body in (same, model))
+            torch.testing.assert_close(*states, atol=1e-4, rtol=0)
         else:
             torch.testing.assert_close(hidden(same), hidden(model), atol=1e-4, rtol=0)
 
@@ -240,8 +242,8 @@ def test_a_sentence_encoder(tmp_path: Path, text: Path) -> None:
         assert expected in card
     tokenizer = transformers.AutoTokenizer.from_pretrained(small)
     encoder = transformers.AutoModel.from_pretrained(small)
-    given = tokenizer(sentences(3, 1), return_tensors="pt", padding=True)
-    assert encoder(**given).last_hidden_state.isfinite().all()
+    batch = tokenizer(sentences(3, 1), return_tensors="pt", padding=True)
+    assert encoder(**batch).last_hidden_state.isfinite().all()
 
 
 def test_a_sentence_encoder_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,8 +294,8 @@ def check_compression(
     assert "kept" in printed.out and "could not verify" not in printed.out
     assert sorted(path.name for path in folder.iterdir()) == ["model", "small"]
     small = hf.load(str(folder / "small"))
-    found = scores(small)
-    assert found.dtype == small.dtype == getattr(torch, dtype) and found.isfinite().all()
+    logits = scores(small)
+    assert logits.dtype == small.dtype == getattr(torch, dtype) and logits.isfinite().all()
     return True
 
 
@@ -353,8 +355,8 @@ def recovered(
     name, *options = method
     asked = [*options, "--text", words, "--report", folder / "report.json", "--force", *arguments]
     assert compress(folder / "model", name, folder / "small", *asked) == 0
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return report
 
 
 @pytest.mark.slow_except("gpt2", "t5")
@@ -362,11 +364,11 @@ def recovered(
 def test_the_divergence_falls_for_every_kind(tmp_path: Path, words: Path, kind: str) -> None:
     write(kind, tmp_path / "model")
     add_tokenizer(tmp_path / "model")
-    found = recovered(tmp_path, words, "--recover", "8steps")
-    trained = found["recovery"]
+    report = recovered(tmp_path, words, "--recover", "8steps")
+    trained = report["recovery"]
     assert trained["kl_after"] < trained["kl_before"]
-    assert trained["kl_after"] == pytest.approx(found["kept"]["kl"], rel=1e-3)
-    assert not any("too few lines" in note for note in found["notes"])
+    assert trained["kl_after"] == pytest.approx(report["kept"]["kl"], rel=1e-3)
+    assert not any("too few lines" in note for note in report["notes"])
 
 
 @pytest.mark.slow_except("bf16-codes", "fp16-rank")
@@ -382,10 +384,10 @@ def test_models_in_16_bits(tmp_path: Path, words: Path, method: tuple[Any, ...],
     before = load_file(tmp_path / "small" / "model.safetensors")
     trained = recovered(tmp_path, words, "--recover", "8steps", method=method)
     after = load_file(tmp_path / "small" / "model.safetensors")
-    assert {name: (one.dtype, one.shape) for name, one in before.items()} == {
-        name: (one.dtype, one.shape) for name, one in after.items()
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in before.items()} == {
+        name: (tensor.dtype, tensor.shape) for name, tensor in after.items()
     }
-    changed = {name for name, one in before.items() if not torch.equal(one, after[name])}
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed and any("shared_embeddings" in name for name in changed) == (method is not CODES)
     assert trained["recovery"]["kl_after"] == pytest.approx(trained["kept"]["kl"], rel=1e-3)
     assert trained["kept"]["kl"] < plain["kept"]["kl"]

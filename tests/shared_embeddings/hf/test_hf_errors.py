@@ -110,8 +110,8 @@ def tensors(change: Callable[[str, Tensor], Tensor | None]) -> Change:
 
     def apply(folder: Path) -> None:
         state = load_file(folder / WEIGHTS)
-        found = {name: new for name, one in state.items() if (new := change(name, one)) is not None}
-        save_file(found, folder / WEIGHTS, {"format": "pt"})
+        changed = {name: new for name, tensor in state.items() if (new := change(name, tensor)) is not None}
+        save_file(changed, folder / WEIGHTS, {"format": "pt"})
 
     return apply
 
@@ -205,13 +205,13 @@ def test_damaged_folders(model: Path, check_refused: Check, name: str) -> None:
 
 def embedding_model(folder: Path) -> None:
     """Layers for sentence vectors, and weights without an output layer."""
-    tensors(lambda name, one: None if name == "lm_head.weight" else one)(folder)
+    tensors(lambda name, tensor: None if name == "lm_head.weight" else tensor)(folder)
     (folder / "modules.json").write_text("[]")
 
 
 MISMATCHES: dict[str, tuple[Change, str]] = {
     "missing tensors": (
-        tensors(lambda name, one: None if "mlp" in name else one),
+        tensors(lambda name, tensor: None if "mlp" in name else tensor),
         "(missing: model.layers.0.mlp.down_proj.weight)",
     ),
     "another width": (config(hidden_size=24), "ismatch"),
@@ -262,9 +262,9 @@ OTHER_MODELS = {
 @pytest.mark.parametrize("name", OTHER_MODELS)
 def test_models_that_are_not_supported(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """With other inputs, scores from the weight of an output layer, or hidden word embeddings."""
-    given, reason = OTHER_MODELS[name]
+    settings, reason = OTHER_MODELS[name]
     chosen = getattr(transformers, name)
-    chosen(chosen.config_class(**given)).save_pretrained(tmp_path / "model")
+    chosen(chosen.config_class(**settings)).save_pretrained(tmp_path / "model")
     assert reason in error_line(capsys, compress, tmp_path / "model", "standard", tmp_path / "small")
     assert not (tmp_path / "small").exists()
 
@@ -273,13 +273,16 @@ def test_trimming_models_of_pictures(
     tmp_path: Path, original: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As clear as compressing them, where tensors have the names of older versions, as Gemma 3 has."""
-    given, reason = OTHER_MODELS["LlavaForConditionalGeneration"]
+    settings, reason = OTHER_MODELS["LlavaForConditionalGeneration"]
     library: Any = transformers
     kind = library.LlavaForConditionalGeneration
     model = tmp_path / "model"
-    kind(kind.config_class(**given)).save_pretrained(model)
+    kind(kind.config_class(**settings)).save_pretrained(model)
     state = load_file(model / WEIGHTS)
-    old = {name.replace("model.language_model.", "language_model.model."): one for name, one in state.items()}
+    old = {
+        name.replace("model.language_model.", "language_model.model."): tensor
+        for name, tensor in state.items()
+    }
     save_file(old, model / WEIGHTS, {"format": "pt"})
     add_tokenizer(model)
     assert run("trim", model, original, tmp_path / "small") == 2
@@ -390,14 +393,14 @@ def test_existing_outputs(
     inside, new = other / "letter" / "small", tmp_path / "new"
     # A fit may take long, so unwritable outputs fail before it.
     monkeypatch.setattr("shared_embeddings.compress.fit_tables.fit", lambda *_, **__: pytest.fail("fitted"))
-    for reason, *given in (
+    for reason, *arguments in (
         ("is already compressed", small, "standard", tmp_path / "again"),
         ("is not a model", model, "standard", other, "--force"),
         ("cannot be written", model, "standard", inside),
         ("cannot be written", model, "standard", new, "--report", inside),
         ("would replace an input", model, "standard", new) + ("--report", model / "config.json", "--force"),
     ):
-        assert reason in error_line(capsys, compress, *given)
+        assert reason in error_line(capsys, compress, *arguments)
     assert content(other) == {"letter": b"dear"} and content(model) == before
 
 
@@ -455,15 +458,15 @@ def test_tables_are_found(tmp_path: Path, kind: str) -> None:
     model, same = tmp_path / "model", tmp_path / "same"
     whole = write(kind, model)
     assert compress(model, "projective", same, "--rank", DIM) == 0
-    own = {"words": whole.get_input_embeddings()}
+    layers = {"words": whole.get_input_embeddings()}
     if kind == "llama":
-        own = {"input_words": whole.get_input_embeddings(), "output_words": whole.get_output_embeddings()}
+        layers = {"input_words": whole.get_input_embeddings(), "output_words": whole.get_output_embeddings()}
     for folder in (model, same):
-        found = FolderAdapter().read(folder).embeddings()
-        assert [embedding.name for embedding in found] == list(own)
-        for embedding in found:
+        embeddings = FolderAdapter().read(folder).embeddings()
+        assert [embedding.name for embedding in embeddings] == list(layers)
+        for embedding in embeddings:
             assert len(embedding.words) == WORDS
-            torch.testing.assert_close(embedding.table(), own[embedding.name].weight, atol=1e-4, rtol=0)
+            torch.testing.assert_close(embedding.table(), layers[embedding.name].weight, atol=1e-4, rtol=0)
 
 
 def test_transformers_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

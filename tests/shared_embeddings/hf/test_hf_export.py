@@ -47,19 +47,19 @@ def test_encoder_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not printed.err
     # fp16 scales are stored with 4-bit codes, and both sides share them.
     assert output.stat().st_size < (model / "model.safetensors").stat().st_size + GRAPH_BYTES
-    names = [one.name for one in onnx.load(output).graph.initializer]
+    names = [tensor.name for tensor in onnx.load(output).graph.initializer]
     assert [name for name in names if "codes" in name] == ["words.table_codes"]
     torch_model = hf.load(model)
     for ids in (IDS, IDS[:1], IDS[:, :2]):
         mask = torch.ones_like(ids)
         mask[-1, -1] = 0
-        (found,) = opened(output).run(
+        (logits,) = opened(output).run(
             ["logits"],
             {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": 0 * ids.numpy()},
         )
         with torch.no_grad():
             wanted = torch_model(ids, attention_mask=mask).logits
-        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(logits), wanted, rtol=1e-3, atol=1e-3)
 
     assert export(model, output) == 2 and "--force" in capsys.readouterr().err
     assert export(model, output, "--format", "onnx-embeddings", "--force") == 0
@@ -73,9 +73,9 @@ def test_a_decoder_with_its_cache(tmp_path: Path) -> None:
     assert export(model, output) == 0
     session = opened(output)
     past = {
-        one.name: np.zeros((2, one.shape[1], 0, one.shape[3]), np.float32)
-        for one in session.get_inputs()
-        if one.name.startswith("past")
+        node.name: np.zeros((2, node.shape[1], 0, node.shape[3]), np.float32)
+        for node in session.get_inputs()
+        if node.name.startswith("past")
     }
     texts = step = IDS.numpy()
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_a_plain_model_in_bfloat16(tmp_path: Path, capsys: pytest.CaptureFixture
     assert export(model, output) == 0
     assert "words: dense table" in capsys.readouterr().out
     assert output.stat().st_size < (model / "model.safetensors").stat().st_size + GRAPH_BYTES
-    tables = [one for one in onnx.load(output).graph.initializer if list(one.dims) == [300, 16]]
+    tables = [tensor for tensor in onnx.load(output).graph.initializer if list(tensor.dims) == [300, 16]]
     # Small numbers in bfloat16 are exact in fp16, too.
     assert len(tables) == 1 and tables[0].data_type in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16)
 
@@ -136,8 +136,8 @@ def test_dense_export_keeps_names_and_scores(kind: str, tmp_path: Path) -> None:
     build(kind).save_pretrained(original)
     assert export(model, plain, *DENSE) == 0
     weights, wanted = (load_file(folder / "model.safetensors") for folder in (plain, original))
-    assert {name: one.shape for name, one in weights.items()} == {
-        name: one.shape for name, one in wanted.items()
+    assert {name: tensor.shape for name, tensor in weights.items()} == {
+        name: tensor.shape for name, tensor in wanted.items()
     }
     loaded = getattr(transformers, KINDS[kind][0]).from_pretrained(plain)
     torch.testing.assert_close(scores(loaded), scores(hf.load(model)), rtol=1e-4, atol=1e-4)
@@ -210,8 +210,8 @@ def gguf_file(
 def gguf_tables(path: Path) -> dict[str, tuple[str, np.ndarray]]:
     """The types and the values of all tensors of a GGUF file."""
     return {
-        one.name: (one.tensor_type.name, gguf.quants.dequantize(one.data, one.tensor_type))
-        for one in gguf.GGUFReader(path).tensors
+        tensor.name: (tensor.tensor_type.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
     }
 
 
@@ -256,13 +256,13 @@ def test_gguf_of_two_tables(tmp_path: Path) -> None:
     shrink("llama", small, width=64, method="projective", rank=8)
     assert export(small, output, "--format", "gguf", "--gguf", str(source)) == 0
     tables = hf.load(small).shared_embeddings
-    found = gguf_tables(output)
+    stored = gguf_tables(output)
     for name, wanted in (
         ("token_embd.weight", tables["input_words"].table()),
         ("output.weight", tables["output_words"].output_table()),
     ):
         values = wanted.detach().float().numpy()
-        np.testing.assert_allclose(found[name][1], values, rtol=0, atol=0.005 * np.abs(values).max())
+        np.testing.assert_allclose(stored[name][1], values, rtol=0, atol=0.005 * np.abs(values).max())
 
 
 def test_gguf_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

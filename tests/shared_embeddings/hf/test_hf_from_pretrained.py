@@ -46,8 +46,8 @@ def hidden(model: Any) -> torch.Tensor:
     """The last hidden states of a model without an output layer."""
     inputs = {"input_ids": IDS, **({"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {})}
     with torch.no_grad():
-        found: torch.Tensor = model(**inputs).last_hidden_state
-    return found
+        states: torch.Tensor = model(**inputs).last_hidden_state
+    return states
 
 
 @pytest.mark.slow_except("int8")
@@ -200,14 +200,14 @@ def test_without_the_library(
     tmp_path: Path, folders: Mapping[str, tuple[str, str, str, dict[str, Any]]]
 ) -> None:
     """The scores equal those with the library; saving writes a plain model."""
-    given = []
+    requests = []
     for name, (kind, store, method, options) in folders.items():
         shrink(kind, tmp_path / name, store, method, **options)
-        given.append((str(tmp_path / name), auto_class(kind).__name__, IDS.tolist()))
-    run_without_the_library(tmp_path, PROGRAM, json.dumps(given), str(tmp_path / "scores.pt"))
-    found = torch.load(tmp_path / "scores.pt")
+        requests.append((str(tmp_path / name), auto_class(kind).__name__, IDS.tolist()))
+    run_without_the_library(tmp_path, PROGRAM, json.dumps(requests), str(tmp_path / "scores.pt"))
+    results = torch.load(tmp_path / "scores.pt")
     for name in folders:
-        for again in found[str(tmp_path / name)]:
+        for again in results[str(tmp_path / name)]:
             torch.testing.assert_close(again, scores(hf.load(tmp_path / name)), rtol=1e-4, atol=1e-4)
 
 
@@ -280,9 +280,9 @@ GENERATION: dict[str, dict[str, Any]] = {
 def output_of(model: Any, **how: Any) -> Tensor:
     """What a model says after some ids."""
     torch.manual_seed(4)
-    given = {"attention_mask": torch.ones(1, 3), "max_new_tokens": 5, "pad_token_id": 0, **how}
-    found: Tensor = model.generate(IDS[:1, :3], **given)
-    return found
+    settings = {"attention_mask": torch.ones(1, 3), "max_new_tokens": 5, "pad_token_id": 0, **how}
+    output: Tensor = model.generate(IDS[:1, :3], **settings)
+    return output
 
 
 @pytest.mark.slow_except("marian")
@@ -333,9 +333,9 @@ def test_trainer_resumes(tmp_path: Path, kind: str) -> None:
         whole, model = opened(kind, tmp_path, store), opened(kind, tmp_path, store)
         before = {name: part.detach().clone() for name, part in model.named_parameters()}
         run = tmp_path / f"run_{store}"
-        given = {"args": arguments(run), "train_dataset": rows}
-        transformers.Trainer(model=whole, **given).train()
-        transformers.Trainer(model=model, **given).train(resume_from_checkpoint=str(run / "checkpoint-2"))
+        options = {"args": arguments(run), "train_dataset": rows}
+        transformers.Trainer(model=whole, **options).train()
+        transformers.Trainer(model=model, **options).train(resume_from_checkpoint=str(run / "checkpoint-2"))
         assert torch.equal(scores(model), scores(whole))
         for name, part in model.named_parameters():
             if name.startswith("shared_embeddings."):
@@ -390,8 +390,8 @@ def test_compilation(tmp_path: Path) -> None:
         model = opened("gemma", tmp_path, store)
         compiled = torch.compile(model, backend="aot_eager")
         with torch.no_grad():
-            found = compiled(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
-        torch.testing.assert_close(found, scores(model))
+            logits = compiled(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
+        torch.testing.assert_close(logits, scores(model))
 
 
 def adapted(model: Any, **settings: Any) -> Any:
@@ -432,7 +432,7 @@ TABLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow_except("llama-embed_tokens", "llama-lm_head", "RwkvForCausalLM-*", "marian-*")
 @pytest.mark.parametrize(
-    ("kind", "targets"), ADAPTED, ids=lambda one: one if isinstance(one, str) else "-".join(one or ["own"])
+    ("kind", "targets"), ADAPTED, ids=lambda val: val if isinstance(val, str) else "-".join(val or ["own"])
 )
 def test_adapters_round_trip(tmp_path: Path, kind: str, targets: Any) -> None:
     """LoRA on layers of the model, its tables or both, with three kinds of tables."""

@@ -38,10 +38,10 @@ def test_perplexity_before_and_after(tmp_path: Path) -> None:
     text.write_text(" ".join(f"w{number}" for number in ids))
     asked = ["--rank", 4, "--store", "int8", "--validation", text, "--report", report]
     assert compress(tmp_path / "model", "projective", tmp_path / "small", *asked) == 0
-    found = json.loads(report.read_text())["quality"]
-    assert found["before"] == pytest.approx(measured(model, ids), rel=1e-5)
-    assert found["after"] == pytest.approx(measured(hf.load(tmp_path / "small"), ids), rel=1e-4)
-    assert found["before"] != pytest.approx(found["after"], rel=1e-3)
+    quality = json.loads(report.read_text())["quality"]
+    assert quality["before"] == pytest.approx(measured(model, ids), rel=1e-5)
+    assert quality["after"] == pytest.approx(measured(hf.load(tmp_path / "small"), ids), rel=1e-4)
+    assert quality["before"] != pytest.approx(quality["after"], rel=1e-3)
 
 
 def test_windows_score_every_token_once() -> None:
@@ -56,11 +56,11 @@ def test_windows_score_every_token_once() -> None:
     logs = table.log_softmax(dim=1)
     wanted = -sum(float(logs[a, b]) for a, b in zip(ids, ids[1:]))
     for window in (2, 3, 6, 7, 23, 50):
-        found = negative_log_likelihoods(Bigrams(), [], ids, window)
-        assert found.shape == (22,) and float(found.sum()) == pytest.approx(wanted)
+        losses = negative_log_likelihoods(Bigrams(), [], ids, window)
+        assert losses.shape == (22,) and float(losses.sum()) == pytest.approx(wanted)
     first = -float(logs[4, ids[0]])
-    found = negative_log_likelihoods(Bigrams(), [4], ids, 50)
-    assert found.shape == (23,) and float(found.sum()) == pytest.approx(wanted + first)
+    losses = negative_log_likelihoods(Bigrams(), [4], ids, 50)
+    assert losses.shape == (23,) and float(losses.sum()) == pytest.approx(wanted + first)
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
@@ -87,8 +87,8 @@ def test_position_ids_after_the_padding(tmp_path: Path) -> None:
     text.write_text(" ".join(f"w{number}" for number in random.Random(1).choices(range(2, WORDS), k=80)))
     asked = ["--validation", text, "--report", report]
     assert compress(tmp_path / "model", "standard", tmp_path / "small", *asked) == 0
-    found = json.loads(report.read_text())["quality"]
-    assert found["after"] == pytest.approx(found["before"], rel=1e-6)
+    quality = json.loads(report.read_text())["quality"]
+    assert quality["after"] == pytest.approx(quality["before"], rel=1e-6)
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_samples_are_repeatable_for_every_kind(tmp_path: Path, kind: str) -> Non
     model = FolderModel(tmp_path / "model")
     first, again = model.samples(None, 1, 1000), model.samples(None, 1, 1000)
     assert first.how == again.how
-    found = [best_words(one) for one in (first, first, again)]
-    assert all(torch.equal(one, found[0]) for one in found) and len(found[0]) >= 900
+    predictions = [best_words(samples) for samples in (first, first, again)]
+    assert all(torch.equal(words, predictions[0]) for words in predictions) and len(predictions[0]) >= 900
 
 
 @pytest.mark.slow_except("bert", "t5")
@@ -128,9 +128,9 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     add_tokenizer(tmp_path / "model")
     model = FolderModel(tmp_path / "model")
     for texts in ([words], None):
-        found = calibrate(model, model.tables(), texts, 1, progress=False)
-        assert found.keys() == {table.name for table in model.tables()}
-        for name, (metric, shares) in found.items():
+        calibrations = calibrate(model, model.tables(), texts, 1, progress=False)
+        assert calibrations.keys() == {table.name for table in model.tables()}
+        for name, (metric, shares) in calibrations.items():
             assert bool(metric.isfinite().all()) and float(metric.trace()) > 0
             is_scored = next(table.is_scored for table in model.tables() if table.name == name)
             assert bool((shares > 0).all()) == is_scored and float(shares.sum()) <= 1 + 1e-4
@@ -138,7 +138,7 @@ def test_models_of_every_kind_are_calibrated(tmp_path: Path, words: Path, kind: 
     lookups = [module for modules in samples.lookups.values() for module in modules]
     output = model.module.get_output_embeddings()
     assert not any(
-        one._forward_hooks or one._forward_pre_hooks for one in [*lookups, output] if one is not None
+        layer._forward_hooks or layer._forward_pre_hooks for layer in [*lookups, output] if layer is not None
     )
 
 
@@ -171,15 +171,15 @@ def test_the_best_candidate_is_tried_without_calibration(
 
     monkeypatch.setattr(session, "calibrate", useless)
     asked = ["compress", "--model", tmp_path / "model", "--text", words, "--bits", 4, "--output"]
-    assert main([str(one) for one in [*asked, tmp_path / "similar"]]) == 0
+    assert main([str(argument) for argument in [*asked, tmp_path / "similar"]]) == 0
     assert "not calibrated" not in capsys.readouterr().out
     monkeypatch.setattr(search, "SMALL_KL", 0.0)
-    assert main([str(one) for one in [*asked, tmp_path / "small"]]) == 0
+    assert main([str(argument) for argument in [*asked, tmp_path / "small"]]) == 0
     trials, _, rest = capsys.readouterr().out.partition("\n\n")
     first, *others = trials.splitlines()[1:]
     assert ", not calibrated" in first and not any("not calibrated" in other for other in others)
     assert "rounded for predictions" not in rest
-    assert main([str(one) for one in [*asked, tmp_path / "other", "--calibrate", "both"]]) == 0
+    assert main([str(argument) for argument in [*asked, tmp_path / "other", "--calibrate", "both"]]) == 0
     printed = capsys.readouterr().out
     assert "not calibrated" not in printed and "rounded for predictions" in printed
 
@@ -200,7 +200,7 @@ def test_candidates_for_a_large_vocabulary_are_compared_on_a_sample_of_words(
     monkeypatch.setattr(session, "_FREQUENT", 30)
     report = tmp_path / "report.json"
     sampled = [*asked, "--output", tmp_path / "small", "--report", report]
-    assert main([str(one) for one in sampled]) == 0
+    assert main([str(argument) for argument in sampled]) == 0
     printed = capsys.readouterr().out
     assert printed.count("{method: quantized") >= 3 and "at other sizes" not in printed
     small = hf.load(tmp_path / "small")
@@ -216,11 +216,11 @@ def test_models_compute_in_float32_where_the_cpu_has_no_other_arithmetic(
     before = dict(model.named_parameters(remove_duplicate=False))
     with computing(model):
         inside = dict(model.named_parameters(remove_duplicate=False))
-        assert all(one.dtype == torch.float32 for one in inside.values())
+        assert all(tensor.dtype == torch.float32 for tensor in inside.values())
         assert inside["lm_head.weight"] is inside["model.embed_tokens.weight"]
         assert model(input_ids=torch.tensor([[1, 2]])).logits.dtype == torch.float32
     after = dict(model.named_parameters(remove_duplicate=False))
-    assert all(after[name] is one and one.dtype == torch.bfloat16 for name, one in before.items())
+    assert all(after[name] is tensor and tensor.dtype == torch.bfloat16 for name, tensor in before.items())
 
 
 @torch.no_grad()
@@ -232,13 +232,13 @@ def test_agreement_compares_next_tokens(
     add_tokenizer(tmp_path / "model")
     ids = random.Random(4).choices(range(WORDS), k=20)
     words.write_text(" ".join(f"w{number}" for number in ids))
-    _, found = kept(tmp_path, capsys, "--rank", 6, "--text", words)
+    _, retention = kept(tmp_path, capsys, "--rank", 6, "--text", words)
     first, second = (
         model(input_ids=torch.tensor([ids])).logits[0, :-1].softmax(dim=-1).max(dim=-1)
         for model in (before, hf.load(tmp_path / "small"))
     )
     wanted = first.values[first.indices == second.indices].sum() / first.values.sum()
-    assert 0 < found["share"] < 1 and found["share"] == pytest.approx(float(wanted), abs=1e-5)
+    assert 0 < retention["share"] < 1 and retention["share"] == pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path) -> None:
@@ -246,12 +246,12 @@ def test_generated_answers_are_greedy_and_end_at_eos(tmp_path: Path, words: Path
     model = write("marian", tmp_path / "model")
     add_tokenizer(tmp_path / "model")
     words.write_text("w5 w9 w2\n")
-    found = best_words(FolderModel(tmp_path / "model").samples([words], 1, 1000)).tolist()
+    predictions = best_words(FolderModel(tmp_path / "model").samples([words], 1, 1000)).tolist()
     ids = torch.tensor([[5, 9, 2]])
     output_of = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=9)[0].tolist()[1:]
     end = output_of.index(1) + 1 if 1 in output_of else len(output_of)
     # The last token is fixed if it is forced to be the end-of-sequence token.
-    assert found[: end - 1] == output_of[: end - 1] and len(found) == end
+    assert predictions[: end - 1] == output_of[: end - 1] and len(predictions) == end
 
 
 @pytest.mark.parametrize(
@@ -332,10 +332,10 @@ def test_packed_on_disk(
         is_plain = trainable or store == "fp32"
         assert all(parameter.requires_grad for parameter in opened.shared_embeddings.parameters()) == is_plain
         opened.save_pretrained(again)
-        found = load_file(again / "model.safetensors")
-        assert (HEADER not in found) == is_plain
-        assert is_plain or found.keys() == state.keys()
-        assert is_plain or all(torch.equal(found[name], tensor) for name, tensor in state.items())
+        saved = load_file(again / "model.safetensors")
+        assert (HEADER not in saved) == is_plain
+        assert is_plain or saved.keys() == state.keys()
+        assert is_plain or all(torch.equal(saved[name], tensor) for name, tensor in state.items())
         torch.testing.assert_close(scores(hf.load(again)), wanted, rtol=1e-5, atol=1e-6)
 
 

@@ -64,8 +64,8 @@ def test_covered_texts(kind: str, tmp_path: Path, text: Path, capsys: pytest.Cap
         assert new.decode(new(line)["input_ids"]) == old.decode(ids)
     ids = old(sentences(1, 1)[0])["input_ids"]
     expected = log_probabilities(model, kind, ids)[:, old_ids].log_softmax(dim=-1)
-    found = log_probabilities(output, kind, [ids_after[token] for token in ids])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    logs = log_probabilities(output, kind, [ids_after[token] for token in ids])
+    torch.testing.assert_close(logs, expected, rtol=0, atol=1e-5)
     config = json.loads((output / "config.json").read_text())
     was = json.loads((model / "config.json").read_text())
     assert config["vocab_size"] == len(new)
@@ -98,22 +98,22 @@ def test_shards_counts_and_words_to_keep(
     assert index["metadata"]["total_size"] == total and f"{total:,}  (" in printed
     # The bad words were the padding and a removed word.
     assert json.loads((output / "generation_config.json").read_text())["bad_words_ids"] == [[0]]
-    found = transformers.MarianMTModel.from_pretrained(output)
-    assert found.final_logits_bias.shape == (1, len(trimmed))
+    loaded = transformers.MarianMTModel.from_pretrained(output)
+    assert loaded.final_logits_bias.shape == (1, len(trimmed))
 
 
 def test_user_errors(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, output, empty = save(tmp_path / "model", "gpt2"), tmp_path / "out" / "trimmed", tmp_path / "empty"
     empty.write_text("")
-    for written, given, reason in (
+    for written, options, reason in (
         (output, ["--text", empty], "has no word of the vocabulary 'tokens'"),
         (model, ["--text", text], "would replace an input"),
         (text / "trimmed", ["--text", text], "cannot be written"),
     ):
-        assert reason in error_line(capsys, trim, "--model", model, "--output", written, *given)
-    found = ["--model", model, "--output", output, "--text", text]
+        assert reason in error_line(capsys, trim, "--model", model, "--output", written, *options)
+    asked = ["--model", model, "--output", output, "--text", text]
     (model / "tokenizer.json").unlink()
-    assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, trim, *found)
+    assert "cannot be loaded (there is no tokenizer.json; " in error_line(capsys, trim, *asked)
     assert not output.exists()
 
 
@@ -135,9 +135,9 @@ def test_positions_relative_to_the_padding(name: str, tmp_path: Path, text: Path
     assert trim("--model", tmp_path / "model", "--text", text, "--output", tmp_path / "out") == 0
     new = new_ids(tmp_path / "out")
     assert len(new) < 20 and (new[10] == 10) == (name != "LlamaForCausalLM")
-    found = output_of(chosen.from_pretrained(tmp_path / "out").eval(), [new[word] for word in (20, 31, 22)])
+    logs = output_of(chosen.from_pretrained(tmp_path / "out").eval(), [new[word] for word in (20, 31, 22)])
     wanted = output_of(model, [20, 31, 22])[:, list(new)].log_softmax(dim=-1)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logs, wanted, rtol=0, atol=1e-5)
 
 
 def test_second_vocabularies_fail() -> None:
@@ -190,8 +190,8 @@ def trained(kind: str) -> Any:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.train_from_iterator(sentences(300, 2), trainer)
-    found = json.loads(tokenizer.to_str())["model"]
-    return chosen(vocab=found["vocab"], merges=[tuple(merge) for merge in found["merges"]])
+    bpe = json.loads(tokenizer.to_str())["model"]
+    return chosen(vocab=bpe["vocab"], merges=[tuple(merge) for merge in bpe["merges"]])
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -203,11 +203,11 @@ def test_tokenizers(kind: str, tmp_path: Path, text: Path) -> None:
     unseen = sentences(20, 5)
     other.write_text("\n".join([*unseen, UNKNOWN]) + "\n", encoding="utf-8")
     options = TrimOptions(model=model, text=(text,), held_out=(other,), output=tmp_path / "out")
-    (found,) = trim_model(options).vocabularies
+    (vocabulary,) = trim_model(options).vocabularies
     lines = len(text.read_text(encoding="utf-8").splitlines())
-    assert found.rows.after < found.rows.before
-    assert [one.whole for one in found.texts][0] == lines
-    assert found.texts[1].round_trips == Sizes(*[len(unseen) + unknown] * 2)
+    assert vocabulary.rows.after < vocabulary.rows.before
+    assert [coverage.whole for coverage in vocabulary.texts][0] == lines
+    assert vocabulary.texts[1].round_trips == Sizes(*[len(unseen) + unknown] * 2)
     before = transformers.AutoTokenizer.from_pretrained(model)
     after = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(after) is type(tokenizer)
@@ -292,8 +292,8 @@ def test_compressed_models(kind: str, method: list[Any], shard: str, tmp_path: P
     new = hf.load(output)
     ids = tokenizer(sentences(1, 1)[0])["input_ids"]
     expected = output_of(old, ids)[:, list(ids_after)].log_softmax(dim=-1)
-    found = output_of(new, [ids_after[token] for token in ids])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    logs = output_of(new, [ids_after[token] for token in ids])
+    torch.testing.assert_close(logs, expected, rtol=0, atol=1e-5)
     before, after = (
         {
             name: (file.name, tensor)
