@@ -55,12 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     try:
         config = parse(from_arguments(arguments))
-        folder = Path(config.training.output_dir)
         with joined(config.training.device) as group:
-            if folder.exists() and not folder.is_dir():
-                raise UserError(f"output_dir {folder}: is a file; choose another path")
-            with locked(folder / ".lock") if group.is_first else nullcontext():
-                train(config, group)
+            train(config, group)
     except (UserError, KeyboardInterrupt) as error:
         # All processes have the same error: one of them reports it.
         if int(os.environ.get("LOCAL_RANK", 0)):
@@ -69,7 +65,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def train(config: Configuration, group: Group) -> None:
-    """Build the model, or restore the run from last.pt in the output folder, then train."""
+    """Train in this process, the only one in its output folder, from scratch or from last.pt there."""
+    folder = Path(config.training.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output_dir {folder}: is a file; choose another path")
+    with locked(folder / ".lock") if group.is_first else nullcontext():
+        _train(config, group)
+
+
+def _train(config: Configuration, group: Group) -> None:
+    """Build the model or restore the run, then train."""
     options, settings = config.training, config.flat()
     if options.wandb is not None:
         require("wandb")  # before the long work
