@@ -138,12 +138,6 @@ class Retention:
     # Of the text, before and after; None for a quality, and where no text determines the predicted words.
     perplexities: tuple[float, float] | None = None
 
-    @property
-    def perplexity_increase(self) -> float:
-        """How much larger the perplexity of the text is, relative to that before."""
-        before, after = self.perplexities or (1.0, 1.0)
-        return after / before - 1.0
-
     @classmethod
     def measured(cls, share: float, of: str, how: str, **others: Any) -> Retention:
         """Compare a share to `USABLE_SHARE`; NaN counts as 0."""

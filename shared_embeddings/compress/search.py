@@ -71,7 +71,10 @@ class Trial:
             return math.inf
         if in_nats:
             return math.inf if retention.kl is None else retention.kl
-        return 1.0 - retention.share if retention.perplexities is None else retention.perplexity_increase
+        if retention.perplexities is None:
+            return 1.0 - retention.share
+        before, after = retention.perplexities
+        return after / before - 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +110,8 @@ def _rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         if trial.quality is not None:
             value = f"{trial.quality.after:.2f}"
         elif retention.perplexities is not None:
-            value = f"{retention.perplexities[1]:.2f} ({retention.perplexity_increase:+.1%})"
+            before, after = retention.perplexities
+            value = f"{after:.2f} ({after / before - 1.0:+.1%})"
         rows.append(
             (
                 as_yaml(trial.method, options)

@@ -23,11 +23,7 @@ _TOGETHER = 32
 
 
 class Metric:
-    """A positive definite quadratic form of errors.
-
-    Args:
-        matrix: M ``(R, R)``, positive semidefinite.
-    """
+    """A positive definite quadratic form of errors, from a positive semidefinite matrix M ``(R, R)``."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
