@@ -31,18 +31,31 @@ _ROWS = 512
 
 @dataclasses.dataclass(frozen=True)
 class FitReport:
-    """How well an embedding reconstructs the table that it was fitted to, without the padding row."""
+    """How well an embedding reconstructs the table that it was fitted to, without the padding row.
 
-    method: str  # the registered name
-    options: dict[str, object]  # plain values, from which it can be built again
-    loss: float  # mean over the words of ``||e - ê||``, the L2 loss of Distilled Embedding, Eq. 5
-    squared_loss: float  # mean over the words of ``||e - ê||**2`` (ALONE, Eq. 4)
-    relative_error: float  # ``||E - Ê|| / ||E||`` in the Frobenius norm
-    weighted_error: float | None  # the same with the squares of words weighted by counts; None without them
-    parameters: int  # trainable ones of the embedding
-    stored_bits: int  # that storing it takes, codes included
-    compression: float  # parameters of the table over those of the embedding
-    seconds: float  # wall time of the fit
+    Attributes:
+        method: the registered name.
+        options: its options as plain values, from which it can be built again.
+        loss: mean over the words of ``||e - ê||``, the L2 loss of Distilled Embedding, Eq. 5.
+        squared_loss: mean over the words of ``||e - ê||**2`` (ALONE, Eq. 4).
+        relative_error: ``||E - Ê|| / ||E||`` in the Frobenius norm.
+        weighted_error: the same with every word's squares weighted by its count; None without counts.
+        parameters: trainable parameters of the embedding.
+        stored_bits: the bits that storing it takes, codes included.
+        compression: parameters of the table over those of the embedding.
+        seconds: wall time of the fit.
+    """
+
+    method: str
+    options: dict[str, object]
+    loss: float
+    squared_loss: float
+    relative_error: float
+    weighted_error: float | None
+    parameters: int
+    stored_bits: int
+    compression: float
+    seconds: float
 
 
 # A fit needs gradients even if the caller has disabled them.

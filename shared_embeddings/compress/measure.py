@@ -227,11 +227,7 @@ class Comparison:
         return quality, Retention(None, "predictions", reason, needs_training=True)
 
     def retention(self, words: ScoredWords | None = None) -> Retention:
-        """What the predictions of the model keep.
-
-        Args:
-            words: the only words that the model scores now; None for all.
-        """
+        """What the predictions of the model keep, which scores only `words` now, or all for None."""
         assert self.samples is not None
         measured = compare(self._before, _log_shares(self.samples), words)
         return Retention.measured(of=self.samples.of, how=self.samples.how, **measured)

@@ -209,7 +209,8 @@ def attempt(
             fitted = fit_tables(session, method, *candidate, target)
             embeddings = fitted.embeddings
             after = sum(report.stored_bytes.after for report in fitted.reports)
-            relative_error, chosen = fitted.reports[0].relative_error, fitted.reports[0].fit.options
+            first = fitted.reports[0]
+            relative_error, chosen = (first.storage or first.fit).relative_error, first.fit.options
         else:
             for table in session.tables:
                 arguments = session.fit_arguments(table, takes_metric=True)

@@ -51,7 +51,6 @@ class Metric:
         """Rounded rows ``(n, R)``.
 
         Args:
-            rows: ``(n, R)``.
             ends: where each run of numbers that are rounded together ends; ascending up to R.
             quantize: returns the values ``(n, w)`` of a run, for the corrected numbers from its start on, and
                 the number of the run.
